@@ -1,0 +1,56 @@
+# All that a visitor or a developer runs. It needs Python 3.11 or later, pip and make; the rest goes into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+FOLDERS := partition wrappers aot
+
+.DEFAULT_GOAL := help
+.PHONY: help demo bench test lint format env clean
+
+help: ## List these targets.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a table, write a picture.
+	$(PY) -m benchmarks.demo
+
+bench: $(VENV)/.has-demo ## Measure programs x methods; PROGRAMS="gpt-scan" picks.
+	$(PY) -m benchmarks.bench $(PROGRAMS)
+
+test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
+	$(PY) -m pytest --numprocesses=auto $(ARGS)
+
+lint: $(VENV)/.has-dev .pyright/jointcut ## Check style, layout and types; change nothing.
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath $(PY)
+
+format: $(VENV)/.has-dev ## Put the sources into shape.
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+env: $(VENV)/.has-dev ## Make the developer's environment and stop.
+
+clean: ## Remove what the other targets made, environments too.
+	rm -rf .venv* .pyright .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
+$(VENV)/.has-demo: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.has-dev: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[dev,demo]'
+	@touch $@ $(VENV)/.has-demo
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit("jointcut needs Python 3.11 or later; name one with PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
+	@echo "Making $(VENV) with $$($(PYTHON) --version); JAX and its company take a minute or two, once."
+	@$(PYTHON) -m venv $(VENV)
+
+# pyright does not follow setuptools' map from aot/ to jointcut.aot; three symlinks say the same.
+.pyright/jointcut:
+	@mkdir -p $@
+	@for folder in $(FOLDERS); do ln -sfn ../../$$folder $@/$$folder; done

@@ -1,0 +1,21 @@
+"""Compile a function and its gradient ahead of time.
+
+Files, in reading order:
+
+    options: List every choice a user can make, with its default.
+    compile: Lower and compile the two jaxprs for a device.
+    joint: Trace the function and its gradient as one jaxpr.
+    stages: Keep one frozen record for each stage a function passes through.
+    pipeline: Lead a function through every stage, in order, on one screen.
+    pullback: Hold a forward's residuals until the cotangent comes.
+    function: The decorator, and the object it returns.
+"""
+
+from jointcut.aot.function import Function as Function
+from jointcut.aot.function import function as function
+from jointcut.aot.options import Options as Options
+from jointcut.aot.stages import Compiled as Compiled
+from jointcut.aot.stages import Cut as Cut
+from jointcut.aot.stages import Traced as Traced
+
+__all__ = ["Compiled", "Cut", "Function", "Options", "Traced", "function"]

@@ -1,0 +1,164 @@
+"""Lower and compile the two jaxprs for a device.
+
+A step runs as one program, forward and backward with a barrier between them, or as two programs that hand residuals
+over. On XLA:CPU up to JAX 0.11 barriers are expanded before scheduling by a pass that a compiler option switches off;
+where the options are somebody else's, the halves are written without barriers (`Split.inlined`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from jointcut.partition import jaxprs, verify
+from jointcut.partition.emit import Halves
+from jointcut.partition.graph import Graph
+from jointcut.partition.split import Split
+
+_BARRIER_PASS = "cse_barrier_expander"
+
+
+def compiler_options() -> dict[str, str] | None:
+    """The options under which barriers hold until scheduling on the default backend, None where they do anyway."""
+    if not jaxprs.barriers_expand(jax.default_backend()):
+        return None
+    named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
+    return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
+
+
+def halves_for(split: Split, ours: bool) -> Halves:
+    """The halves to run: with barriers in programs of our own (`ours`) or where barriers hold, else without."""
+    expands = jaxprs.barriers_expand(jax.default_backend())
+    return split.inlined if expands and not ours else split.halves
+
+
+def run_step(split: Split, halves: Halves, primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    """Both halves in one program: `(outputs, gradients)`.
+
+    Residuals pass through a barrier together with the cotangents, so that nothing of the backward is merged with
+    the forward or started before it ends. A plan that recomputes nothing needs none.
+    """
+    outputs, residuals = verify.forward(halves, split.graph, primals)
+    if split.plan.recomputed:
+        held = [i for i, r in enumerate(halves.residuals) if r.kind != "input" and _can_wait(residuals[i])]
+        passed = lax.optimization_barrier([*(residuals[i] for i in held), *cotangents])
+        for i, value in zip(held, passed, strict=False):
+            residuals[i] = value
+        cotangents = passed[len(held) :]
+    return outputs, verify.backward(halves, residuals, cotangents)
+
+
+def _can_wait(value: Any) -> bool:
+    return jaxprs.is_plain(jax.typeof(value))
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """XLA's account of one compiled program, in bytes."""
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries together, what outputs share with arguments counted once. (XLA's own
+        `peak_memory_in_bytes` leaves temporaries out on CPU.)
+        """
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+    @classmethod
+    def of(cls, executable: Any) -> ProgramMemory:
+        """Read `memory_analysis()` of a `jax.stages.Compiled`."""
+        stats = executable.memory_analysis()
+        return cls(
+            stats.argument_size_in_bytes,
+            stats.output_size_in_bytes,
+            stats.temp_size_in_bytes,
+            stats.alias_size_in_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a training step, in bytes, from XLA's accounts of its programs.
+
+    `step` is the one program that `value_and_grad` runs, None where it runs as two. `beside_bytes` is what the caller
+    holds while the backward runs and the backward does not take as an argument: outputs, and unread inputs.
+    """
+
+    forward: ProgramMemory
+    backward: ProgramMemory
+    step: ProgramMemory | None
+    residual_bytes: int
+    beside_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the step holds at once, arguments and results included."""
+        if self.step is not None:
+            return self.step.peak_bytes
+        return max(self.forward.peak_bytes, self.backward.peak_bytes + self.beside_bytes)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Temporaries and residuals at their peak: what the step needs beyond arguments and results."""
+        if self.step is not None:
+            return self.step.temp_bytes
+        return max(self.forward.temp_bytes, self.backward.temp_bytes) + self.residual_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of the two jaxprs; a loop's body counts once per trip."""
+
+    forward_flops: float
+    backward_flops: float
+
+
+def donated(graph: Graph, halves: Halves) -> tuple[int, ...]:
+    """Positions of residuals whose buffer the backward can turn into a gradient: never one that the user can see."""
+    backward, _ = jaxprs.opened(halves.backward)
+    free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
+    chosen = []
+    for i, residual in enumerate(halves.residuals):
+        aval = backward.invars[i].aval
+        if residual.kind == "saved" and (aval.shape, aval.dtype) in free:
+            free.remove((aval.shape, aval.dtype))
+            chosen.append(i)
+    del graph
+    return tuple(chosen)
+
+
+def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: tuple[int, ...] = ()) -> Any:
+    """Lower and compile a flat function for the default backend."""
+    program = jax.jit(function, keep_unused=keep_unused, donate_argnums=donate)
+    return program.lower(*structs).compile(compiler_options=compiler_options())
+
+
+def flops(closed: Any) -> float:
+    """Floating-point operations of a jaxpr: XLA's own count of the lowered program, a scan's body once per trip.
+
+    XLA counts the body of a loop once (`cost_analysis`), so loops are taken apart and their bodies multiplied.
+    """
+    jaxpr, _ = jaxprs.opened(closed)
+    plain, total = [], 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            layout = jaxprs.scan_layout(eqn)
+            total += layout.length * flops(layout.body)
+        elif eqn.primitive.name == "dot_general":
+            total += jaxprs.dot_flops(eqn)
+        elif inner := list(jaxprs.inner_jaxprs(eqn)):
+            total += max(map(flops, inner))
+        else:
+            plain.append(eqn)
+    return total + float(sum(v.aval.size for eqn in plain for v in eqn.outvars if hasattr(v.aval, "size")))

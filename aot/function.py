@@ -1,0 +1,267 @@
+"""The decorator, and the object it returns.
+
+>>> import jax.numpy as jnp
+>>> from jointcut import aot
+>>> @aot.function
+... def loss(w, x):
+...     return jnp.sum(jnp.tanh(x * w))
+>>> value, grad = loss.value_and_grad(2.0, jnp.ones(3))
+>>> round(float(grad), 4)
+0.212
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.aot import compile as compiling
+from jointcut.aot import options as choosing
+from jointcut.aot import pipeline
+from jointcut.aot.joint import joint, primal
+from jointcut.aot.options import Options
+from jointcut.aot.pullback import Pullback
+from jointcut.aot.stages import Cut, Traced, value_and_gradients
+from jointcut.partition import jaxprs, verify
+from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.split import Strategy, split
+from jointcut.wrappers.autograd import differentiable
+from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
+
+_KEPT_SIGNATURES = 256
+
+
+class Function:
+    """A function whose gradient is cut into two programs.
+
+    Called, it runs forward only, as `jax.jit` of the function. `value_and_grad`, `grad` and `vjp` are those of JAX,
+    with the residuals chosen by the strategy. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp`, `jax.lax.scan`.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        """Use `aot.function`, which checks the options."""
+        self._function = function
+        self._options = choosing.checked(function, options)
+        self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        self._cuts: dict[Any, Cut] = {}
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        """`<aot.function loss: min_cut>`."""
+        strategy = self._options.strategy
+        shown = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
+        return f"<aot.function {getattr(self._function, '__qualname__', self._function)}: {shown}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method, take the instance as first argument (a pytree, like an Equinox module)."""
+        return self if instance is None else Method(self, instance)
+
+    # ------------------------------------------------------------------------------------------- calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function; nothing is kept for a backward."""
+        if jaxprs.tracing():
+            return self._inside(args, kwargs)
+        return self._jitted("call", self._function)(*args, **kwargs)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.value_and_grad(function, argnums, has_aux)`.
+
+        Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
+        """
+        if jaxprs.tracing():
+            return self._value_and_grad(False, args, kwargs)
+        return self._jitted("value_and_grad", functools.partial(self._traced_step, True))(*args, **kwargs)
+
+    def grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
+        value, gradient = self.value_and_grad(*args, **kwargs)
+        return (gradient, value[1]) if self._options.has_aux else gradient
+
+    def vjp(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.vjp`: the output and a pullback (and aux with `has_aux`), which gives one cotangent per positional argument.
+
+        Keyword arguments are passed on and not differentiated. Forward and backward run as two programs.
+        """
+        if jaxprs.tracing():
+            main, aux, pullback = self._vjp(False, *args, **kwargs)
+        else:
+            run = functools.partial(self._vjp, True)
+            main, aux, pullback = self._jitted("vjp", run)(*args, **kwargs)
+        return (main, pullback, aux) if self._options.has_aux else (main, pullback)
+
+    # ------------------------------------------------------------------------------------------ stages
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Trace forward and backward for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.
+
+        Raises `TraceError` for an argument that cannot be differentiated.
+        """
+        bound = bind(args, kwargs, self._statics)
+        return pipeline.trace(self._function, self._options, bound, self._options.chosen)
+
+    # ------------------------------------------------------------------------------------- programs
+
+    def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        program = self.__dict__.get(f"_jit_{name}")
+        if program is None:
+            options = self._options
+            program = _Explained(
+                jax.jit(
+                    run,
+                    static_argnums=options.static_argnums,
+                    static_argnames=options.static_argnames,
+                    keep_unused=options.keep_unused,
+                    compiler_options=compiling.compiler_options() if name != "call" else None,
+                ),
+                self._statics,
+            )
+            self.__dict__[f"_jit_{name}"] = program
+        return program
+
+    def _traced_step(self, ours: bool, *args: Any, **kwargs: Any) -> Any:
+        return self._value_and_grad(ours, args, kwargs)
+
+    def _value_and_grad(self, ours: bool, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        bound = bind(args, kwargs, self._statics)
+        cut = self._cut(bound, self._options.chosen)
+        traced = cut.traced
+        halves = compiling.halves_for(cut.split, ours)
+        one = jnp.asarray(traced.one())
+        outputs, gradients = compiling.run_step(cut.split, halves, traced.flat(bound), [one])
+        return value_and_gradients(traced, outputs, gradients, bound)
+
+    def _vjp(self, ours: bool, *args: Any, **kwargs: Any) -> tuple[Any, Any, Pullback]:
+        bound = bind(args, kwargs, self._statics)
+        cut = self._cut(bound, None)
+        halves = compiling.halves_for(cut.split, ours)
+        outputs, residuals = verify.forward(halves, cut.split.graph, cut.traced.flat(bound))
+        main, aux = cut.traced.results(outputs)
+        return main, aux, Pullback.of(cut, halves, residuals, main)
+
+    def _cut(self, bound: Bound, positions: tuple[int, ...] | None) -> Cut:
+        """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
+        key = (bound.signature(), positions, jaxprs.trace_context())
+        known = self._cuts.get(key)
+        if known is None:
+            traced = pipeline.trace(self._function, self._options, bound, positions)
+            known = traced.partition()
+            if not traced.primal.has_traced_consts:
+                self._cuts[key] = known
+                while len(self._cuts) > _KEPT_SIGNATURES:
+                    self._cuts.pop(next(iter(self._cuts)))
+        return known
+
+    def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run inside somebody's transformation, which may differentiate the call."""
+        bound = bind(args, kwargs, self._statics)
+        flat = TreeWrapper(bound).flat(self._function)
+        with pipeline.explained(self.__name__):
+            source = primal(flat, bound.leaves, False)
+        inputs = [*source.consts, *bound.leaves]
+        if any(map(jaxprs.touches_references, jaxprs.opened(source.closed)[0].eqns)):
+            outputs = jaxprs.evaluate(source.closed, *inputs)
+        else:
+            outputs = differentiable(source.closed, functools.partial(self._cut_inside, source, bound))(*inputs)
+        return jax.tree.unflatten(source.out_tree, outputs)
+
+    def _cut_inside(self, source: Any, bound: Bound, mask: tuple[bool, ...]) -> Any:
+        paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
+        with pipeline.explained(self.__name__):
+            program = joint(source, mask, paths)
+        made = split(program.closed, program.roles, self._options.strategy)
+        return made.graph, compiling.halves_for(made, False), program.extra
+
+
+class _Explained:
+    """A jitted function that says by the user's path which argument it cannot take."""
+
+    def __init__(self, program: Callable[..., Any], statics: Statics) -> None:
+        self.program, self.statics = program, statics
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.program(*args, **kwargs)
+        except TraceError:
+            raise
+        except (TypeError, ValueError):
+            self.explain(args, kwargs)
+            raise
+
+    def explain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        named = [(f"args[{i}]", args[i]) for i in sorted(self.statics.argnums) if i < len(args)]
+        named += [(f"kwargs[{k!r}]", kwargs[k]) for k in sorted(self.statics.argnames) if k in kwargs]
+        for path, value in named:
+            if type(value).__hash__ is None:
+                cure = "Pass a tuple instead of a list, a frozen dataclass instead of a dict, or make it dynamic."
+                what = f"is static but a {type(value).__name__}, which has no hash."
+                raise CallError(message(path, what, cure)) from None
+        bind(args, kwargs, self.statics)
+
+
+class Method:
+    """A function of ours bound to an instance, as `obj.loss` is."""
+
+    def __init__(self, function: Function, instance: Any) -> None:
+        """Made by attribute access; not by hand."""
+        self._bound = function, instance
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function, with the instance in front."""
+        return self._bound[0](self._bound[1], *args, **kwargs)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.value_and_grad`; the instance is argument 0."""
+        return self._bound[0].value_and_grad(self._bound[1], *args, **kwargs)
+
+    def grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.grad`; the instance is argument 0."""
+        return self._bound[0].grad(self._bound[1], *args, **kwargs)
+
+    def vjp(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.vjp`; the instance is argument 0."""
+        return self._bound[0].vjp(self._bound[1], *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """As `Function.trace`; the instance is argument 0."""
+        return self._bound[0].trace(self._bound[1], *args, **kwargs)
+
+
+@overload
+def function(fun: Callable[..., Any], **options: Any) -> Function: ...
+@overload
+def function(fun: None = None, **options: Any) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    fun: Callable[..., Any] | None = None,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    strategy: Strategy = "min_cut",
+    keep_unused: bool = False,
+) -> Any:
+    """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
+
+    Args:
+        fun: the function; its arguments and results are pytrees of arrays.
+        argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
+        has_aux: whether the function returns `(output, aux)`.
+        static_argnums, static_argnames: arguments that are Python values, as in `jax.jit`.
+        strategy: `"min_cut"` (least bytes saved with nothing heavy recomputed), `"save_all"` (what JAX keeps), or a
+            function from a `jointcut.partition.Graph` to a `jointcut.partition.Plan`.
+        keep_unused: keep arguments of compiled programs that nothing reads.
+
+    Raises:
+        TraceError: `fun` is not callable, or an option names no position.
+        StrategyError: the strategy is unknown.
+    """
+    options = Options(argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused)
+    if fun is None:
+        return lambda fun: Function(fun, options)
+    return Function(fun, options)

@@ -1,0 +1,73 @@
+"""List every choice a user can make, with its default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jointcut.partition import mincut
+from jointcut.partition.errors import StrategyError, TraceError, choices, message
+from jointcut.partition.split import Strategy
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of `aot.function`, under the names that JAX gives them.
+
+    Attributes:
+        argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`.
+        has_aux: whether the function returns `(output, aux)`, where `aux` is not differentiated.
+        static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
+        strategy: `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`.
+        keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
+    """
+
+    argnums: int | Sequence[int] = 0
+    has_aux: bool = False
+    static_argnums: int | Sequence[int] | None = None
+    static_argnames: str | Sequence[str] | None = None
+    strategy: Strategy = "min_cut"
+    keep_unused: bool = False
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The differentiated positions as a tuple."""
+        return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+
+
+def checked(function: Any, options: Options) -> Options:
+    """The options in their canonical form.
+
+    Raises `TraceError` for something that is no function or for a position that is no integer, `StrategyError` for
+    an unknown strategy.
+    """
+    if not callable(function):
+        cure = "Pass a function: aot.function(f), or @aot.function above its definition."
+        raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
+    argnums = _integers("argnums", options.argnums)
+    nums = None if options.static_argnums is None else _integers("static_argnums", options.static_argnums)
+    if overlap := sorted(set(_tuple(argnums)) & set(_tuple(nums))):
+        cure = "Take it out of one of the two: a static argument is a Python value and has no gradient."
+        raise TraceError(message("argnums and static_argnums", f"both name position {overlap[0]}.", cure))
+    if not callable(options.strategy) and options.strategy not in mincut.STRATEGIES:
+        known = choices(options.strategy, mincut.STRATEGIES) + " A function Graph -> Plan is welcome as well."
+        raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
+    names = options.static_argnames
+    names = names if names is None or isinstance(names, str) else tuple(names)
+    return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused)
+
+
+def _integers(name: str, given: Any) -> int | tuple[int, ...]:
+    items: Sequence[Any] = _tuple(given)
+    for item in items:
+        if isinstance(item, bool) or not hasattr(item, "__index__"):
+            cure = "Give the position of an argument, or a tuple of positions."
+            raise TraceError(message(name, f"holds {item!r}, not an integer.", cure))
+    return int(given) if hasattr(given, "__index__") else tuple(int(i) for i in items)
+
+
+def _tuple(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, tuple | list) else (given,)

@@ -1,0 +1,89 @@
+"""Lead a function through every stage, in order, on one screen.
+
+    user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ primal ─▶ jaxpr ─ joint ─▶ joint jaxpr
+      ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
+
+A feature is a wrapper, a rule of the policy, or a strategy; there is no flag in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jointcut.aot.joint import joint, primal
+from jointcut.aot.options import Options
+from jointcut.aot.stages import Traced
+from jointcut.partition import jaxprs
+from jointcut.partition.errors import DerivativeError, TraceError, message
+from jointcut.wrappers import stack
+from jointcut.wrappers.convention import Convention, is_inexact, slot
+from jointcut.wrappers.guards import GuardsWrapper
+from jointcut.wrappers.tree import Bound, TreeWrapper
+from jointcut.wrappers.wrapper import Target
+
+
+def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
+    """Trace forward and backward for one signature.
+
+    `positions` are the arguments that are differentiated and must be floating point throughout; None differentiates
+    whatever can be among all positional arguments, as `jax.vjp` does.
+    """
+    start = time.perf_counter()
+    name = getattr(function, "__name__", type(function).__name__)
+    wanted = differentiated(bound, positions, options)
+    shapes = bound.abstract()
+    wrapped = stack.pre_compile((TreeWrapper(shapes), GuardsWrapper(shapes)), Target(function, Convention((), ())))
+    with explained(name):
+        source = primal(wrapped.target.function, bound.leaves, options.has_aux)
+        held = len(source.consts)
+        mask = (False,) * held + tuple(i in wanted for i in range(len(bound.leaves)))
+        paths = [*(f"constant {i}" for i in range(held)), *bound.paths()]
+        program = joint(source, mask, paths)
+    return Traced(name, options, shapes, wrapped, source, program, wanted, 1e3 * (time.perf_counter() - start))
+
+
+def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:
+    """Flat positions of the leaves that are differentiated.
+
+    Raises `TraceError` where `argnums` names an argument that is not there or holds something but real numbers.
+    """
+    spans = bound.spans
+    if positions is None:
+        leaves = [i for span in spans for i in span]
+        return tuple(i for i in leaves if is_inexact(slot("", bound.leaves[i]).dtype))
+    for place in positions:
+        if not -len(spans) <= place < len(spans):
+            what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {len(spans)}."
+            raise TraceError(message(f"argnums={options.argnums}", what, "Pass it by position, or change argnums."))
+    chosen = [(place % len(spans), i) for place in positions for i in spans[place]]
+    for _, i in chosen:
+        found = slot(bound.paths()[i], bound.leaves[i])
+        if not jaxprs.is_real(found.dtype):
+            what = f"is {found.dtype}: value_and_grad differentiates real floating-point arguments."
+            cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
+            raise TraceError(message(found.path, what, cure))
+    return tuple(i for _, i in chosen)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Say of an error that JAX raises while tracing which function of ours it was, and what helps."""
+    try:
+        yield
+    except jax.errors.JAXTypeError as error:
+        error.add_note(
+            f"This happened while jointcut traced {name}. A traced value has a shape and a dtype but no number yet: "
+            "do not branch on it, convert it or keep it outside the function. Pass Python values as static_argnums."
+        )
+        raise
+    except NotImplementedError as error:
+        what = f"cannot be differentiated: {error}"
+        cure = (
+            "Give it a derivative with jax.custom_vjp, or keep it out of the differentiated path (lax.stop_gradient)."
+        )
+        raise DerivativeError(message(name, what, cure)) from error

@@ -1,0 +1,304 @@
+"""Keep one frozen record for each stage a function passes through.
+
+`Traced` (the joint program), `Cut` (the plan and its two jaxprs) and `Compiled` (the executables and their figures)
+extend JAX's own `Traced`, `Lowered`, `Compiled`: `f.trace(*args).partition().compile()`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.aot import compile as compiling
+from jointcut.aot.compile import Cost, Memory, ProgramMemory
+from jointcut.aot.joint import Joint, Primal
+from jointcut.aot.options import Options
+from jointcut.partition import jaxprs
+from jointcut.partition.emit import Residual
+from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.graph import Graph
+from jointcut.partition.loops import read
+from jointcut.partition.plan import Plan
+from jointcut.partition.roles import Role
+from jointcut.partition.split import Split, Strategy, split
+from jointcut.wrappers.convention import Convention
+from jointcut.wrappers.stack import Wrapped
+from jointcut.wrappers.tree import Bound, struct
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds of wall time that each stage took; None where it has not run."""
+
+    trace_ms: float
+    cut_ms: float | None = None
+    emit_ms: float | None = None
+    compile_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function traced for one signature into a joint forward and backward program.
+
+    `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
+    flat position is which. `wanted` are the flat argument positions that are differentiated, `wrapped` what the
+    wrappers made of the function.
+    """
+
+    name: str
+    options: Options
+    bound: Bound
+    wrapped: Wrapped
+    primal: Primal
+    program: Joint
+    wanted: tuple[int, ...]
+    trace_ms: float
+
+    @property
+    def convention(self) -> Convention:
+        """What each flat argument means to the caller."""
+        return self.wrapped.target.convention
+
+    @property
+    def joint(self) -> Any:
+        """The joint program as a closed jaxpr without constants."""
+        return self.program.closed
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The joint program as ops and values, the bodies of its loops joined."""
+        return read(self.program.closed, self.program.roles)
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The arrays that the function closes over: leading inputs of every program made from it."""
+        return (*self.program.extra, *self.primal.consts)
+
+    @property
+    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of the flat arguments."""
+        return tuple(slot.struct for slot in self.convention.inputs)
+
+    def partition(self, strategy: Strategy | None = None) -> Cut:
+        """Choose what the forward saves for the backward, and write the two jaxprs.
+
+        `strategy` is `"min_cut"`, `"save_all"` or a function from the `Graph` to a `Plan`; by default that of the
+        function's options. Raises `StrategyError` or `PlanError`.
+        """
+        made = split(self.program.closed, self.program.roles, strategy or self.options.strategy)
+        return Cut(self, made)
+
+    def flat(self, bound: Bound) -> list[Any]:
+        """The flat inputs of the programs for one call."""
+        return [*self.consts, *bound.leaves]
+
+    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
+        """The function's output and its aux (None without `has_aux`) in the caller's trees."""
+        count = len(outputs) - self.primal.num_aux
+        main = jax.tree.unflatten(self.primal.out_tree, outputs[:count])
+        aux = None
+        if self.primal.aux_tree is not None:
+            aux = jax.tree.unflatten(self.primal.aux_tree, outputs[count:])
+        return main, aux
+
+    def gradients(self, flat: Sequence[Any], positions: Sequence[int], bound: Bound) -> tuple[Any, ...]:
+        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero."""
+        by_leaf = dict(zip(self.wanted, flat, strict=True))
+        out = []
+        for place in positions:
+            leaves = [by_leaf[i] if i in by_leaf else _float0(bound.leaves[i]) for i in bound.spans[place]]
+            out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
+        return tuple(out)
+
+    def one(self) -> Any:
+        """The cotangent of a scalar output; raises `TraceError` where the output is none."""
+        count = len(self.primal.out_avals) - self.primal.num_aux
+        outs = self.primal.out_avals[:count]
+        if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, np.floating):
+            shown = ", ".join(a.str_short() for a in outs) or "nothing"
+            cure = (
+                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
+            )
+            raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
+        return np.ones((), outs[0].dtype)
+
+
+def _float0(leaf: Any) -> np.ndarray:
+    return np.zeros(np.shape(leaf), jax.dtypes.float0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A traced function cut in two."""
+
+    traced: Traced
+    split: Split
+
+    @property
+    def plan(self) -> Plan:
+        """What is saved, what is recomputed, and why."""
+        return self.split.plan
+
+    @property
+    def forward(self) -> Any:
+        """The forward as a closed jaxpr: `(constants, arguments) -> (outputs, saved residuals)`."""
+        return self.split.forward
+
+    @property
+    def backward(self) -> Any:
+        """The backward as a closed jaxpr: `(residuals, cotangents) -> gradients`."""
+        return self.split.backward
+
+    @property
+    def residuals(self) -> tuple[Residual, ...]:
+        """Where each leading input of the backward comes from."""
+        return self.split.halves.residuals
+
+    def compile(self, executables: int | None = None) -> Compiled:
+        """Compile for the default backend.
+
+        `executables` says how `value_and_grad` runs: 1 (the default, where the output is a scalar) or 2.
+        """
+        if executables not in (None, 1, 2):
+            raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
+        start = time.perf_counter()
+        made = Compiled(self, 1 if executables is None else executables)
+        _ = made.programs
+        return made.timed(1e3 * (time.perf_counter() - start))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The executables of one cut, their figures, and calls in the caller's own trees.
+
+    `executables` tells how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
+    The halves of a one-program step are compiled when they are first asked for.
+    """
+
+    cut: Cut
+    executables: int
+    compile_ms: float = 0.0
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def timed(self, compile_ms: float) -> Compiled:
+        """The same programs with the time that compiling took."""
+        return Compiled(self.cut, self.executables, compile_ms, self._made)
+
+    @property
+    def programs(self) -> tuple[Any, ...]:
+        """The executables that `value_and_grad` runs."""
+        return (self._step,) if self.executables == 1 else (self._forward, self._backward)
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @property
+    def _step(self) -> Any:
+        made, one = self.cut.split, self.cut.traced.one()
+
+        def step(*flat: Any) -> Any:
+            return compiling.run_step(made, made.halves, flat, [jnp.asarray(one)])
+
+        keep = self.cut.traced.options.keep_unused
+        return self._once("step", lambda: compiling.compiled(step, self._structs(), keep))
+
+    @property
+    def _forward(self) -> Any:
+        closed = self.cut.forward
+        keep = self.cut.traced.options.keep_unused
+        run = _runner(closed)
+        return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
+
+    @property
+    def _backward(self) -> Any:
+        closed, made = self.cut.backward, self.cut.split
+        structs = [_struct(v.aval) for v in jaxprs.opened(closed)[0].invars]
+        gone = compiling.donated(made.graph, made.halves)
+        return self._once("backward", lambda: compiling.compiled(_runner(closed), structs, True, gone))
+
+    def _structs(self) -> list[Any]:
+        traced = self.cut.traced
+        return [*map(struct, traced.consts), *traced.bound.leaves]
+
+    @property
+    def timings(self) -> Timings:
+        """Milliseconds that tracing, cutting, emitting and compiling took."""
+        made = self.cut.split
+        return Timings(self.cut.traced.trace_ms, made.cut_ms, made.emit_ms, self.compile_ms)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """XLA's figures for both halves and for the step."""
+        graph, halves = self.cut.split.graph, self.cut.split.halves
+        taken = {r.value for r in halves.residuals}
+        held = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - taken - {None}
+        beside = sum(graph.values[v].saved_bytes for v in held if v is not None)
+        saved = self.cut.plan.bytes_saved
+        step = ProgramMemory.of(self._step) if self.executables == 1 else None
+        return Memory(ProgramMemory.of(self._forward), ProgramMemory.of(self._backward), step, saved, beside)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Floating-point operations of the two halves."""
+        return Cost(compiling.flops(self.cut.forward), compiling.flops(self.cut.backward))
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
+        return self.cut.traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
+
+    def _run_value_and_grad(self, bound: Bound) -> Any:
+        traced = self.cut.traced
+        flat = traced.flat(bound)
+        if self.executables == 1:
+            outputs, gradients = self._step(*flat)
+        else:
+            outputs, residuals = self._run_forward(flat)
+            gradients = self._backward(*residuals, traced.one())
+        return value_and_gradients(traced, outputs, gradients, bound)
+
+    def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results = self._forward(*flat)
+        count = len(self.cut.traced.primal.out_avals)
+        places = {"input": flat, "output": results[:count], "saved": results[count:]}
+        return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
+        return self.cut.traced.wrapped.post_compile(self._run_forward_in_trees)(*args, **kwargs)
+
+    def _run_forward_in_trees(self, bound: Bound) -> tuple[Any, list[Any]]:
+        traced = self.cut.traced
+        outputs, residuals = self._run_forward(traced.flat(bound))
+        main, aux = traced.results(outputs)
+        return ((main, aux) if traced.options.has_aux else main), residuals
+
+    def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:
+        """Run the backward half on flat residuals, which it may overwrite, and one cotangent per output that can
+        carry one; returns the flat gradients of the differentiated leaves.
+        """
+        return self._backward(*residuals, *cotangents)
+
+
+def value_and_gradients(traced: Traced, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
+    """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+    main, aux = traced.results(outputs)
+    trees = traced.gradients(gradients, traced.options.chosen, bound)
+    value = (main, aux) if traced.options.has_aux else main
+    return value, trees[0] if isinstance(traced.options.argnums, int) else trees
+
+
+def _runner(closed: Any) -> Callable[..., list[Any]]:
+    return lambda *flat: jaxprs.evaluate(closed, *flat)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -1,0 +1,190 @@
+"""Train a GPT with jointcut and show what it saves.
+
+    python -m benchmarks.demo
+
+At most four minutes on two cores: a table of memory, time and gradients for plain JAX, `jax.checkpoint` and
+jointcut; a training run with jointcut on the sources of Python's standard library; a picture of both.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from benchmarks import corpus, gpt
+from benchmarks.measure import Timing, time_together, wide_console
+from benchmarks.methods import Step, all_methods
+from benchmarks.picture import draw
+from benchmarks.programs import Program, gpt_program
+from benchmarks.timeline import live_bytes
+from jointcut import aot
+
+SHOWN = {name: name for name in all_methods()} | {"jointcut min_cut": "jointcut"}
+SHOWN.pop("jointcut save_all")
+HEADINGS = (
+    "activations\nMB",
+    "÷ plain",
+    "peak\nMB",
+    "step\nms",
+    "÷ plain",
+    "compile\ns",
+    "gradient\ndiffers by",
+)
+CAPTION = (
+    "activations: XLA's temp bytes, and residuals between programs; peak: arguments and results as well\n"
+    "+ barriers: compiled without the CPU pass that expands them away"
+)
+PICTURE = Path(__file__).parent / "results" / "demo.png"
+ROWS = 8
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much the demo does."""
+
+    config: gpt.Config
+    rounds: int
+    steps: int
+    rate: float
+    picture: Path
+
+
+def main() -> None:
+    """Compare, train, draw."""
+    plan = parse_options()
+    console = wide_console(106)
+    program = gpt_program("demo", plan.config, ROWS)
+    console.print(f"A byte-level GPT: {program.title}; {program.sizes['parameters'] / 1e6:.2f} M parameters.")
+    builds = len(SHOWN)
+    with tqdm(total=builds * (plan.rounds + 2) + plan.steps, unit="run", disable=None) as bar:
+        steps = build(program, bar)
+        bar.set_description("timing")
+        calls = {name: step.call for name, step in steps.items()}
+        timings = time_together(calls, "plain", plan.rounds, bar.update)
+        bar.clear()
+        console.print(table_of(steps, timings))
+        losses = train(plan, bar)
+    first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
+    console.print(f"{plan.steps} steps with jointcut: loss {first:.2f} → {last:.2f} nats per byte.")
+    memory = {name: replay(steps[name], name, console) for name in ("plain", "jointcut")}
+    plan.picture.parent.mkdir(exist_ok=True)
+    draw(plan.picture, losses, memory, f"Byte-level GPT: {program.title}")
+    console.print(f"Picture: {plan.picture}")
+
+
+def parse_options() -> Plan:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description="Train a GPT with jointcut.")
+    parser.add_argument("--steps", type=int, default=200, help="training steps (%(default)s, at least 10)")
+    parser.add_argument("--rounds", type=int, default=5, help="timing rounds (%(default)s)")
+    parser.add_argument("--layers", type=int, default=6, help="transformer blocks (%(default)s)")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the PNG goes (%(default)s)")
+    options = parser.parse_args()
+    if options.steps < 10:
+        parser.error("--steps must be at least 10")
+    config = gpt.Config(layers=options.layers)
+    return Plan(config, options.rounds, options.steps, rate=2e-3, picture=options.picture)
+
+
+def build(program: Program, bar: tqdm) -> dict[str, Step]:
+    """Build the methods shown, by the names under which they are shown."""
+    steps: dict[str, Step] = {}
+    methods = all_methods()
+    for name, shown in SHOWN.items():
+        bar.set_description(f"compiling {shown}")
+        steps[shown] = methods[name](program)
+        bar.update()
+    return steps
+
+
+def table_of(steps: Mapping[str, Step], timings: Mapping[str, Timing]) -> Table:
+    """Memory, time and gradients of all methods on one step."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain = steps["plain"]
+    _, reference = plain.call()
+    for name, step in steps.items():
+        timing = timings[name]
+        table.add_row(
+            name,
+            f"{step.activation_bytes / MB:.1f}",
+            f"{step.activation_bytes / plain.activation_bytes:.2f}",
+            f"{step.peak_bytes / MB:.1f}",
+            f"{timing.seconds.median * 1e3:.0f}",
+            f"{timing.ratio.median:.2f}",
+            f"{step.compile_s:.1f}",
+            f"{largest_difference(step.call()[1], reference):.0e}",
+            style="bold" if name == "jointcut" else None,
+        )
+    return table
+
+
+def largest_difference(gradients: Any, reference: Any) -> float:
+    """The largest difference of any entry, over the largest entry of its leaf."""
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(reference), strict=True)
+    return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
+
+
+class Adam(NamedTuple):
+    """The running moments of the gradients. Twelve lines, so that the demo needs no optimiser library."""
+
+    count: Array
+    first: Any
+    second: Any
+
+
+@partial(jax.jit, donate_argnums=(0, 2))
+def update(parameters: Any, gradients: Any, state: Adam, rate: float) -> tuple[Any, Adam]:
+    """One step of Adam."""
+    count = state.count + 1
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradients)
+    second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, state.second, gradients)
+    scale = rate * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
+    step = jax.tree.map(lambda p, m, v: p - scale * m / (jnp.sqrt(v) + 1e-8), parameters, first, second)
+    return step, Adam(count, first, second)
+
+
+def train(plan: Plan, bar: tqdm) -> list[float]:
+    """Train with jointcut as its user would; return the loss of each step."""
+    loss = aot.function(partial(gpt.loss, config=plan.config))
+    text = corpus.load(megabytes=4.0)
+    parameters = gpt.init(jax.random.key(0), plan.config)
+    zeros = partial(jax.tree.map, jnp.zeros_like)
+    state = Adam(jnp.zeros(()), zeros(parameters), zeros(parameters))
+    losses: list[float] = []
+    for step in range(plan.steps):
+        batch = corpus.batch(text, ROWS, plan.config.context, seed=step)
+        value, gradients = loss.value_and_grad(parameters, batch, jax.random.key(step))
+        parameters, state = update(parameters, gradients, state, plan.rate)
+        losses.append(float(value))
+        bar.set_description(f"training, loss {losses[-1]:.2f}")
+        bar.update()
+    return losses
+
+
+def replay(step: Step, name: str, console: Console) -> list[int]:
+    """The bytes alive over one step, checked against XLA's own total."""
+    live = [step.residual_bytes + alive for program in step.programs for alive in live_bytes(program)]
+    gap = 1 - max(live) / step.activation_bytes
+    console.print(
+        f"Replay of {name}: {len(live)} instructions, highest {max(live) / MB:.1f} MB; "
+        f"XLA reserves {step.activation_bytes / MB:.1f} MB ({gap:.1%} more, gaps between buffers)."
+    )
+    return live
+
+
+if __name__ == "__main__":
+    main()

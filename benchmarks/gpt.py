@@ -1,0 +1,141 @@
+"""A byte-level GPT in plain JAX, looped or unrolled.
+
+Pre-norm blocks, causal attention with heads, a gelu MLP, learned positions, and dropout with explicit keys
+after attention and after the MLP. Nothing here knows jointcut: it is the model that a user would bring.
+
+`scan=True` keeps each block parameter stacked over layers and loops with `lax.scan`; `scan=False` keeps a
+list of layers and writes the blocks one after the other. The two compute the same function of the same draws.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Params = dict[str, Any]
+Policy = Callable[..., Any]
+
+VOCABULARY = 256  # one token per byte
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a model, and how its layers are written."""
+
+    layers: int = 6
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    dropout: float = 0.1
+    tied: bool = True
+    scan: bool = True
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
+
+
+def init(key: Array, config: Config) -> Params:
+    """Draw the parameters; blocks are stacked when `config.scan`, else listed."""
+    embed_key, position_key, head_key, block_key = jax.random.split(key, 4)
+    block_keys = jax.random.split(block_key, config.layers)
+    blocks = [init_block(k, config) for k in block_keys]
+    params: Params = {
+        "embed": 0.02 * jax.random.normal(embed_key, (VOCABULARY, config.width)),
+        "position": 0.02 * jax.random.normal(position_key, (config.context, config.width)),
+        "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks) if config.scan else blocks,
+        "norm": init_norm(config.width),
+    }
+    if not config.tied:
+        params["head"] = 0.02 * jax.random.normal(head_key, (config.width, VOCABULARY))
+    return params
+
+
+def init_block(key: Array, config: Config) -> Params:
+    """Draw one block; projections into the residual stream shrink with depth, as in GPT-2."""
+    width, inner = config.width, (2 * config.layers) ** -0.5
+    qkv, out, up, down = jax.random.split(key, 4)
+    return {
+        "attention_norm": init_norm(width),
+        "qkv": 0.02 * jax.random.normal(qkv, (width, 3 * width)),
+        "out": 0.02 * inner * jax.random.normal(out, (width, width)),
+        "mlp_norm": init_norm(width),
+        "up": 0.02 * jax.random.normal(up, (width, 4 * width)),
+        "up_bias": jnp.zeros(4 * width),
+        "down": 0.02 * inner * jax.random.normal(down, (4 * width, width)),
+        "down_bias": jnp.zeros(width),
+    }
+
+
+def init_norm(width: int) -> Params:
+    """Start a layer norm as the identity."""
+    return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
+
+
+def loss(params: Params, batch: Array, key: Array, config: Config, remat: Policy | None = None) -> Array:
+    """Mean cross-entropy in nats of the next byte; `batch` holds `context + 1` bytes per row.
+
+    `remat` wraps each block in `jax.checkpoint` with that policy.
+    """
+    tokens, targets = batch[:, :-1], batch[:, 1:]
+    logits = apply(params, tokens, key, config, remat)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def apply(params: Params, tokens: Array, key: Array, config: Config, remat: Policy | None = None) -> Array:
+    """The logits of the next byte at every position."""
+
+    def step(x: Array, layer: tuple[Params, Array]) -> tuple[Array, None]:
+        return block(*layer, x, config), None
+
+    if remat is not None:
+        step = jax.checkpoint(step, policy=remat)
+    keys = jax.random.split(key, config.layers)
+    x = params["embed"][tokens] + params["position"][: tokens.shape[1]]
+    if config.scan:
+        x, _ = lax.scan(step, x, (params["blocks"], keys))
+    else:
+        for layer, layer_key in zip(params["blocks"], keys, strict=True):
+            x, _ = step(x, (layer, layer_key))
+    head = params["embed"].T if config.tied else params["head"]
+    return norm(params["norm"], x) @ head
+
+
+def block(p: Params, key: Array, x: Array, config: Config) -> Array:
+    """One transformer block: attention, then the MLP, each added to the stream."""
+    attention_key, mlp_key = jax.random.split(key)
+    mixed = attention(p, norm(p["attention_norm"], x), config.heads)
+    x = x + dropout(attention_key, mixed, config.dropout)
+    hidden = jax.nn.gelu(norm(p["mlp_norm"], x) @ p["up"] + p["up_bias"])
+    return x + dropout(mlp_key, hidden @ p["down"] + p["down_bias"], config.dropout)
+
+
+def attention(p: Params, x: Array, heads: int) -> Array:
+    """Causal self-attention over `heads` heads."""
+    batch, time, width = x.shape
+    qkv = (x @ p["qkv"]).reshape(batch, time, 3, heads, width // heads)
+    q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // heads) ** -0.5
+    causal = jnp.tril(jnp.ones((time, time), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    return mixed.reshape(batch, time, width) @ p["out"]
+
+
+def norm(p: Params, x: Array) -> Array:
+    """Layer norm over the last axis."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(variance + 1e-5) * p["scale"] + p["shift"]
+
+
+def dropout(key: Array, x: Array, rate: float) -> Array:
+    """Zero a `rate` of the entries and scale the rest; rate 0 is the identity."""
+    if rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0.0)

@@ -1,0 +1,143 @@
+"""Weigh and time compiled programs.
+
+Memory is what XLA says of a compiled program, never an estimate. Time is measured in rounds: each round runs
+every method once, in an order that rotates, and each method is compared with the reference of its own round,
+so that a slow minute of the machine slows all of them alike.
+"""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax.stages import Compiled, Lowered
+from rich.console import Console
+
+# On CPU up to JAX 0.11 this pass removes the barriers that keep recomputation late, and with them what
+# `jax.checkpoint` saves in straight-line code. Newer versions run no such pass there, and ignore the option.
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """XLA's figures for one program, in bytes."""
+
+    argument: int
+    output: int
+    temp: int
+    alias: int
+
+    @property
+    def peak(self) -> int:
+        """Everything alive while the program runs; XLA's own peak leaves temp out on CPU."""
+        return self.argument + self.output + self.temp - self.alias
+
+
+def memory_of(compiled: Compiled) -> Memory:
+    """Read the memory figures of a compiled program."""
+    stats = compiled.memory_analysis()
+    if stats is None:
+        raise RuntimeError(f"XLA reports no memory figures on {jax.default_backend()}")
+    return Memory(
+        argument=stats.argument_size_in_bytes,
+        output=stats.output_size_in_bytes,
+        temp=stats.temp_size_in_bytes,
+        alias=stats.alias_size_in_bytes,
+    )
+
+
+def compile_program(lowered: Lowered, keep_barriers: bool) -> tuple[Compiled, float]:
+    """Compile, and say in how many seconds."""
+    start = time.perf_counter()
+    compiled = lowered.compile(compiler_options=dict(KEEP_BARRIERS) if keep_barriers else {})
+    return compiled, time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median between its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Spread":
+        """The quartiles of at least two samples."""
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(low, median, high)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of one method, and its ratios to the reference round by round."""
+
+    seconds: Spread
+    ratio: Spread
+
+
+def time_together(
+    calls: Mapping[str, Call], reference: str, rounds: int, on_call: Callable[[], object] = lambda: None
+) -> dict[str, Timing]:
+    """Time all calls in rotating order; ratios are to `reference` in the same round.
+
+    Each call runs once before the first round. `on_call` is told of every call that ended, for a progress
+    bar.
+    """
+    if rounds < 2:
+        raise ValueError(f"a spread needs at least 2 rounds, got {rounds}")
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        jax.block_until_ready(calls[name]())
+        on_call()
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            start = time.perf_counter()
+            jax.block_until_ready(calls[name]())
+            seconds[name].append(time.perf_counter() - start)
+            on_call()
+    base = seconds[reference]
+    return {
+        name: Timing(Spread.of(own), Spread.of([a / b for a, b in zip(own, base, strict=True)]))
+        for name, own in seconds.items()
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.platform(),
+        "backend": jax.default_backend(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def wide_console(columns: int) -> Console:
+    """A console that never squeezes a table below `columns`, in a narrow terminal or a pipe."""
+    return Console(width=max(columns, Console().width))

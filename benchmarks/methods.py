@@ -1,0 +1,156 @@
+"""Build one training step in each of the ways that we compare.
+
+A method takes a program to a `Step`: something to call for the loss and its gradient, with what it cost to
+build and what XLA says of its memory. Plain JAX, `jax.checkpoint` on every block under the policies that need
+no names, each compiled as it comes and with the barriers kept, and jointcut's strategies.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.stages import Compiled
+
+from benchmarks.measure import Call, compile_program, memory_of
+from benchmarks.programs import Program
+from jointcut import aot
+
+# Drop what earlier builds left in JAX's caches, so that each method pays for its own tracing.
+forget = jax.clear_caches
+
+POLICIES = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots, no batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, built. Seconds are wall time; bytes are XLA's, but for `saved_bytes`."""
+
+    call: Call
+    programs: tuple[Compiled, ...]
+    activation_bytes: int
+    peak_bytes: int
+    saved_bytes: int
+    trace_s: float
+    cut_s: float
+    lower_s: float
+    compile_s: float
+    dots: int
+    residual_bytes: int = 0  # alive beside each program, when there are two
+
+    @property
+    def share_of_compile(self) -> float:
+        """Seconds to trace and to cut, for each second that XLA compiles."""
+        return (self.trace_s + self.cut_s) / self.compile_s
+
+
+Method = Callable[[Program], Step]
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by name, plain first."""
+    methods: dict[str, Method] = {"plain": partial(build_jax, policy=None, keep_barriers=False)}
+    for name, policy in POLICIES.items():
+        for form, keep_barriers in (("", False), (" + barriers", True)):
+            methods[f"checkpoint {name}{form}"] = partial(build_jax, policy=policy, keep_barriers=keep_barriers)
+    for strategy in ("save_all", "min_cut"):
+        methods[f"jointcut {strategy}"] = partial(build_jointcut, strategy=strategy)
+    return methods
+
+
+def build_jax(program: Program, policy: Callable[..., Any] | None, keep_barriers: bool) -> Step:
+    """`jax.jit(jax.value_and_grad(loss))`, with each block under a checkpoint policy unless that is None."""
+    forget()
+    loss = partial(program.loss, remat=policy)
+    start = time.perf_counter()
+    traced = jax.jit(jax.value_and_grad(loss)).trace(*program.arguments)
+    trace_s = time.perf_counter() - start
+    start = time.perf_counter()
+    lowered = traced.lower()
+    lower_s = time.perf_counter() - start
+    compiled, compile_s = compile_program(lowered, keep_barriers)
+    memory = memory_of(compiled)
+    return Step(
+        call=partial(compiled, *program.arguments),
+        programs=(compiled,),
+        activation_bytes=memory.temp,
+        peak_bytes=memory.peak,
+        saved_bytes=residual_bytes(loss, program.arguments),
+        trace_s=trace_s,
+        cut_s=0.0,
+        lower_s=lower_s,
+        compile_s=compile_s,
+        dots=count_dots(traced.jaxpr),
+    )
+
+
+def build_jointcut(program: Program, strategy: str) -> Step:
+    """`aot.function(loss)`, traced, cut and compiled stage by stage."""
+    forget()
+    start = time.perf_counter()
+    traced = aot.function(program.loss).trace(*program.arguments)
+    trace_s = time.perf_counter() - start
+    start = time.perf_counter()
+    cut = traced.partition(strategy=strategy)
+    cut_s = time.perf_counter() - start
+    start = time.perf_counter()
+    compiled = cut.compile()
+    compile_s = time.perf_counter() - start
+    return Step(
+        call=partial(compiled.value_and_grad, *program.arguments),
+        programs=tuple(compiled.programs),
+        activation_bytes=compiled.memory.activation_bytes,
+        peak_bytes=compiled.memory.peak_bytes,
+        saved_bytes=cut.plan.bytes_saved,
+        trace_s=trace_s,
+        cut_s=cut_s,
+        lower_s=0.0,
+        compile_s=compile_s,
+        dots=count_dots(cut.forward) + count_dots(cut.backward),
+        residual_bytes=compiled.memory.residual_bytes,
+    )
+
+
+def residual_bytes(loss: Callable[..., jax.Array], arguments: tuple[Any, ...]) -> int:
+    """The bytes that `jax.vjp` keeps for the backward pass, without the arguments themselves."""
+    parameters, *rest = arguments
+
+    def residuals(parameters: Any, *rest: Any) -> list[Any]:
+        _, pullback = jax.vjp(lambda p: loss(p, *rest), parameters)
+        return jax.tree.leaves(pullback)
+
+    jaxpr = inner_jaxpr(jax.make_jaxpr(residuals)(parameters, *rest))
+    kept = {v for v in jaxpr.outvars if not hasattr(v, "val")} - {*jaxpr.invars, *jaxpr.constvars}
+    return sum(v.aval.size * v.aval.dtype.itemsize for v in kept)
+
+
+def count_dots(jaxpr: Any) -> int:
+    """How many matrix products stand in a jaxpr and in those inside it; one in a loop's body counts once."""
+    return sum(
+        (equation.primitive.name == "dot_general") + sum(map(count_dots, inner_jaxprs(equation.params)))
+        for equation in inner_jaxpr(jaxpr).eqns
+    )
+
+
+def count_equations(jaxpr: Any) -> int:
+    """How many equations stand in a jaxpr and in those inside it."""
+    return sum(1 + sum(map(count_equations, inner_jaxprs(equation.params))) for equation in inner_jaxpr(jaxpr).eqns)
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in params.values():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if hasattr(inner_jaxpr(item), "eqns"):
+                yield item
+
+
+def inner_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr in a closed one; from JAX 0.11 on they are the same."""
+    return getattr(jaxpr, "jaxpr", jaxpr)

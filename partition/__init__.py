@@ -1,0 +1,33 @@
+"""Cut one joint program into a forward and a backward.
+
+Usable on its own, on any joint jaxpr: `from jointcut.partition import split`.
+
+Files, in reading order:
+
+    errors: Say what went wrong, where, and what to do next.
+    jaxprs: Borrow from JAX's internals here, and nowhere else.
+    roles: Name what each input and output of the joint program stands for.
+    graph: Hold the joint program as ops and values.
+    loops: Read a joint jaxpr into a graph, with each forward scan joined to the scans that read it.
+    classify: Mark what must run forward, what must run backward, and what may choose.
+    cost: Price every value in bytes.
+    policy: Decide what may be saved and what may be recomputed, with a reason.
+    rewrite: Open calls, and merge what is computed twice.
+    plan: Record a decision: what is saved, what is recomputed, and why.
+    network: Turn values, prices and rules into a flow network.
+    mincut: Find the cheapest set of values to save.
+    schedule: Order the backward so that a recomputed value lives briefly.
+    emit: Write the plan out as two jaxprs.
+    verify: Check that the two jaxprs together mean what the one did.
+    split: Take a joint jaxpr and return two: the whole folder in one function.
+"""
+
+from jointcut.partition.graph import Graph as Graph
+from jointcut.partition.graph import Op as Op
+from jointcut.partition.graph import Value as Value
+from jointcut.partition.plan import Plan as Plan
+from jointcut.partition.plan import Saved as Saved
+from jointcut.partition.roles import Role as Role
+from jointcut.partition.roles import Roles as Roles
+from jointcut.partition.split import Split as Split
+from jointcut.partition.split import split as split

@@ -1,0 +1,343 @@
+"""Write the plan out as two jaxprs.
+
+The forward is `primals -> (outputs, residuals)`, the backward `(residuals, primals, cotangents) -> gradients`. Both are
+written region by region: a loop's forward scan gets new stacks for what is saved and loses those that are not, its
+backward scan gets the recomputation in its body. Equations keep their name stack and source line.
+
+What is recomputed is tied to the cotangent that needs it (`schedule`), by an optimisation barrier, or, where someone
+else's compiler would expand the barrier, by a `lax.cond` that cannot be folded (`hold="cond"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jointcut.partition import jaxprs
+from jointcut.partition.classify import Facts
+from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
+from jointcut.partition.plan import Plan
+from jointcut.partition.policy import MOVEMENT
+from jointcut.partition.roles import Role
+from jointcut.partition.schedule import Order, Step, schedule
+
+Hold = Literal["barrier", "cond", "none"]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Where the backward finds one value of the forward: `kind` is "saved", "output" or "input", `index` its place
+    among the forward's saved results, its outputs, or the program's primals.
+    """
+
+    kind: str
+    index: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two jaxprs; `residuals` describes the leading inputs of the backward, in order."""
+
+    forward: Any
+    backward: Any
+    residuals: tuple[Residual, ...]
+
+
+def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier") -> Halves:
+    """Write both halves of a plan that closes."""
+    orders = schedule(graph, facts, plan)
+    backward, residuals, cotangents = _backward(graph, facts, plan, orders, hold)
+    return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
+
+
+def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
+    outputs = graph.role_outputs(Role.OUTPUT)
+    shown = {v for v in outputs if v is not None}
+    handed = [v for v in plan.values if v not in shown]
+    run = _needed_forward(graph, facts, plan)
+    exported = _exported(graph, run, {*shown, *plan.values})
+    half = _Half(graph, run, exported, {}, _rounded(graph, plan), "none")
+    primals = graph.role_inputs(Role.PRIMAL)
+    top = _Scope(half, graph.regions[TOP], None)
+    invars = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in primals]
+    top.run_forward()
+    results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
+    return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
+
+
+def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold) -> Any:
+    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
+    exported = _exported(graph, facts.backward, gradients)
+    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold)
+    top = _Scope(half, graph.regions[TOP], None)
+    primals = graph.role_inputs(Role.PRIMAL)
+    fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
+    cotangents = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in graph.role_inputs(Role.COTANGENT)]
+    top.env.update(fed)
+    half.roots = frozenset(fed)
+    top.run_backward(orders[TOP])
+    results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
+    read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
+    read.update(v for v in results if not isinstance(v, jaxprs.Literal))
+    residuals = tuple(r for r in _residuals(graph, plan) if fed[r.value] in read)
+    invars = [*(fed[r.value] for r in residuals), *cotangents]
+    return (invars, results, top.eqns), residuals, cotangents
+
+
+def _residuals(graph: Graph, plan: Plan) -> Iterable[Residual]:
+    outputs = graph.role_outputs(Role.OUTPUT)
+    places: dict[int | None, int] = {}
+    for i, v in enumerate(outputs):
+        places.setdefault(v, i)
+    saved = 0
+    for v in plan.values:
+        if v in places:
+            yield Residual("output", places[v], v)
+        else:
+            yield Residual("saved", saved, v)
+            saved += 1
+    for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
+        yield Residual("input", i, v)
+
+
+def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
+    pairs = zip(graph.outputs, graph.literals or (None,) * len(graph.outputs), strict=True)
+    return [(v, lit) for (v, r), lit in pairs if r is role]
+
+
+def _needed_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
+    """Ops that the forward runs: those of the outputs and effects, and those that saved values are computed by."""
+    ops = set(facts.forward)
+    values = list(plan.values)
+    makers: list[int] = []
+    while values or makers:
+        maker = makers.pop() if makers else graph.values[values.pop()].maker
+        if maker is None or maker in ops:
+            continue
+        ops.add(maker)
+        values.extend(graph.ops[maker].inputs)
+        scan = graph.regions[graph.ops[maker].region].scan
+        if scan is not None:
+            makers.append(scan)
+    return frozenset(ops)
+
+
+def _exported(graph: Graph, run: frozenset[int], leaving: set[int]) -> dict[int, list[int]]:
+    """For each region the values of its loops that someone outside it reads, so that its scan must stack them."""
+    inside = _inside(graph)
+    exported: dict[int, list[int]] = {r.id: [] for r in graph.regions}
+    for value in graph.values:
+        if value.loop == TOP or value.maker is None:
+            continue
+        op = graph.ops[value.maker]
+        if op.id not in run or op.name in (STEP, LITERAL):
+            continue
+        steps = op.name == SCAN and value.loop == graph.bodies[op.id].loop
+        home: int | None = graph.bodies[op.id].id if steps else op.region
+        readers = {_reads_in(graph, i, value.id) for i in graph.consumers[value.id] if i in run}
+        while home is not None and home != TOP:
+            if value.id in leaving or any(home not in inside[r] for r in readers):
+                exported[home].append(value.id)
+            home = graph.regions[home].parent
+    return exported
+
+
+def _reads_in(graph: Graph, i: int, v: int) -> int:
+    """The region in which an op reads a value: a scan reads the values of its own next step in its body."""
+    op = graph.ops[i]
+    if op.name == SCAN and graph.values[v].loop == graph.bodies[i].loop:
+        return graph.bodies[i].id
+    return op.region
+
+
+def _inside(graph: Graph) -> list[frozenset[int]]:
+    """For each region itself and the regions around it."""
+    out: list[frozenset[int]] = []
+    for region in graph.regions:
+        around = frozenset() if region.parent is None else out[region.parent]
+        out.append(around | {region.id})
+    return out
+
+
+def _rounded(graph: Graph, plan: Plan) -> frozenset[int]:
+    """Saved half-precision values: XLA may keep them wider than they are, but only on the side that makes them."""
+    if not plan.recomputed:
+        return frozenset()
+    half = (v for v in plan.values if graph.values[v].dtype in ("bfloat16", "float16"))
+    return frozenset(v for v in half if graph.ops[graph.values[v].maker or 0].name not in MOVEMENT)
+
+
+def _lifted(graph: Graph, v: int, loop: int) -> Any:
+    """The abstract value of v as seen from a loop around its own: one axis for each loop between."""
+    value = graph.values[v]
+    lengths: list[int] = []
+    home = value.loop
+    while home != loop and home != TOP:
+        lengths.insert(0, graph.loops[home].length)
+        home = graph.loops[home].parent
+    return jaxprs.stacked(value.payload, lengths)
+
+
+@dataclass
+class _Half:
+    """What all regions of one half share."""
+
+    graph: Graph
+    run: frozenset[int]
+    exported: dict[int, list[int]]
+    orders: dict[int, Order]
+    rounded: frozenset[int]
+    hold: Hold
+    roots: frozenset[int] = frozenset()
+
+
+@dataclass
+class _Scope:
+    """The equations of one region while they are written: `env` maps value ids to atoms at this level."""
+
+    half: _Half
+    region: Region
+    parent: _Scope | None
+    env: dict[int, Any] = field(default_factory=dict)
+    eqns: list[Any] = field(default_factory=list)
+    consts: dict[int, Any] = field(default_factory=dict)
+    xs: dict[int, Any] = field(default_factory=dict)
+
+    def define(self, v: int, var: Any) -> Any:
+        self.env[v] = var
+        return var
+
+    def want(self, v: int) -> Any:
+        """The atom that holds a value at this level, fetched from the level around it if need be."""
+        if v in self.env:
+            return self.env[v]
+        graph, value = self.half.graph, self.half.graph.values[v]
+        maker = None if value.maker is None else graph.ops[value.maker]
+        if maker is not None and maker.name == LITERAL:
+            return maker.payload
+        assert self.parent is not None, f"{graph.where(v)} is not at hand"
+        if value.loop != self.region.loop and value.loop in graph.ancestors[self.region.loop]:
+            self.consts[v] = jaxprs.fresh(_lifted(graph, v, value.loop))
+            return self.define(v, self.consts[v])
+        stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
+        self.xs[stack] = jaxprs.fresh(_lifted(graph, v, self.region.loop))
+        return self.define(v, self.xs[stack])
+
+    def read(self, region: Region, atom: Any) -> Any:
+        """The atom that stands for one of the jaxpr's own, read in the region that it comes from."""
+        name = atom if isinstance(atom, jaxprs.Literal) else region.names[atom]
+        return self.want(name) if isinstance(name, int) else name
+
+    def run_forward(self) -> None:
+        for i in self.region.ops:
+            if i in self.half.run:
+                self.op(self.half.graph.ops[i])
+
+    def run_backward(self, order: Order) -> None:
+        for step in order.steps:
+            self.again(step)
+            self.op(self.half.graph.ops[step.op])
+        for i in order.last:
+            self.op(self.half.graph.ops[i])
+
+    def again(self, step: Step) -> None:
+        """Recompute what a step reads, held back until its anchor is there."""
+        ops = [self.half.graph.ops[i] for i in step.again]
+        if not ops:
+            return
+        roots = self.starts(ops)
+        if step.anchor is None or self.half.hold == "none" or not roots:
+            for op in ops:
+                self.op(op)
+        elif self.half.hold == "cond" and self.region.id == TOP:
+            self.guarded(ops, roots, step.anchor)
+        else:
+            self.held_back(ops, roots, step.anchor)
+
+    def starts(self, ops: Sequence[Op]) -> list[int]:
+        """Residuals and inputs that the ops read; what was recomputed earlier is late already."""
+        made = {v for op in ops for v in op.outputs}
+        reads = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
+        return [v for v in reads if self.is_root(v) and _can_wait(self.want(v))]
+
+    def is_root(self, v: int) -> bool:
+        graph = self.half.graph
+        return v in self.half.roots or graph.values[v].loop != self.region.loop or v in self.xs
+
+    def held_back(self, ops: Sequence[Op], roots: Sequence[int], anchor: int) -> None:
+        before = {v: self.want(v) for v in roots}
+        eqn, held = jaxprs.barrier([*before.values(), self.want(anchor)])
+        self.eqns.append(eqn)
+        self.env.update(zip((*roots, anchor), held, strict=True))
+        for op in ops:
+            self.op(op)
+        self.env.update(before)
+
+    def guarded(self, ops: Sequence[Op], roots: Sequence[int], anchor: int) -> None:
+        """Put a segment into a branch; its results are what ops outside it read."""
+        graph = self.half.graph
+        inner = _Scope(self.half, self.region, self.parent, dict(self.env))
+        for op in ops:
+            inner.op(op)
+        mine = {op.id for op in ops}
+        kept = [v for op in ops for v in op.outputs if set(graph.consumers[v]) - mine or v in graph_ends(graph)]
+        made = {v for eqn in inner.eqns for v in eqn.outvars}
+        read = (v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal))
+        inputs = list(dict.fromkeys(v for v in read if v not in made))
+        late = graph.values[anchor].maker is not None
+        witness = self.want(anchor) if late else self.want(roots[0])
+        outputs = [inner.env[v] for v in kept]
+        self.eqns.extend(jaxprs.guarded(inner.eqns, inputs, outputs, witness))
+        self.env.update(zip(kept, outputs, strict=True))
+
+    def op(self, op: Op) -> None:
+        if op.name == SCAN and op.id in self.half.graph.bodies:
+            self.scan(op)
+            return
+        region = self.half.graph.regions[op.region]
+        invars = [self.read(region, atom) for atom in op.payload.invars]
+        outvars = [jaxprs.fresh(atom.aval) for atom in op.payload.outvars]
+        self.eqns.append(jaxprs.rebound(op.payload, invars, outvars))
+        for v, var in zip(op.outputs, outvars, strict=True):
+            self.define(v, var)
+            if v in self.half.rounded:
+                eqn, rounded = jaxprs.reduce_precision(var)
+                self.eqns.append(eqn)
+                self.define(v, rounded)
+
+    def scan(self, op: Op) -> None:
+        """Write one scan of a loop: its body first, which tells what the scan reads and what it must stack."""
+        graph, eqn = self.half.graph, op.payload
+        layout, body = jaxprs.scan_layout(eqn), graph.bodies[op.id]
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        inner = _Scope(self.half, body, self)
+        carry = [inner.define(body.names[v], jaxprs.fresh(v.aval)) for v in layout.body.invars[a:b]]
+        if body.id in self.half.orders:
+            inner.run_backward(self.half.orders[body.id])
+        else:
+            inner.run_forward()
+        stacks = self.half.exported[body.id]
+        ends = [inner.read(body, v) for v in layout.body.outvars[: layout.num_carry]]
+        ends += [inner.want(v) for v in stacks] + [inner.read(body, v) for _, v in body.own]
+        closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], ends, inner.eqns)
+        home = graph.regions[op.region]
+        outvars = [self.define(home.names[v], jaxprs.fresh(v.aval)) for v in eqn.outvars[: layout.num_carry]]
+        outvars += [self.define(v, jaxprs.fresh(_lifted(graph, v, self.region.loop))) for v in stacks]
+        outvars += [self.define(v, jaxprs.fresh(graph.values[v].payload)) for v, _ in body.own]
+        consts = [self.want(v) for v in inner.consts]
+        init = [self.read(home, v) for v in eqn.invars[a:b]]
+        xs = [self.want(v) for v in inner.xs]
+        self.eqns.append(jaxprs.scan(eqn, closed, consts, init, xs, outvars))
+
+
+def graph_ends(graph: Graph) -> frozenset[int]:
+    """Values that leave the program."""
+    return frozenset(v for v, _ in graph.outputs if v is not None)
+
+
+def _can_wait(atom: Any) -> bool:
+    """Whether a barrier may hold an atom: an array variable, not a reference, a key or a token."""
+    aval = getattr(atom, "aval", None)
+    return not isinstance(atom, jaxprs.Literal) and jaxprs.is_plain(aval)

@@ -1,0 +1,75 @@
+"""Say what went wrong, where, and what to do next.
+
+The tree of everything that jointcut raises on its own account::
+
+    JointcutError
+    ├── PlanError          a plan does not close, or two rules contradict each other
+    ├── StrategyError      an unknown strategy, or a strategy that returned no plan
+    ├── GraphError         a joint program or a graph text that cannot be read
+    ├── VerifyError        the two halves do not mean what the joint program meant
+    ├── CallError          a call that a compiled program was not made for (also a TypeError)
+    └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
+        └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
+
+Errors that JAX itself raises for the same mistake (an integer argument to differentiate, a loss that is not a
+scalar) keep JAX's type, so that code which catches them goes on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class JointcutError(Exception):
+    """The root of all errors that jointcut raises."""
+
+
+class PlanError(JointcutError, ValueError):
+    """A plan does not close, or two rules forbid both saving and recomputing one value."""
+
+
+class StrategyError(JointcutError, ValueError):
+    """A strategy is unknown, or returned something that is not a plan."""
+
+
+class GraphError(JointcutError, ValueError):
+    """A joint program or a graph text cannot be read."""
+
+
+class VerifyError(JointcutError):
+    """The two halves together do not mean what the joint program meant: a fault of jointcut."""
+
+
+class CallError(JointcutError, TypeError):
+    """A call does not fit the signature that a program was traced or compiled for."""
+
+
+class TraceError(JointcutError, TypeError):
+    """The user's function could not be traced or differentiated."""
+
+
+class DerivativeError(TraceError, NotImplementedError):
+    """Something in the user's function has no derivative in JAX."""
+
+
+def message(where: str, what: str, cure: str) -> str:
+    """Join the three parts that every message has: where it happened, what is wrong, what to do.
+
+    >>> print(message("args[0]['w']", "is a string, not an array.", "Pass an array."))
+    args[0]['w'] is a string, not an array.
+    Pass an array.
+    """
+    return f"{where} {what}\n{cure}"
+
+
+def choices(given: object, known: Iterable[str]) -> str:
+    """List the known names, and the nearest to the one given if there is one.
+
+    >>> choices("min-cut", ["min_cut", "save_all"])
+    "Known names: 'min_cut', 'save_all'. Did you mean 'min_cut'?"
+    """
+    names = sorted(known)
+    near = get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Known names: {', '.join(map(repr, names))}.{hint}"

@@ -1,0 +1,185 @@
+"""Hold the joint program as ops and values.
+
+A `Graph` is flat: the bodies of paired loops lie in the same list of ops as the rest, each in its own *region*, and a
+value that one loop hands to another step by step is one value, whether it is stacked in between or not. So a cut
+through the graph is a cut through all loops at once. Ids are dense and follow program order; an op's equation is an
+opaque payload that only `loops` and `emit` open.
+
+Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
+
+    %2:f32[8] = mul %0 %1
+    %3:f32[8] = sin %2
+    %4:f32[] = reduce_sum %3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jointcut.partition.jaxprs import scope_of, source_of
+from jointcut.partition.roles import Role, Side
+
+TOP = 0
+
+STEP = "step"  # one step's slice of a stacked value
+LITERAL = "literal"  # a constant written in the program
+SCAN = "scan"  # a loop whose body is a region of this graph
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array of the joint program.
+
+    `bytes` counts one copy and `copies` the trips of the loops around it: saving it for the backward keeps
+    `saved_bytes`. `loop` is the loop in whose steps it lives (`TOP` outside all), `maker` the op that computes it,
+    None for an input of the program.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    copies: int = 1
+    loop: int = TOP
+    maker: int | None = None
+    label: str = ""
+    payload: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The value's name in graph text."""
+        return f"%{self.id}"
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that stay alive between the halves if this value is saved: one copy per trip."""
+        return self.bytes * self.copies
+
+    def __str__(self) -> str:
+        """Name, dtype and shape, with the trips of its loops in front."""
+        trips = f"{self.copies}x" if self.copies != 1 else ""
+        return f"{self.name}:{trips}{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One equation of the joint program, or a pseudo-op (`step`, `literal`) that costs nothing.
+
+    `operands` follow the equation's own order, with None for a literal. `origin` is the phase in which it was traced,
+    `inner` the primitives inside it where the cut does not look.
+    """
+
+    id: int
+    name: str
+    operands: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    region: int = TOP
+    origin: Side = Side.FORWARD
+    effects: bool = False
+    inner: frozenset[str] = frozenset()
+    payload: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The values it reads, each once, in order."""
+        return tuple(dict.fromkeys(v for v in self.operands if v is not None))
+
+    @property
+    def scope(self) -> str:
+        """The name stack under which it was traced."""
+        return "" if self.payload is None or self.name == LITERAL else scope_of(self.payload)
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that made it."""
+        return "" if self.payload is None or self.name == LITERAL else source_of(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Scans that run step by step together: one forward scan or several, and the backward scans that read them."""
+
+    id: int
+    parent: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A list of ops that run in order: the whole program, or the body of one scan of a loop.
+
+    `names` maps the variables of the body to value ids (or to literals); `carried` are the ids of the values that a
+    body hands to its next step, `own` pairs a stacked result that no op of the body makes (a constant repeated) with
+    the variable that it repeats.
+    """
+
+    id: int
+    loop: int
+    parent: int | None = None
+    scan: int | None = None
+    origin: Side = Side.FORWARD
+    ops: tuple[int, ...] = ()
+    names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    carried: tuple[Any, ...] = ()
+    stacks: tuple[int, ...] = ()
+    own: tuple[tuple[int, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
+
+    `outputs` holds value ids, or None where an output is a literal of the program (kept in `literals`).
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    regions: tuple[Region, ...]
+    loops: tuple[Loop, ...]
+    inputs: tuple[tuple[int, Role], ...]
+    outputs: tuple[tuple[int | None, Role], ...]
+    literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+
+    def role_inputs(self, role: Role) -> tuple[int, ...]:
+        """Ids of the inputs that play a role, in order."""
+        return tuple(v for v, r in self.inputs if r is role)
+
+    def role_outputs(self, role: Role) -> tuple[int | None, ...]:
+        """Ids of the outputs that play a role, in order."""
+        return tuple(v for v, r in self.outputs if r is role)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each value the ops that read it, in order."""
+        out: list[list[int]] = [[] for _ in self.values]
+        for op in self.ops:
+            for v in op.inputs:
+                out[v].append(op.id)
+        return tuple(map(tuple, out))
+
+    @cached_property
+    def ancestors(self) -> tuple[frozenset[int], ...]:
+        """For each loop, itself and the loops around it."""
+        out: list[frozenset[int]] = []
+        for loop in self.loops:
+            out.append(frozenset({loop.id}) | (out[loop.parent] if loop.id != TOP else frozenset()))
+        return tuple(out)
+
+    @cached_property
+    def bodies(self) -> dict[int, Region]:
+        """The body of each scan that belongs to a loop, by the scan's op id."""
+        return {region.scan: region for region in self.regions if region.scan is not None}
+
+    def loop_of(self, op: Op) -> int:
+        """The loop in whose steps an op runs."""
+        return self.regions[op.region].loop
+
+    def where(self, value_id: int) -> str:
+        """How to tell the user which value is meant: its name, type, op and source line, or its argument path."""
+        value = self.values[value_id]
+        if value.maker is None:
+            return f"{value} ({value.label or 'an input'})"
+        op = self.ops[value.maker]
+        return f"{value} ({op.name}{' at ' + op.source if op.source else ''})"

@@ -1,0 +1,368 @@
+"""Borrow from JAX's internals here, and nowhere else.
+
+The only file that imports `jax._src`, `jax.extend` or `jax.interpreters`, or that asks for a version. It serves
+JAX 0.10.2 to 0.12: 0.11 merged `ClosedJaxpr` into `Jaxpr` and replaced scan's `num_consts`/`num_carry` by flat
+trees; 0.12 keeps optimisation barriers on CPU until scheduling. Three parts, in this order: reading equations,
+rewriting jaxprs, and the few runtime facts that public names do not give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util as _source
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+
+try:  # JAX 0.11 and later describe a scan's operands by flat trees
+    from jax._src import flattree as _flattree
+except ImportError:  # JAX 0.10
+    _flattree = None
+
+Jaxpr = jex.Jaxpr
+ClosedJaxpr = jex.ClosedJaxpr
+Equation = jex.JaxprEqn
+Literal = jex.Literal
+Var = jex.Var
+Atom = Any  # Var | Literal
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def opened(closed: Any) -> tuple[Jaxpr, list[Any]]:
+    """Return the open jaxpr and its constants, whichever form this version of JAX gives."""
+    return getattr(closed, "jaxpr", closed), list(getattr(closed, "consts", ()))
+
+
+@dataclass(frozen=True)
+class ScanLayout:
+    """How the operands and results of a scan equation fall into constants, carry and per-step values."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    body: Jaxpr
+    body_consts: tuple[Any, ...]
+
+
+def scan_layout(eqn: Equation) -> ScanLayout:
+    """Read a scan equation's parameters, as JAX 0.10 or as JAX 0.11 and later write them."""
+    params = eqn.params
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        num_consts, num_carry = len(list(consts)), len(list(carry))
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    body, body_consts = opened(params["jaxpr"])
+    return ScanLayout(num_consts, num_carry, params["length"], params["reverse"], body, tuple(body_consts))
+
+
+def inner_jaxprs(eqn: Equation) -> Iterator[Jaxpr]:
+    """Yield every jaxpr that an equation holds in its parameters."""
+    for closed in jex.jaxprs_in_params(eqn.params):
+        yield opened(closed)[0]
+
+
+def inner_primitives(eqn: Equation) -> frozenset[str]:
+    """Names of all primitives inside an equation's own jaxprs, however deep."""
+    names: set[str] = set()
+    stack = list(inner_jaxprs(eqn))
+    while stack:
+        for inner in stack.pop().eqns:
+            names.add(inner.primitive.name)
+            stack.extend(inner_jaxprs(inner))
+    return frozenset(names)
+
+
+def has_effects(eqn: Equation) -> bool:
+    """Whether running the equation twice, or not at all, could be seen from outside (named axes do not count)."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def touches_references(eqn: Equation) -> bool:
+    """Whether the equation reads or writes a `jax.Ref` that it was given."""
+    return any(hasattr(effect, "input") for effect in eqn.effects)
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether an abstract value is a mutable array reference (`jax.Ref`)."""
+    return type(aval).__name__ == "AbstractRef"
+
+
+def is_plain(aval: Any) -> bool:
+    """Whether an abstract value is an ordinary array: not a reference, a random key, a token or float0."""
+    if not hasattr(aval, "dtype") or is_reference(aval) or aval.dtype == jax.dtypes.float0:
+        return False
+    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def aval_bytes(aval: Any) -> int:
+    """Bytes of one array of this abstract value; random keys count as their raw data, references as nothing."""
+    if not hasattr(aval, "shape") or is_reference(aval):
+        return 0
+    dtype = aval.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return math.prod(aval.shape) * math.prod(data.shape) * data.dtype.itemsize
+    if dtype == jax.dtypes.float0:
+        return 0
+    return math.prod(aval.shape) * dtype.itemsize
+
+
+def dot_flops(eqn: Equation) -> float:
+    """Floating-point operations of a `dot_general`: two for each product of batch, free and contracted sizes."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    return 2.0 * math.prod(out.shape) * math.prod(lhs.shape[i] for i in contracted)
+
+
+def scope_of(eqn: Equation) -> str:
+    """The name stack of an equation, such as `jvp(block)/attention`."""
+    return str(eqn.source_info.name_stack)
+
+
+def source_of(eqn: Equation) -> str:
+    """`file:line (function)` of the user's code that made the equation, or an empty text."""
+    frame = _source.user_frame(eqn.source_info.traceback)
+    return "" if frame is None else f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+# -------------------------------------------------------------------------------------------------- rewriting
+
+
+def fresh(aval: Any) -> Var:
+    """A new variable of the given abstract value."""
+    return Var(aval)
+
+
+def is_dropped(var: Any) -> bool:
+    """Whether an equation's result is thrown away."""
+    return isinstance(var, jex.DropVar)
+
+
+def rebound(eqn: Equation, invars: Sequence[Atom], outvars: Sequence[Var]) -> Equation:
+    """The same equation between other variables; effects on references follow their operands."""
+    effects = eqn.effects
+    if touches_references(eqn):
+        renamed = {old: new for old, new in zip(eqn.invars, invars, strict=True) if isinstance(old, Var)}
+        effects = {e.replace(renamed[e.input]) if hasattr(e, "input") else e for e in effects}
+    return eqn.replace(invars=list(invars), outvars=list(outvars), effects=effects)
+
+
+def build(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Equation]) -> ClosedJaxpr:
+    """A closed jaxpr without constants from its parts; its effects are those of its equations."""
+    inputs = set(invars)
+    effects = {e for eqn in eqns for e in eqn.effects if not hasattr(e, "input") or e.input in inputs}
+    jaxpr = Jaxpr([], list(invars), list(outvars), list(eqns), frozenset(effects), _no_debug_info(invars, outvars))
+    return ClosedJaxpr(jaxpr, [])
+
+
+def _no_debug_info(invars: Sequence[Var], outvars: Sequence[Atom]) -> jex.DebugInfo:
+    names = tuple(f"in{i}" for i in range(len(invars)))
+    return jex.DebugInfo("jointcut", "jointcut", names, tuple(f"out{i}" for i in range(len(outvars))))
+
+
+def check(closed: ClosedJaxpr) -> None:
+    """Run JAX's own type checker over a jaxpr; it raises where the jaxpr is malformed."""
+    jex.check_jaxpr(opened(closed)[0])
+
+
+def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
+    """An `optimization_barrier` equation over the given variables, and the variables it returns."""
+    outs = [fresh(v.aval) for v in atoms]
+    eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_p(), {}, frozenset())
+    return eqn, outs
+
+
+def _barrier_p() -> Any:
+    return opened(jax.make_jaxpr(lax.optimization_barrier)(np.float32(0)))[0].eqns[0].primitive
+
+
+def reduce_precision(var: Var) -> tuple[Equation, Var]:
+    """Round a half-precision value to its own format, so that XLA may not keep it wider on one side only."""
+    info = jax.numpy.finfo(var.aval.dtype)
+    trace = jax.make_jaxpr(lambda x: lax.reduce_precision(x, info.nexp, info.nmant))
+    eqn = opened(trace(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)))[0].eqns[0]
+    out = fresh(var.aval)
+    return eqn.replace(invars=[var], outvars=[out]), out
+
+
+def scan(
+    like: Equation,
+    body: ClosedJaxpr,
+    consts: Sequence[Atom],
+    carry: Sequence[Atom],
+    xs: Sequence[Atom],
+    outvars: Sequence[Var],
+) -> Equation:
+    """A scan equation over a new body, with the length, direction, name stack and source of an old one."""
+    params = dict(like.params, jaxpr=body)
+    num_ys = len(outvars) - len(carry)
+    if "ft_in" in params:
+        assert _flattree is not None
+        pack, nones = _flattree.pack, _flattree.nones
+        params["ft_in"] = pack((nones(len(consts)), nones(len(carry)), nones(len(xs))))
+        params["ft_out"] = pack((nones(len(carry)), nones(num_ys)))
+    else:
+        params.update(num_consts=len(consts), num_carry=len(carry))
+    effects = frozenset(opened(body)[0].effects)
+    return like.replace(invars=[*consts, *carry, *xs], outvars=list(outvars), params=params, effects=effects)
+
+
+def stacked(aval: Any, lengths: Sequence[int]) -> Any:
+    """The abstract value of a per-step value once the loops around it have stacked it."""
+    return aval.update(shape=(*lengths, *aval.shape)) if lengths else aval
+
+
+def guarded(segment: Sequence[Equation], inputs: Sequence[Var], outputs: Sequence[Var], witness: Var) -> list[Equation]:
+    """Run a segment inside `lax.cond` under a predicate that XLA cannot fold, so that it is not merged with
+    equal equations outside. The other branch is never taken: no integer is both above and below its own half.
+    """
+    run = build(inputs, outputs, segment)
+
+    def held(seed: Any, *operands: Any) -> list[Any]:
+        zeros = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in outputs]
+        true = always(seed)
+        return lax.cond(true, lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *operands)
+
+    traced, shapes = opened(jax.make_jaxpr(held)(*(_struct(v.aval) for v in (witness, *inputs))))[0], outputs
+    rename: dict[Var, Atom] = dict(zip(traced.invars, (witness, *inputs), strict=True))
+    ends = dict(zip((v for v in traced.outvars), shapes, strict=True))
+    return [_renamed(eqn, rename, ends) for eqn in traced.eqns]
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _renamed(eqn: Equation, rename: dict[Var, Atom], ends: dict[Var, Var]) -> Equation:
+    invars = [v if isinstance(v, Literal) else rename[v] for v in eqn.invars]
+    outvars = []
+    for var in eqn.outvars:
+        new = ends.get(var, var if is_dropped(var) else fresh(var.aval))
+        rename[var] = new
+        outvars.append(new)
+    return rebound(eqn, invars, outvars)
+
+
+def always(seed: Any) -> Any:
+    """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
+    flat = lax.reshape(seed, (math.prod(seed.shape),))
+    first = lax.index_in_dim(flat, 0, keepdims=False)
+    if jax.dtypes.issubdtype(first.dtype, np.complexfloating):
+        first = lax.real(first)
+    number = lax.convert_element_type(first, np.float32)
+    return lax.bitwise_or(lax.ge(lax.abs(number), np.float32(0)), lax.ne(number, number))
+
+
+# --------------------------------------------------------------------------------------------------- runtime
+
+
+def tangent_aval(aval: Any) -> Any:
+    """The abstract value of a tangent or cotangent of an array."""
+    return aval.to_tangent_aval()
+
+
+def is_explicit(sharding: Any) -> bool:
+    """Whether a sharding lays an array over a mesh, rather than saying nothing."""
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is not None and not mesh.empty
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is real floating point, of any width."""
+    return jax.dtypes.issubdtype(dtype, np.floating)
+
+
+def trace_context() -> Any:
+    """Everything in JAX's configuration that could change what a function traces to, as one hashable value."""
+    return _config.trace_context()
+
+
+def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """Run a jaxpr on values or tracers, keeping each equation's name stack, source line and context."""
+    jaxpr, consts = opened(closed)
+    return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def tracing() -> bool:
+    """Whether the caller stands inside some JAX transformation (jit, grad, vmap, scan and the like)."""
+    return not _core.trace_state_clean()
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether a value stands for one that is not known yet."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def version() -> tuple[int, ...]:
+    """The version of JAX as numbers."""
+    return tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
+
+
+def barriers_expand(platform: str) -> bool:
+    """Whether XLA expands optimisation barriers before scheduling unless a compiler option forbids it: XLA:CPU
+    up to JAX 0.11.
+    """
+    return platform == "cpu" and version() < (0, 12)
+
+
+@dataclass(frozen=True)
+class LinearRules:
+    """What a linear map needs to know of itself: its results' avals, its value and its transpose.
+
+    All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`.
+    """
+
+    avals: Callable[..., list[Any]]
+    apply: Callable[..., list[Any]]
+    transpose: Callable[..., list[Any]]
+
+
+def linear_primitive(name: str) -> Any:
+    """A primitive `p(*residuals, *linear, rules=LinearRules, num_residuals=n)` that is linear in its last operands.
+
+    Reverse mode calls `rules.transpose`; everything else (forward mode, batching, lowering) follows `rules.apply`.
+    """
+    prim = jex.Primitive(name)
+    prim.multiple_results = True
+
+    def apply(*operands: Any, rules: LinearRules, num_residuals: int) -> list[Any]:
+        return rules.apply(operands[:num_residuals], operands[num_residuals:])
+
+    def abstract(*avals: Any, rules: LinearRules, num_residuals: int) -> list[Any]:
+        return rules.avals(avals[:num_residuals], avals[num_residuals:])
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        filled = [ad.instantiate_zeros(t) for t in tangents]
+        return jax.jvp(lambda *xs: apply(*xs, **params), tuple(primals), tuple(filled))
+
+    def transpose(cts: Any, *operands: Any, rules: LinearRules, num_residuals: int) -> list[Any]:
+        linear = operands[num_residuals:]
+        filled = [ad.instantiate_zeros(ct) for ct in cts]
+        back = rules.transpose(operands[:num_residuals], filled)
+        return [None] * num_residuals + [
+            b if ad.is_undefined_primal(x) else None for b, x in zip(back, linear, strict=True)
+        ]
+
+    def batch(operands: Any, dims: Any, **params: Any) -> Any:
+        outs = jax.vmap(lambda *xs: apply(*xs, **params), in_axes=tuple(dims), out_axes=0)(*operands)
+        return outs, [0] * len(outs)
+
+    prim.def_impl(lambda *operands, **params: jax.jit(lambda *xs: apply(*xs, **params))(*operands))
+    prim.def_abstract_eval(abstract)
+    ad.primitive_jvps[prim] = jvp
+    ad.primitive_transposes[prim] = transpose
+    batching.primitive_batchers[prim] = batch
+    mlir.register_lowering(prim, mlir.lower_fun(apply, multiple_results=True))
+    return prim

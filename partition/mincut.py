@@ -1,0 +1,137 @@
+"""Find the cheapest set of values to save.
+
+Minimum cut by maximum flow, exact for integer capacities up to 2**60. scipy's solver holds 32 bits and silently
+truncates wider ones, so it is run on quantised capacities first: each round augments a flow in the residual network
+of the one before, in units small enough that what is left fits 32 bits, until the unit is one byte. The flow that
+comes out equals the cut's weight, which proves both optimal. Among cheapest cuts the one nearest to the backward is
+taken: it recomputes least, and it is unique, hence the same in every process.
+
+Flow algorithm: Dinic (1970), as in `scipy.sparse.csgraph.maximum_flow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jointcut.partition.classify import Facts, classify
+from jointcut.partition.cost import saving_bytes
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.graph import LITERAL, STEP, Graph
+from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
+from jointcut.partition.plan import Plan
+from jointcut.partition.policy import Verdict, judge
+from jointcut.partition.roles import Role, Side
+
+_WORD = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A minimum cut: the arcs it severs, their weight, and a flow of the same value as its proof."""
+
+    severed: tuple[int, ...]
+    weight: int
+    flow: int
+
+
+def minimum_cut(net: Network) -> Cut:
+    """The minimum cut of a network that lies nearest to its sink.
+
+    Raises `PlanError` where every cut is infinite: two rules contradict each other along some path.
+    """
+    residual, flow = _saturated(net)
+    if flow >= INFINITE:
+        raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
+    sink_side = _reaching_sink(residual)
+    severed = np.flatnonzero(~sink_side[net.tails] & sink_side[net.heads])
+    weight = int(net.capacities[severed].sum())
+    assert weight == flow, f"a cut of {weight} bytes under a flow of {flow} bytes"
+    return Cut(tuple(severed.tolist()), weight, flow)
+
+
+def _saturated(net: Network) -> tuple[csr_array, int]:
+    """Push flow until none fits; return the residual capacities and the value of the flow."""
+    shape = (net.num_nodes, net.num_nodes)
+    residual = csr_array(coo_array((net.capacities, (net.tails, net.heads)), shape=shape))
+    residual.sum_duplicates()
+    finite = net.capacities[net.capacities < INFINITE]
+    bound = int(finite.sum()) + 1  # no finite cut is wider, so a wider arc is as good as infinite
+    unit = _unit(bound)
+    total = 0
+    while True:
+        words = residual.copy()  # eliminate_zeros below edits the index arrays in place
+        words.data = (np.minimum(residual.data, bound) // unit).astype(np.int32)
+        words.eliminate_zeros()
+        pushed = maximum_flow(words, SOURCE, SINK)
+        if int(pushed.flow_value) * unit >= bound:
+            return residual, INFINITE
+        total += int(pushed.flow_value) * unit
+        step = csr_array(pushed.flow).astype(np.int64)
+        step.data *= unit
+        residual = csr_array(residual - step)
+        residual.eliminate_zeros()
+        if unit == 1:
+            return residual, total
+        crossing = _reaching_sink(csr_array(words - csr_array(pushed.flow)))
+        open_arcs = int(np.count_nonzero(~crossing[net.tails] & crossing[net.heads]))
+        bound = open_arcs * unit + 1  # what the coarser units could not carry
+        unit = min(_unit(bound), unit // 2)
+
+
+def _unit(bound: int) -> int:
+    return max(1, -(-bound // _WORD))
+
+
+def _reaching_sink(residual: csr_array) -> np.ndarray:
+    """Which nodes have a path of free capacity to the sink."""
+    backwards = csr_array(residual.T).copy()
+    backwards.data = (backwards.data > 0).astype(np.int8)
+    backwards.eliminate_zeros()
+    order = breadth_first_order(backwards, SINK, directed=True, return_predecessors=False)
+    reached = np.zeros(residual.shape[0], bool)
+    reached[order] = True
+    return reached
+
+
+def min_cut(graph: Graph) -> Plan:
+    """Least bytes saved with nothing heavy recomputed: jointcut's default strategy."""
+    facts = classify(graph)
+    verdicts, prices = judge(graph, facts), saving_bytes(graph, facts)
+    net = network(graph, facts, prices, verdicts)
+    cut = minimum_cut(net)
+    value_of = {int(node): v for v, node in enumerate(net.value_in) if node >= 0}
+    saved = [value_of[int(net.tails[arc])] for arc in cut.severed]
+    reasons = {v: _why(verdicts[v]) for v in saved}
+    return Plan.of(graph, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow, facts=facts)
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.not_recomputed:
+        return f"not recomputed: {verdict.not_recomputed}"
+    return "smaller than what it would be recomputed from"
+
+
+def save_all(graph: Graph) -> Plan:
+    """What JAX itself would keep: every forward value that an equation of the backward reads."""
+    facts = classify(graph)
+    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
+    read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
+    saved = [v for v in read | gradients if _traced_forward(graph, facts, v)]
+    reasons = dict.fromkeys(saved, "the backward reads it")
+    return Plan.of(graph, saved, strategy="save_all", reasons=reasons, facts=facts)
+
+
+def _traced_forward(graph: Graph, facts: Facts, v: int) -> bool:
+    maker = graph.values[v].maker
+    if maker is None or facts.is_late(v):
+        return False
+    return graph.ops[maker].origin is Side.FORWARD and graph.ops[maker].name not in (STEP, LITERAL)
+
+
+#: The strategies that go by a name.
+STRATEGIES: dict[str, Callable[[Graph], Plan]] = {"min_cut": min_cut, "save_all": save_all}

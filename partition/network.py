@@ -1,0 +1,78 @@
+"""Turn values, prices and rules into a flow network.
+
+Every value of the forward becomes two nodes, *in* and *out*, and an arc from in to out that costs its bytes. To the
+source lies what is at hand after the forward, to the sink what the backward must compute. An infinite arc from the
+source forbids recomputing, an infinite price forbids saving, an infinite arc to the sink says that the backward reads
+the value. An op with several results gets a node of its own, so that all its results are computed together.
+The construction is that of PyTorch's `solve_min_cut`, without its distance weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jointcut.partition.classify import Facts
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.graph import SCAN, Graph
+from jointcut.partition.policy import Verdict
+
+SOURCE, SINK = 0, 1
+
+#: A capacity that no sum of finite ones reaches.
+INFINITE = np.iinfo(np.int64).max // 4
+
+
+@dataclass(frozen=True)
+class Network:
+    """Arcs `tail -> head` with exact integer capacities; `value_in[v]` is the in-node of value v, or -1."""
+
+    num_nodes: int
+    tails: np.ndarray
+    heads: np.ndarray
+    capacities: np.ndarray
+    value_in: np.ndarray
+
+
+def network(graph: Graph, facts: Facts, prices: Sequence[int], verdicts: Sequence[Verdict]) -> Network:
+    """Build the flow network of a graph.
+
+    Raises `PlanError` where the backward reads a value that may be neither saved nor recomputed.
+    """
+    value_in = np.full(len(graph.values), -1, np.int64)
+    early = [v.id for v in graph.values if not facts.is_late(v.id)]
+    value_in[early] = 2 + 2 * np.arange(len(early))
+    arcs: list[tuple[int, int, int]] = []
+    num_nodes = 2 + 2 * len(early)
+    for v in early:
+        node, verdict = int(value_in[v]), verdicts[v]
+        if verdict.not_saved and verdict.not_recomputed and v in facts.wanted:
+            _refuse(graph, v, verdict)
+        arcs.append((node, node + 1, INFINITE if verdict.not_saved else int(prices[v])))
+        if verdict.not_recomputed:
+            arcs.append((SOURCE, node, INFINITE))
+        if v in facts.wanted:
+            arcs.append((node + 1, SINK, INFINITE))
+    for op in graph.ops:
+        if op.name == SCAN or op.id in facts.backward:
+            continue
+        targets = [int(value_in[v]) for v in op.outputs]
+        node = targets[0] if len(targets) == 1 else num_nodes
+        if len(targets) != 1:
+            num_nodes += 1
+            arcs.extend((node, t, INFINITE) for t in targets)
+        arcs.extend((int(value_in[v]) + 1, node, INFINITE) for v in op.inputs)
+    tails, heads, capacities = np.array(arcs, np.int64).reshape(-1, 3).T
+    return Network(num_nodes, tails, heads, capacities, value_in)
+
+
+def _refuse(graph: Graph, v: int, verdict: Verdict) -> None:
+    raise PlanError(
+        message(
+            graph.where(v),
+            f"may not be saved ({verdict.not_saved}) and may not be recomputed ({verdict.not_recomputed}).",
+            "Lift one of the two rules.",
+        )
+    )

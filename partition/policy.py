@@ -1,0 +1,211 @@
+"""Decide what may be saved and what may be recomputed, with a reason.
+
+Each rule gives a `Verdict` for one value. Both answers may be no (then the cut must stop before it, at what the value
+is computed from), but only for a value that the backward does not read itself. What runs in the forward anyway and is
+*heavy* is not run again; what only the backward needs is run where the cut says, once, heavy or not. Ops that are not
+known to be cheap count as heavy: a wrong guess then costs bytes, never seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jointcut.partition.classify import Facts
+from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op, Value
+
+#: The name that tracing puts on the name stack of what runs under the user's `jax.checkpoint`.
+CHECKPOINT_SCOPE = "jax.checkpoint"
+
+ELEMENTWISE = frozenset(
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "bitcast_convert_type",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "clz",
+        "complex",
+        "conj",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "device_put",
+        "digamma",
+        "div",
+        "eq",
+        "eq_to",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+        "igammac",
+        "imag",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "le_to",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "lt_to",
+        "max",
+        "min",
+        "mul",
+        "name",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "optimization_barrier",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+        "real",
+        "reduce_precision",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+        "zeta",
+    ]
+)
+MOVEMENT = frozenset(
+    [
+        "broadcast",
+        "broadcast_in_dim",
+        "concatenate",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "expand_dims",
+        "gather",
+        "iota",
+        "pad",
+        "pvary",
+        "real_to_complex",
+        "reshape",
+        "rev",
+        "select_and_gather_add",
+        "slice",
+        "split",
+        "squeeze",
+        "transpose",
+        "create_token",
+        "random_wrap",
+        "random_unwrap",
+        "random_seed",
+        "random_fold_in",
+        "random_clone",
+    ]
+)
+REDUCTIONS = frozenset(
+    [
+        "argmax",
+        "argmin",
+        "reduce_and",
+        "reduce_max",
+        "reduce_min",
+        "reduce_or",
+        "reduce_prod",
+        "reduce_sum",
+        "reduce_xor",
+    ]
+)
+CALLS = frozenset(
+    ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "closed_call", "core_call", "jit", "pjit"]
+)
+CHEAP = ELEMENTWISE | MOVEMENT
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What may be done with one value: each rule that forbids something, in words; empty where nothing does."""
+
+    not_saved: str = ""
+    not_recomputed: str = ""
+
+
+def judge(graph: Graph, facts: Facts) -> list[Verdict]:
+    """The verdict on every value that exists in the forward; values of the backward get an empty one."""
+    return [_verdict(graph, facts, value) for value in graph.values]
+
+
+def _verdict(graph: Graph, facts: Facts, value: Value) -> Verdict:
+    if facts.is_late(value.id):
+        return Verdict()
+    if value.maker is None:
+        return Verdict("", "it is an input")
+    op = graph.ops[value.maker]
+    return Verdict(_not_saved(facts, value, op), _not_recomputed(graph, facts, value, op))
+
+
+def _not_saved(facts: Facts, value: Value, op: Op) -> str:
+    if op.name == STEP:
+        return "it is one step of a stack, and the stack can be saved"
+    if op.name == LITERAL:
+        return "it is a literal"
+    if value.id not in facts.wanted and CHECKPOINT_SCOPE in op.scope:
+        return "jax.checkpoint keeps it out"
+    return ""
+
+
+def _not_recomputed(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
+    if op.name in (STEP, LITERAL):
+        return ""
+    if op.name == SCAN:
+        return "a loop is not run twice"
+    if value.id in facts.escaping:
+        return "it is read outside the loop that makes it"
+    if op.effects:
+        return f"{op.name} has an effect, which must happen once"
+    return heavy(graph, op) if op.id in facts.forward else ""
+
+
+def heavy(graph: Graph, op: Op) -> str:
+    """Why an op is not worth running twice, or an empty text where it is cheap."""
+    if op.name in CHEAP:
+        return ""
+    if op.name in REDUCTIONS:
+        read = max((graph.values[v].bytes for v in op.inputs), default=0)
+        kept = sum(graph.values[v].bytes for v in op.outputs)
+        return "it reduces more than it returns" if kept < read else ""
+    if op.name in CALLS and op.inner:
+        costly = sorted(op.inner - CHEAP - CALLS)
+        return f"it holds {costly[0]}, which is heavy" if costly else ""
+    return f"{op.name} is heavy"

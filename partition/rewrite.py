@@ -1,0 +1,160 @@
+"""Open calls, and merge what is computed twice.
+
+Two rewrites that a joint program passes through before it is read as a graph. Both keep every equation's name stack,
+source line and context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jointcut.partition.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    Var,
+    fresh,
+    is_dropped,
+    opened,
+    rebound,
+)
+from jointcut.partition.policy import CHECKPOINT_SCOPE
+
+_TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})
+
+
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
+
+    The names of opened functions stay in the name stack. A `jit` that asks for shardings, layouts or compiler
+    options of its own stays closed. Returns a jaxpr whose constants are still its `consts`.
+    """
+    jaxpr, consts = opened(closed)
+    lifted: list[tuple[Var, Any]] = list(zip(jaxpr.constvars, consts, strict=True))
+    eqns, outvars = _flattened(jaxpr, lifted)
+    info = jaxpr.debug_info
+    effects = frozenset(jaxpr.effects)
+    out = Jaxpr([v for v, _ in lifted], list(jaxpr.invars), outvars, eqns, effects, info)
+    return ClosedJaxpr(out, [c for _, c in lifted])
+
+
+def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list[Equation], list[Atom]]:
+    """Equations of a jaxpr with calls opened; without `lifted`, calls that hold constants stay closed."""
+    rename: dict[Var, Atom] = {}
+    out: list[Equation] = []
+
+    def visit(body: Jaxpr, names: dict[Var, Atom], stack: Any) -> list[Atom]:
+        def read(v: Atom) -> Atom:
+            return v if isinstance(v, Literal) else names.get(v, v)
+
+        for eqn in body.eqns:
+            invars = [read(v) for v in eqn.invars]
+            info = eqn.source_info
+            if stack is not None:
+                info = info.replace(name_stack=stack + info.name_stack)
+            if eqn.primitive.name in ("remat2", "checkpoint"):
+                info = info.replace(name_stack=info.name_stack.extend(CHECKPOINT_SCOPE))
+            call = _callee(eqn, lifted)
+            if call is None:
+                outvars = [v if stack is None or is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
+                names.update(zip(eqn.outvars, outvars, strict=True))
+                out.append(rebound(_scan_opened(eqn), invars, outvars).replace(source_info=info))
+                continue
+            inner, inner_consts = call
+            local: dict[Var, Atom] = dict(zip(inner.invars, invars, strict=True))
+            for var, const in zip(inner.constvars, inner_consts, strict=True):
+                assert lifted is not None
+                local[var] = fresh(var.aval)
+                lifted.append((local[var], const))
+            name = eqn.params.get("name")
+            deeper = info.name_stack.extend(name) if name else info.name_stack
+            names.update(zip(eqn.outvars, visit(inner, local, deeper), strict=True))
+        return [read(v) for v in body.outvars]
+
+    return out, visit(jaxpr, rename, None)
+
+
+def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
+    """The jaxpr of a call that may be opened in place, or None."""
+    if eqn.primitive.name not in _TRANSPARENT:
+        return None
+    params = eqn.params
+    closed = params.get("jaxpr", params.get("call_jaxpr"))
+    for key in ("in_shardings", "out_shardings"):
+        if any(type(s).__name__ != "UnspecifiedValue" for s in params.get(key, ())):
+            return None
+    layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
+    if any(x is not None for x in layouts) or params.get("compiler_options_kvs"):
+        return None
+    inner, consts = opened(closed)
+    return None if consts and lifted is None else (inner, consts)
+
+
+def _scan_opened(eqn: Equation) -> Equation:
+    if eqn.primitive.name != "scan":
+        return eqn
+    body, consts = opened(eqn.params["jaxpr"])
+    eqns, outvars = _flattened(body, None)
+    if len(eqns) == len(body.eqns):
+        return eqn
+    opened_body = Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
+    return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
+
+
+def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
+    """The equations and outputs of a jaxpr once some of its inputs stand for other atoms."""
+
+    def read(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else rename.get(v, v)
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        invars = [read(v) for v in eqn.invars]
+        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
+        eqns.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+    return eqns, [read(v) for v in jaxpr.outvars]
+
+
+def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
+    """Merge equations that compute the same thing from the same variables; never across effects.
+
+    `boundary` counts the leading equations of the forward; the new count comes back with the new equations.
+    """
+    rename: dict[Var, Atom] = {}
+    seen: dict[Any, Sequence[Var]] = {}
+    kept: list[Equation] = []
+    leading = 0
+    for place, eqn in enumerate(eqns):
+        invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
+        key = None if eqn.effects else _fingerprint(eqn, invars)
+        twin = seen.get(key) if key is not None else None
+        if twin is not None:
+            rename.update(zip(eqn.outvars, twin, strict=True))
+            continue
+        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
+        kept.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+        leading += place < boundary
+        if key is not None and not any(map(is_dropped, eqn.outvars)):
+            seen[key] = eqn.outvars
+    return kept, [v if isinstance(v, Literal) else rename.get(v, v) for v in outvars], leading
+
+
+def _fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
+    """A key that is equal only for equations that compute the same; None where no such key can be made."""
+    operands = tuple(_literal_key(v) if isinstance(v, Literal) else v for v in invars)
+    key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), eqn.ctx)
+    try:
+        hash(key)
+    except TypeError:  # a parameter without a hash, an array for instance
+        return None
+    return key
+
+
+def _literal_key(literal: Literal) -> Any:
+    array = np.asarray(literal.val)
+    return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)

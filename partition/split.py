@@ -1,0 +1,96 @@
+"""Take a joint jaxpr and return two: the whole folder in one function.
+
+>>> import jax, jax.numpy as jnp
+>>> from jointcut.partition import Roles, split
+>>> def joint(x, ct):
+...     y, pullback = jax.vjp(lambda x: jnp.sum(jnp.sin(jnp.cos(x))), x)
+...     return y, *pullback(ct)
+>>> halves = split(jax.make_jaxpr(joint)(jnp.ones(8), 1.0), Roles.simple(1, 1, 1, 1))
+>>> halves.plan.bytes_saved  # everything is cheap to recompute from x
+0
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jointcut.partition import loops, mincut, verify
+from jointcut.partition.classify import Facts, classify
+from jointcut.partition.emit import Halves, Hold, emit
+from jointcut.partition.errors import StrategyError, choices, message
+from jointcut.partition.graph import Graph
+from jointcut.partition.plan import Plan, checked
+from jointcut.partition.roles import Roles
+
+Strategy = str | Callable[[Graph], Plan]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A joint program cut in two by a plan.
+
+    `halves` holds the jaxprs as they run in programs of our own, `inlined` as they run inside somebody else's
+    `jax.jit` on a compiler that expands barriers. `cut_ms` and `emit_ms` are wall times.
+    """
+
+    graph: Graph
+    facts: Facts
+    plan: Plan
+    halves: Halves
+    cut_ms: float
+    emit_ms: float
+
+    @property
+    def forward(self) -> Any:
+        """The forward jaxpr: `primals -> (outputs, saved residuals)`."""
+        return self.halves.forward
+
+    @property
+    def backward(self) -> Any:
+        """The backward jaxpr: `(residuals, cotangents) -> gradients`."""
+        return self.halves.backward
+
+    @cached_property
+    def inlined(self) -> Halves:
+        """The halves with recomputation held back by `lax.cond`, which no compiler pass undoes."""
+        return emit(self.graph, self.facts, self.plan, "cond")
+
+    def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Run both halves on flat values: outputs and gradients."""
+        return verify.run(self.halves, self.graph, primals, cotangents)
+
+
+def split(joint: Any, roles: Roles, strategy: Strategy = "min_cut", *, hold: Hold = "barrier") -> Split:
+    """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
+
+    `strategy` is `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what JAX would keep), or a
+    function from the `Graph` to a `Plan`. Raises `StrategyError`, `PlanError` or `GraphError`.
+    """
+    start = time.perf_counter()
+    graph = loops.read(joint, roles)
+    plan = decide(graph, strategy)
+    middle = time.perf_counter()
+    facts = classify(graph)
+    halves = emit(graph, facts, plan, hold)
+    verify.verify_structure(graph, halves)
+    end = time.perf_counter()
+    return Split(graph, facts, plan, halves, 1e3 * (middle - start), 1e3 * (end - middle))
+
+
+def decide(graph: Graph, strategy: Strategy) -> Plan:
+    """Ask a strategy for a plan, and make sure that the plan closes."""
+    if callable(strategy):
+        plan = strategy(graph)
+        if not isinstance(plan, Plan):
+            name = getattr(strategy, "__name__", repr(strategy))
+            cure = "Return Plan.of(graph, saved=[...]) from jointcut.partition."
+            raise StrategyError(message(f"strategy {name}", f"returned {type(plan).__name__}, not a Plan.", cure))
+        return checked(graph, classify(graph), plan)
+    if strategy not in mincut.STRATEGIES:
+        known = choices(strategy, mincut.STRATEGIES) + " A function Graph -> Plan is welcome as well."
+        raise StrategyError(message("strategy", f"{strategy!r} is unknown.", known))
+    return mincut.STRATEGIES[strategy](graph)

@@ -1,0 +1,74 @@
+"""Check that the two jaxprs together mean what the one did.
+
+`verify_structure` runs after every cut: JAX's own type checker over both halves, and the residuals of one against the
+inputs of the other. `verify_meaning` runs both and the joint program one operation at a time on given arrays, where
+nothing is fused: the results must agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jointcut.partition import jaxprs
+from jointcut.partition.emit import Halves
+from jointcut.partition.errors import VerifyError, message
+from jointcut.partition.graph import Graph
+from jointcut.partition.roles import Role
+
+_REPORT = "This is a fault of jointcut: please report the program that shows it."
+
+
+def verify_structure(graph: Graph, halves: Halves) -> None:
+    """Raise `VerifyError` where a half is malformed or a residual does not fit its place in the backward."""
+    outputs = len(graph.role_outputs(Role.OUTPUT))
+    for name, closed in (("forward", halves.forward), ("backward", halves.backward)):
+        try:
+            jaxprs.check(closed)
+        except (TypeError, AssertionError) as error:
+            raise VerifyError(message(f"The {name} half", f"is malformed: {error}", _REPORT)) from error
+    forward, _ = jaxprs.opened(halves.forward)
+    backward, _ = jaxprs.opened(halves.backward)
+    places = {"input": forward.invars, "output": forward.outvars, "saved": forward.outvars[outputs:]}
+    for residual, var in zip(halves.residuals, backward.invars, strict=False):
+        given = places[residual.kind][residual.index].aval
+        if (given.shape, given.dtype) != (var.aval.shape, var.aval.dtype):
+            what = f"leaves the forward as {given} but enters the backward as {var.aval}."
+            raise VerifyError(message(graph.where(residual.value), what, _REPORT))
+
+
+def run(halves: Halves, graph: Graph, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Run the forward and then the backward on values or tracers; return outputs and gradients."""
+    outputs, residuals = forward(halves, graph, primals)
+    return outputs, backward(halves, residuals, cotangents)
+
+
+def forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Run the forward; return the user's outputs and the residuals in the backward's order."""
+    results = jaxprs.evaluate(halves.forward, *primals)
+    count = len(graph.role_outputs(Role.OUTPUT))
+    places = {"input": list(primals), "output": results[:count], "saved": results[count:]}
+    return results[:count], [places[r.kind][r.index] for r in halves.residuals]
+
+
+def backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Run the backward on the residuals and one cotangent per output that has one; return the gradients."""
+    return jaxprs.evaluate(halves.backward, *residuals, *cotangents)
+
+
+def verify_meaning(joint: Any, graph: Graph, halves: Halves, *args: Any) -> None:
+    """Compare both halves with the joint program on `args`, op by op; raise `VerifyError` at the first difference."""
+    primals = len(graph.role_inputs(Role.PRIMAL))
+    with jax.disable_jit():
+        wanted = jaxprs.evaluate(joint, *args)
+        outputs, gradients = run(halves, graph, args[:primals], args[primals:])
+    ends = {Role.OUTPUT: iter(outputs), Role.GRADIENT: iter(gradients)}
+    for i, ((_, role), want) in enumerate(zip(graph.outputs, wanted, strict=True)):
+        got = next(ends[role])
+        if np.asarray(got).tobytes() != np.asarray(want).tobytes():
+            off = np.max(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)))
+            what = f"differs from the joint program by {off:.3g}."
+            raise VerifyError(message(f"{role.value} {i}", what, _REPORT))

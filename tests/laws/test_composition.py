@@ -1,0 +1,245 @@
+"""Every program, made by jointcut, composes with JAX's own transforms as the plain function does."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jointcut import aot
+from oracle import STRATEGIES, assert_same, called, is_inexact, loss, plain, value_and_grad, weigh
+from programs import CORPUS, named
+
+LOSSES = tuple(program for program in CORPUS if "grad" not in program.lacks)
+
+# The laws of composition over the whole corpus take half an hour on two cores: by default they run over these,
+# which hold one program of each kind, and over all with JOINTCUT_EVERY_PROGRAM=1.
+# fmt: off
+COMPOSED = frozenset([
+    "two_layers", "transformer_block", "layer_norm", "cross_entropy", "energy_and_forces",
+    "bfloat16_weights", "scan_with_constants", "scan_without_xs", "scan_with_several_carries",
+    "reverse_scan", "scan_of_no_steps", "nested_scans", "scan_with_ys_used_outside",
+    "scan_with_counter", "fori_loop", "cond_on_data", "cond_in_scan", "guarded_root",
+    "gather_and_scatter", "fourier_filter", "complex_weights", "float64_weights",
+    "integer_and_key_leaves", "none_leaves", "dataclass_weights", "keyword_arguments", "unused_inputs",
+    "output_is_input", "same_array_twice", "several_outputs", "auxiliary_output", "constant_function",
+    "python_numbers", "weak_types", "custom_vjp_clip", "custom_jvp_steep", "pallas_kernel",
+    "sharded_map", "nested_jits", "vmap_inside", "stop_gradient_on_one_path", "internal_reference",
+    "checkpointed_scan_body", "checkpoint_in_checkpoint", "dropout_network", "dropout_in_scan",
+])
+# fmt: on
+EVERY_PROGRAM = "JOINTCUT_EVERY_PROGRAM" in os.environ
+
+
+def over(programs, lacking="", strategies=STRATEGIES):
+    """Parameters: each program by each strategy, save those for which plain JAX itself lacks the transform."""
+    chosen = [
+        program for program in programs if lacking not in program.lacks and (EVERY_PROGRAM or program.name in COMPOSED)
+    ]
+    cases = [(program, strategy) for program in chosen for strategy in strategies]
+    return pytest.mark.parametrize(
+        ("program", "strategy"), cases, ids=[f"{program.name}-{strategy}" for program, strategy in cases]
+    )
+
+
+def compiled(program, strategy):
+    return aot.function(program.function, argnums=program.argnums, has_aux=program.has_aux, strategy=strategy)
+
+
+def check(program, strategy, transform, slack=1.0):
+    """Apply a transform of `oracle`'s kind to the function made by jointcut, and compare under jax.jit."""
+    with program.precision():
+        got = jax.jit(transform(program, compiled(program, strategy)))(*program.args)
+        assert_same(got, plain(program, transform), program, slack=slack)
+
+
+def positions(program):
+    return (program.argnums,) if isinstance(program.argnums, int) else program.argnums
+
+
+def scaled(tree, factor):
+    """The tree with its inexact leaves multiplied, in their own types."""
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype) if is_inexact(leaf) else leaf, tree)
+
+
+def as_arrays(args):
+    return jax.tree.map(jnp.asarray, args)
+
+
+@over([program for program in LOSSES if program.scalar])
+def test_jax_value_and_grad_of_it_under_jit(program, strategy):
+    check(program, strategy, value_and_grad)
+
+
+@over([program for program in LOSSES if program.scalar])
+def test_its_value_and_grad_under_jit(program, strategy):
+    with program.precision():
+        got = jax.jit(compiled(program, strategy).value_and_grad)(*program.args, **program.kwargs)
+        assert_same(got, plain(program, value_and_grad), program)
+
+
+@over([program for program in LOSSES if program.scalar], strategies=("min_cut",))
+def test_jax_value_and_grad_of_it_without_jit(program, strategy):
+    with program.precision():
+        got = value_and_grad(program, compiled(program, strategy))(*program.args)
+        assert_same(got, plain(program, value_and_grad), program)
+
+
+@over([program for program in CORPUS if not program.scalar or program.has_aux])
+def test_a_call_under_jit(program, strategy):
+    check(program, strategy, called)
+
+
+def gradient_of_weighed(program, function):
+    """The gradient of a number made of every output."""
+    return jax.grad(loss(program, function), argnums=positions(program))
+
+
+@over([program for program in LOSSES if not program.scalar])
+def test_gradient_through_every_output_under_jit(program, strategy):
+    check(program, strategy, gradient_of_weighed)
+
+
+def batched(program, function):
+    """The function and its gradient over a batch of two: inexact leaves differ, the others are shared."""
+    scalar = loss(program, function)
+
+    def both(*args):
+        if "grad" in program.lacks:
+            return function(*args, **program.kwargs)
+        return function(*args, **program.kwargs), jax.grad(scalar, argnums=positions(program))(*args)
+
+    def transformed(*args):
+        leaves, tree = jax.tree.flatten(as_arrays(args))
+        batch = [jnp.stack([leaf, leaf * 0.9]) if is_inexact(leaf) else leaf for leaf in leaves]
+        axes = [0 if is_inexact(leaf) else None for leaf in leaves]
+        return jax.vmap(lambda *flat: both(*jax.tree.unflatten(tree, flat)), in_axes=axes)(*batch)
+
+    return transformed
+
+
+@over(CORPUS, lacking="vmap")
+def test_vmap_of_it_and_of_its_gradient(program, strategy):
+    check(program, strategy, batched)
+
+
+def differentiated_twice(program, function):
+    """The gradient of a number made of the gradient."""
+    gradient = jax.grad(loss(program, function), argnums=positions(program))
+
+    def transformed(*args):
+        return jax.grad(lambda *inner: weigh(gradient(*inner)), argnums=positions(program))(*args)
+
+    return transformed
+
+
+@over(LOSSES, lacking="second grad")
+def test_a_second_gradient(program, strategy):
+    check(program, strategy, differentiated_twice, slack=10)
+
+
+def pushed_forward(program, function):
+    """jax.jvp along the differentiated arguments themselves."""
+
+    def transformed(*args):
+        args = as_arrays(args)
+        places = [place % len(args) for place in positions(program)]
+
+        def of_differentiated(*chosen):
+            changed = dict(zip(places, chosen, strict=True))
+            return loss(program, function)(*[changed.get(i, arg) for i, arg in enumerate(args)])
+
+        chosen = tuple(args[place] for place in places)
+        return jax.jvp(of_differentiated, chosen, scaled(chosen, jnp.float32(0.5)))
+
+    return transformed
+
+
+@over(LOSSES, lacking="jvp", strategies=("min_cut",))
+def test_jvp(program, strategy):
+    check(program, strategy, pushed_forward)
+
+
+def looped(program, function):
+    """Both uses in a scan: a gradient taken in its body, and a gradient taken of the whole."""
+    scalar = loss(program, function)
+    factors = (1.0, 0.9, 0.8)
+
+    def total(*args):
+        def step(sofar, factor):
+            value, gradients = jax.value_and_grad(scalar, positions(program))(*scaled(as_arrays(args), factor))
+            return sofar + value.astype(sofar.dtype), gradients
+
+        return lax.scan(step, jnp.float32(0), jnp.float32(factors))
+
+    def values(*args):
+        def step(sofar, factor):
+            return sofar + scalar(*scaled(as_arrays(args), factor)).astype(sofar.dtype), None
+
+        return lax.scan(step, jnp.float32(0), jnp.float32(factors))[0]
+
+    def transformed(*args):
+        return total(*args), jax.grad(values, positions(program))(*args)
+
+    return transformed
+
+
+@over(LOSSES, strategies=("min_cut",))
+def test_use_inside_scan(program, strategy):
+    check(program, strategy, looped, slack=3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_per_example_gradients_without_jit(strategy):
+    program = named("two_layers")
+    weights, rows, targets = program.args
+    per_example = jax.vmap(jax.grad(compiled(program, strategy)), in_axes=(None, 0, 0))
+    want = jax.vmap(jax.grad(program.function), in_axes=(None, 0, 0))
+    assert_same(per_example(weights, rows, targets), want(weights, rows, targets), program)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("transform", [jax.hessian, jax.jacrev, jax.jacfwd], ids=lambda transform: transform.__name__)
+def test_jacobians(transform, strategy):
+    program = named("layer_norm")
+    function = partial(compiled(program, strategy), program.args[0])
+    want = jax.jit(transform(partial(program.function, program.args[0])))
+    assert_same(jax.jit(transform(function))(*program.args[1:]), want(*program.args[1:]), program, slack=3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_inside_another(strategy):
+    """A jointcut function that calls a jointcut function."""
+    program = named("two_layers")
+    inner = compiled(program, strategy)
+
+    def outer(function, weights, x, y):
+        return jnp.sin(function(weights, x, y)) + function(weights, y @ weights["out"].T @ weights["in"].T, y)
+
+    got = aot.function(partial(outer, inner), strategy=strategy).value_and_grad(*program.args)
+    assert_same(got, jax.jit(jax.value_and_grad(partial(outer, program.function)))(*program.args), program)
+
+
+REFUSALS = [(program, transform) for program in CORPUS for transform in program.lacks]
+TRANSFORMS = {
+    "jvp": pushed_forward,
+    "grad": gradient_of_weighed,
+    "second grad": differentiated_twice,
+    "vmap": batched,
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "transform"), REFUSALS, ids=[f"{program.name}-{transform}" for program, transform in REFUSALS]
+)
+def test_plain_jax_refuses_what_the_corpus_says_it_does(program, transform):
+    """So that no law is skipped for a reason of yesterday."""
+    with (
+        program.precision(),
+        pytest.raises((TypeError, ValueError, NotImplementedError), match=program.lacks[transform]),
+    ):
+        plain(program, TRANSFORMS[transform])

@@ -1,0 +1,70 @@
+"""Every program, called, differentiated and pulled back, answers as plain JAX does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from jointcut import aot
+from oracle import STRATEGIES, assert_same, called, cotangents, plain, plain_vjp, value_and_grad
+from programs import CORPUS, named
+
+pytestmark = pytest.mark.parametrize("strategy", STRATEGIES)
+every_program = pytest.mark.parametrize("program", CORPUS, ids=lambda program: program.name)
+every_loss = pytest.mark.parametrize(
+    "program",
+    [program for program in CORPUS if program.scalar and "grad" not in program.lacks],
+    ids=lambda program: program.name,
+)
+
+
+def compiled(program, strategy):
+    return aot.function(program.function, argnums=program.argnums, has_aux=program.has_aux, strategy=strategy)
+
+
+@every_program
+def test_a_call_answers_as_the_function(program, strategy):
+    with program.precision():
+        got = compiled(program, strategy)(*program.args, **program.kwargs)
+        assert_same(got, plain(program, called), program)
+
+
+@every_loss
+def test_value_and_grad_answers_as_jax(program, strategy):
+    with program.precision():
+        got = compiled(program, strategy).value_and_grad(*program.args, **program.kwargs)
+        assert_same(got, plain(program, value_and_grad), program)
+
+
+@every_program
+def test_vjp_pulls_back_as_jax_and_more_than_once(program, strategy):
+    """The second seed catches residuals that the first pullback used up, the third those it changed."""
+    with program.precision():
+        bound = partial(program.function, **program.kwargs)
+        function = aot.function(bound, has_aux=program.has_aux, strategy=strategy)
+        out, pullback, *aux = function.vjp(*program.args)
+        want_out, want_aux, want_first, want_second = plain_vjp(program)
+        assert_same((out, aux), (want_out, want_aux), program)
+        assert_same(pullback(cotangents(out, 1)), want_first, program)
+        assert_same(pullback(cotangents(out, 2)), want_second, program)
+        assert_same(pullback(cotangents(out, 1)), want_first, program)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two_layers",
+        "auxiliary_output",
+        "two_argnums",
+        "last_argument",
+        "keyword_arguments",
+        "scan_over_layers",
+    ],
+)
+def test_grad_is_the_gradient_of_value_and_grad(name, strategy):
+    """One program of each convention is enough."""
+    program = named(name)
+    value, gradients = plain(program, value_and_grad)
+    got = compiled(program, strategy).grad(*program.args, **program.kwargs)
+    assert_same(got, (gradients, value[1]) if program.has_aux else gradients, program)

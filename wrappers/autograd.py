@@ -1,0 +1,100 @@
+"""Tie the forward and backward programs into jax.grad.
+
+Inside somebody's `jax.grad`, `jax.vmap` or `jax.jit` a function of ours is a `jax.custom_jvp` call. Its rule asks which
+inputs are differentiated, cuts the joint program for just those, runs the forward half, and returns tangents through a
+linear map that knows both directions: reverse mode transposes it into the backward half, forward mode
+(`jax.jvp`, `jax.jacfwd`) differentiates the function itself. So reverse, forward and mixed modes all work, to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jointcut.partition import jaxprs, verify
+from jointcut.partition.emit import Halves
+from jointcut.partition.graph import Graph
+from jointcut.wrappers.convention import is_inexact
+
+_linear_p = jaxprs.linear_primitive("jointcut_linear")
+
+
+@dataclass(frozen=True)
+class Differential:
+    """The two halves for one set of differentiated inputs, and the rules of the linear map between them."""
+
+    graph: Graph
+    halves: Halves
+    extra: tuple[Any, ...]
+    rules: jaxprs.LinearRules
+
+
+def differentiable(
+    primal: Any, cut: Callable[[tuple[bool, ...]], tuple[Graph, Halves, tuple[Any, ...]]]
+) -> Callable[..., list[Any]]:
+    """A flat function that runs the jaxpr `primal` and differentiates through the halves that `cut` returns.
+
+    `cut` takes one flag per flat input, whether a derivative with respect to it is asked for; beside graph and halves it
+    returns the constants of the derivative, which are leading inputs of the halves.
+    """
+    known: dict[tuple[bool, ...], Differential] = {}
+
+    @jax.custom_jvp
+    def call(*flat: Any) -> list[Any]:
+        return jaxprs.evaluate(primal, *flat)
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        mask = tuple(not isinstance(t, SymbolicZero) and is_inexact(jax.typeof(x).dtype)
+                     for x, t in zip(primals, tangents, strict=True))  # fmt: skip
+        if mask not in known:
+            graph, halves, extra = cut(mask)
+            known[mask] = Differential(graph, halves, extra, _rules(primal, mask, halves))
+        this = known[mask]
+        outputs, residuals = verify.forward(this.halves, this.graph, [*this.extra, *primals])
+        operands = [*residuals, *primals, *(t for t, wanted in zip(tangents, mask, strict=True) if wanted)]
+        count = len(residuals) + len(primals)
+        moved = iter(_linear_p.bind(*operands, rules=this.rules, num_residuals=count))
+        return outputs, [next(moved) if is_inexact(_dtype(out)) else _no_tangent(out) for out in outputs]
+
+    call.defjvp(rule, symbolic_zeros=True)
+    return call
+
+
+def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.LinearRules:
+    """The linear map from the tangents of the chosen inputs to those of the outputs, and its transpose."""
+    count = len(halves.residuals)
+
+    def avals(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
+        del residuals, linear
+        outs = (v.aval for v in jaxprs.opened(primal)[0].outvars)
+        return [jaxprs.tangent_aval(aval) for aval in outs if is_inexact(aval.dtype)]
+
+    def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
+        primals = residuals[count:]
+
+        def chosen(*xs: Any) -> list[Any]:
+            given = iter(xs)
+            full = [next(given) if wanted else x for x, wanted in zip(primals, mask, strict=True)]
+            outs = jaxprs.evaluate(primal, *full)
+            return [out for out in outs if is_inexact(_dtype(out))]
+
+        picked = tuple(x for x, wanted in zip(primals, mask, strict=True) if wanted)
+        return jax.jvp(chosen, picked, tuple(linear))[1]
+
+    def transpose(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return verify.backward(halves, residuals[:count], cotangents)
+
+    return jaxprs.LinearRules(avals, apply, transpose)
+
+
+def _dtype(x: Any) -> Any:
+    return jax.typeof(x).dtype
+
+
+def _no_tangent(x: Any) -> np.ndarray:
+    return np.zeros(jax.typeof(x).shape, jax.dtypes.float0)

@@ -1,0 +1,69 @@
+"""Say what each flat input and output means to the caller.
+
+A `Slot` is one flat position: the path by which the user reaches it and what kind of array stands there. A `Convention`
+is the whole signature. Every wrapper is a step from one convention to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One flat input or output: its path (`args[0]['w']`), shape, dtype, weak type, and whether it is differentiated
+    (an input whose gradient is wanted, an output that can carry a cotangent).
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+    differentiated: bool = False
+
+    def __str__(self) -> str:
+        """`args[0]['w']: float32[128,64]`."""
+        return f"{self.path}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The slot as `jax.ShapeDtypeStruct`."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The flat inputs and outputs of a program, in order, and the trees that hold them for the caller."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    in_tree: Any = None
+    out_tree: Any = None
+
+    def differentiated(self) -> Iterator[int]:
+        """Positions of the inputs whose gradient is wanted."""
+        return (i for i, slot in enumerate(self.inputs) if slot.differentiated)
+
+
+def slot(path: str, leaf: Any, differentiated: bool = False) -> Slot:
+    """The slot that an array, scalar, tracer, reference or `ShapeDtypeStruct` fills."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type), differentiated)
+    aval = jax.typeof(leaf)
+    inner = getattr(aval, "inner_aval", aval)
+    return Slot(path, inner.shape, inner.dtype, bool(getattr(inner, "weak_type", False)), differentiated)
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether a dtype can carry a derivative: real or complex floating point, also the narrow ones."""
+    return jax.dtypes.issubdtype(dtype, np.inexact)
+
+
+def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:
+    """Slots of several leaves at once."""
+    return tuple(slot(path, leaf) for path, leaf in zip(paths, leaves, strict=True))

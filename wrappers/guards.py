@@ -1,0 +1,64 @@
+"""Refuse a call that the compiled program was not made for.
+
+A compiled program has one signature. `GuardsWrapper` compares each call's tree, shapes, dtypes and static values with
+it, and says by the user's own path what differs, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jointcut.partition.errors import CallError, message
+from jointcut.wrappers.convention import slot
+from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.wrapper import Target
+
+_CURE = "Trace and compile for this signature too, or call the function itself, which does so by need."
+
+
+@dataclass(frozen=True)
+class GuardsWrapper:
+    """Compare every call with the one that was traced."""
+
+    traced: Bound
+
+    def pre_compile(self, target: Target) -> Target:
+        """Guards change nothing before compiling."""
+        return target
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call that raises `CallError` where the arguments do not fit."""
+        inputs = target.convention.inputs
+
+        def guarded(bound: Bound) -> Any:
+            if bound.tree != self.traced.tree:
+                raise CallError(message("The arguments", _tree_difference(self.traced, bound), _CURE))
+            if (bound.static_args, bound.static_kwargs) != (
+                self.traced.static_args,
+                self.traced.static_kwargs,
+            ):
+                raise CallError(message("A static argument", "differs from the one traced.", _CURE))
+            for want, leaf in zip(inputs, bound.leaves, strict=True):
+                got = slot(want.path, leaf)
+                if (got.shape, got.dtype) != (want.shape, want.dtype):
+                    got_text, want_text = str(got).split(": ")[1], str(want).split(": ")[1]
+                    raise CallError(message(want.path, f"is {got_text}, but {want_text} was traced.", _CURE))
+            return call(bound)
+
+        return guarded
+
+
+def _tree_difference(traced: Bound, bound: Bound) -> str:
+    """The first path that only one of two calls has."""
+    old, new = traced.paths(), bound.paths()
+    for path in new:
+        if path not in old:
+            return f"hold {path}, which was not there when traced."
+    for path in old:
+        if path not in new:
+            return f"lack {path}, which was there when traced."
+    return f"have the structure {jax.tree.structure(bound.rebuild_places())}, not the one traced."

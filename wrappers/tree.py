@@ -1,0 +1,188 @@
+"""Flatten nested arguments and results, and build them again.
+
+`bind` reads one call as a flat list of array leaves: static arguments are set apart, every leaf keeps the path by
+which the user reaches it, and anything that is not an array is refused there and then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.jaxprs import is_reference, is_tracer
+from jointcut.wrappers.convention import Convention, slots
+from jointcut.wrappers.wrapper import Target
+
+
+@dataclass(frozen=True)
+class Statics:
+    """Which arguments are Python values that a program is specialised for, by position and by keyword."""
+
+    argnums: frozenset[int] = frozenset()
+    argnames: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any) -> Statics:
+        """Complete positions by names and names by positions, as `jax.jit` does, from the function's signature."""
+        nums = {argnums} if isinstance(argnums, int) else set(argnums or ())
+        names = {argnames} if isinstance(argnames, str) else set(argnames or ())
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            return cls(frozenset(nums), frozenset(names))
+        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        nums = {n + len(positional) if n < 0 else n for n in nums}
+        if argnames is None:
+            names |= {positional[n] for n in nums if n < len(positional)}
+        if argnums is None:
+            nums |= {i for i, name in enumerate(positional) if name in names}
+        return cls(frozenset(nums), frozenset(names))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One call, flattened: leaves in order, the tree that holds them, and the static arguments."""
+
+    leaves: tuple[Any, ...]
+    tree: Any
+    static_args: tuple[tuple[int, Any], ...]
+    static_kwargs: tuple[tuple[str, Any], ...]
+    spans: tuple[range, ...] = field(compare=False)
+
+    def rebuild(self, leaves: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The call's arguments with other leaves in place."""
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        args = list(args)
+        for i, value in self.static_args:
+            args.insert(i, value)
+        return args, {**kwargs, **dict(self.static_kwargs)}
+
+    def paths(self) -> list[str]:
+        """How the user reaches each leaf: `args[0]['w']`, `kwargs['mask']`."""
+        shifted = {}
+        dynamic = [i for i in range(len(self.spans)) if i not in dict(self.static_args)]
+        for place, original in enumerate(dynamic):
+            shifted[place] = original
+        found, _ = tree_flatten_with_path(self.rebuild_places())
+        return [_path(keys, shifted) for keys, _ in found]
+
+    def rebuild_places(self) -> Any:
+        """The dynamic arguments as a tree of positions."""
+        return jax.tree.unflatten(self.tree, range(len(self.leaves)))
+
+    def abstract(self) -> Bound:
+        """The same call with shapes in the place of arrays, so that keeping it keeps no array alive."""
+        return replace(self, leaves=tuple(map(struct, self.leaves)))
+
+    def signature(self) -> Any:
+        """Everything about the call that could change what it traces to, as one hashable value."""
+        return (self.tree, tuple(map(_key, self.leaves)), self.static_args, self.static_kwargs)
+
+    def argument_tree(self, position: int) -> Any:
+        """The tree of one positional argument."""
+        fixed = [i for i, _ in self.static_args]
+        place = position - sum(i < position for i in fixed)
+        return self.tree.children()[0].children()[place]
+
+
+def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound:
+    """Flatten a call.
+
+    Raises `TraceError` for a leaf that is not an array, a scalar, a random key or a reference.
+    """
+    dynamic = tuple(a for i, a in enumerate(args) if i not in statics.argnums)
+    named = {k: v for k, v in kwargs.items() if k not in statics.argnames}
+    leaves, tree = jax.tree.flatten((dynamic, named))
+    fixed = tuple((i, a) for i, a in enumerate(args) if i in statics.argnums)
+    fixed_named = tuple((k, v) for k, v in sorted(kwargs.items()) if k in statics.argnames)
+    bound = Bound(tuple(leaves), tree, fixed, fixed_named, _spans(args, statics))
+    for i, leaf in enumerate(leaves):
+        if not is_array_like(leaf):
+            cure = "Pass an array or a number, or name the argument in static_argnums or static_argnames."
+            raise TraceError(message(bound.paths()[i], f"is a {type(leaf).__name__}, not an array.", cure))
+    return bound
+
+
+def is_array_like(leaf: Any) -> bool:
+    """Whether JAX can take a leaf as an array: arrays, scalars, keys, tracers, references, `ShapeDtypeStruct`."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct):
+        return not (isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm")
+    try:
+        aval = jax.typeof(leaf)
+    except TypeError:
+        return hasattr(leaf, "__jax_array__")
+    return is_reference(aval) or hasattr(aval, "shape")
+
+
+def struct(leaf: Any) -> Any:
+    """What a program is lowered for: shape, dtype, weak type, and the sharding of an array on several devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    if is_reference(aval):
+        return leaf
+    spread = not is_tracer(leaf) and isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    weak = bool(getattr(aval, "weak_type", False))
+    sharding = leaf.sharding if spread else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
+
+
+def _key(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+
+
+def _spans(args: Sequence[Any], statics: Statics) -> tuple[range, ...]:
+    """For each positional argument the leaves that belong to it; none for a static one."""
+    spans, start = [], 0
+    for i, arg in enumerate(args):
+        count = 0 if i in statics.argnums else len(jax.tree.leaves(arg))
+        spans.append(range(start, start + count))
+        start += count
+    return tuple(spans)
+
+
+def _path(keys: Any, shifted: dict[int, int]) -> str:
+    head, *rest = keys
+    if head.idx == 1:
+        return "kwargs" + keystr(tuple(rest))
+    return f"args[{shifted[rest[0].idx]}]{keystr(tuple(rest[1:]))}"
+
+
+@dataclass
+class TreeWrapper:
+    """Speak in flat lists of arrays to the compiler, in trees to the caller."""
+
+    bound: Bound
+
+    def pre_compile(self, target: Target) -> Target:
+        """A function of flat leaves; its convention's `out_tree` is known once it has been traced."""
+        inputs = slots(self.bound.paths(), self.bound.leaves)
+        return Target(self.flat(target.function), Convention(inputs, (), self.bound.tree))
+
+    def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The user's function over flat leaves."""
+
+        def call(*leaves: Any) -> Any:
+            args, kwargs = self.bound.rebuild(leaves)
+            return function(*args, **kwargs)
+
+        return call
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call in trees over one in flat leaves, for arguments with the structure that was traced."""
+        del target
+        statics = Statics(
+            frozenset(i for i, _ in self.bound.static_args), frozenset(k for k, _ in self.bound.static_kwargs)
+        )
+
+        def in_trees(*args: Any, **kwargs: Any) -> Any:
+            return call(bind(args, kwargs, statics))
+
+        return in_trees

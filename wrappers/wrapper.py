@@ -1,0 +1,35 @@
+"""Define a wrapper: one half before compiling, one half after.
+
+`pre_compile` takes a `Target` (a function and the convention it speaks) and returns a simpler one; `post_compile`
+takes the compiled call that speaks the simpler convention and returns a call that speaks the original one. The law of
+every wrapper: if the compiled call is the simpler target's own function, the result behaves as the original.
+The names are those of PyTorch's `CompilerWrapper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jointcut.wrappers.convention import Convention
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function on its way to the compiler, and the convention that it speaks."""
+
+    function: Callable[..., Any]
+    convention: Convention
+
+
+class CompilerWrapper(Protocol):
+    """A step from one calling convention to a simpler one, and back."""
+
+    def pre_compile(self, target: Target) -> Target:
+        """Return a target with a simpler convention."""
+        ...
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """Return a call that speaks the convention of `target`, given one that speaks the simpler one."""
+        ...
