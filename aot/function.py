@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
@@ -131,8 +130,7 @@ class Function:
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
         halves = compiling.halves_for(cut.split, ours)
-        one = jnp.asarray(traced.one())
-        outputs, gradients = compiling.run_step(cut.split, halves, traced.flat(bound), [one])
+        outputs, gradients = compiling.run_step(cut.split, halves, traced.flat(bound), [traced.one()])
         return value_and_gradients(traced, outputs, gradients, bound)
 
     def _vjp(self, ours: bool, *args: Any, **kwargs: Any) -> tuple[Any, Any, Pullback]:

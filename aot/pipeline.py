@@ -18,7 +18,6 @@ import jax
 from jointcut.aot.joint import joint, primal
 from jointcut.aot.options import Options
 from jointcut.aot.stages import Traced
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, message
 from jointcut.wrappers import stack
 from jointcut.wrappers.convention import Convention, is_inexact, slot
@@ -63,8 +62,8 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
     chosen = [(place % len(spans), i) for place in positions for i in spans[place]]
     for _, i in chosen:
         found = slot(bound.paths()[i], bound.leaves[i])
-        if not jaxprs.is_real(found.dtype):
-            what = f"is {found.dtype}: value_and_grad differentiates real floating-point arguments."
+        if not is_inexact(found.dtype):
+            what = f"is {found.dtype}: value_and_grad differentiates floating-point arguments."
             cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
             raise TraceError(message(found.path, what, cure))
     return tuple(i for _, i in chosen)

@@ -127,7 +127,7 @@ class Traced:
                 "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
             )
             raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return np.ones((), outs[0].dtype)
+        return jaxprs.typed(1, outs[0])
 
 
 def _float0(leaf: Any) -> np.ndarray:
@@ -206,7 +206,7 @@ class Compiled:
         made, one = self.cut.split, self.cut.traced.one()
 
         def step(*flat: Any) -> Any:
-            return compiling.run_step(made, made.halves, flat, [jnp.asarray(one)])
+            return compiling.run_step(made, made.halves, flat, [one])
 
         keep = self.cut.traced.options.keep_unused
         return self._once("step", lambda: compiling.compiled(step, self._structs(), keep))

@@ -46,6 +46,7 @@ CAPTION = (
 )
 PICTURE = Path(__file__).parent / "results" / "demo.png"
 ROWS = 8
+WARM_UP = 20  # steps until the full learning rate
 MB = 1e6
 
 
@@ -94,7 +95,7 @@ def parse_options() -> Plan:
     if options.steps < 10:
         parser.error("--steps must be at least 10")
     config = gpt.Config(layers=options.layers)
-    return Plan(config, options.rounds, options.steps, rate=2e-3, picture=options.picture)
+    return Plan(config, options.rounds, options.steps, rate=3e-3, picture=options.picture)
 
 
 def build(program: Program, bar: tqdm) -> dict[str, Step]:
@@ -126,7 +127,7 @@ def table_of(steps: Mapping[str, Step], timings: Mapping[str, Timing]) -> Table:
             f"{timing.seconds.median * 1e3:.0f}",
             f"{timing.ratio.median:.2f}",
             f"{step.compile_s:.1f}",
-            f"{largest_difference(step.call()[1], reference):.0e}",
+            f"{largest_difference(step.call()[1], reference):.1g}",
             style="bold" if name == "jointcut" else None,
         )
     return table
@@ -168,7 +169,8 @@ def train(plan: Plan, bar: tqdm) -> list[float]:
     for step in range(plan.steps):
         batch = corpus.batch(text, ROWS, plan.config.context, seed=step)
         value, gradients = loss.value_and_grad(parameters, batch, jax.random.key(step))
-        parameters, state = update(parameters, gradients, state, plan.rate)
+        warmth = min(1.0, (step + 1) / WARM_UP)
+        parameters, state = update(parameters, gradients, state, warmth * plan.rate)
         losses.append(float(value))
         bar.set_description(f"training, loss {losses[-1]:.2f}")
         bar.update()
@@ -178,10 +180,10 @@ def train(plan: Plan, bar: tqdm) -> list[float]:
 def replay(step: Step, name: str, console: Console) -> list[int]:
     """The bytes alive over one step, checked against XLA's own total."""
     live = [step.residual_bytes + alive for program in step.programs for alive in live_bytes(program)]
-    gap = 1 - max(live) / step.activation_bytes
+    highest, reserved = max(live) / MB, step.activation_bytes / MB
     console.print(
-        f"Replay of {name}: {len(live)} instructions, highest {max(live) / MB:.1f} MB; "
-        f"XLA reserves {step.activation_bytes / MB:.1f} MB ({gap:.1%} more, gaps between buffers)."
+        f"Replay of {name}: {len(live)} instructions, highest {highest:.1f} MB, "
+        f"XLA reserves {reserved:.1f} MB ({1 - highest / reserved:.1%} apart)."
     )
     return live
 

@@ -41,31 +41,32 @@ class Config:
 def init(key: Array, config: Config) -> Params:
     """Draw the parameters; blocks are stacked when `config.scan`, else listed."""
     embed_key, position_key, head_key, block_key = jax.random.split(key, 4)
-    block_keys = jax.random.split(block_key, config.layers)
-    blocks = [init_block(k, config) for k in block_keys]
+    std = config.width**-0.5
+    blocks = [init_block(k, config) for k in jax.random.split(block_key, config.layers)]
     params: Params = {
-        "embed": 0.02 * jax.random.normal(embed_key, (VOCABULARY, config.width)),
-        "position": 0.02 * jax.random.normal(position_key, (config.context, config.width)),
+        "embed": std * jax.random.normal(embed_key, (VOCABULARY, config.width)),
+        "position": std * jax.random.normal(position_key, (config.context, config.width)),
         "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks) if config.scan else blocks,
         "norm": init_norm(config.width),
     }
     if not config.tied:
-        params["head"] = 0.02 * jax.random.normal(head_key, (config.width, VOCABULARY))
+        params["head"] = std * jax.random.normal(head_key, (config.width, VOCABULARY))
     return params
 
 
 def init_block(key: Array, config: Config) -> Params:
     """Draw one block; projections into the residual stream shrink with depth, as in GPT-2."""
-    width, inner = config.width, (2 * config.layers) ** -0.5
+    width, std = config.width, config.width**-0.5
+    inward = std * (2 * config.layers) ** -0.5
     qkv, out, up, down = jax.random.split(key, 4)
     return {
         "attention_norm": init_norm(width),
-        "qkv": 0.02 * jax.random.normal(qkv, (width, 3 * width)),
-        "out": 0.02 * inner * jax.random.normal(out, (width, width)),
+        "qkv": std * jax.random.normal(qkv, (width, 3 * width)),
+        "out": inward * jax.random.normal(out, (width, width)),
         "mlp_norm": init_norm(width),
-        "up": 0.02 * jax.random.normal(up, (width, 4 * width)),
+        "up": std * jax.random.normal(up, (width, 4 * width)),
         "up_bias": jnp.zeros(4 * width),
-        "down": 0.02 * inner * jax.random.normal(down, (4 * width, width)),
+        "down": inward * jax.random.normal(down, (4 * width, width)),
         "down_bias": jnp.zeros(width),
     }
 

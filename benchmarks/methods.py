@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
-from benchmarks.measure import Call, compile_program, memory_of
+from benchmarks.measure import Call, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
 from jointcut import aot
 
@@ -30,7 +30,11 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, built. Seconds are wall time; bytes are XLA's, but for `saved_bytes`."""
+    """One training step, built.
+
+    `saved_bytes` and `dots` are counted in the jaxprs, the other bytes are XLA's. `compile_s` is XLA's own time,
+    `lower_s` what it takes JAX to bring the program there.
+    """
 
     call: Call
     programs: tuple[Compiled, ...]
@@ -71,10 +75,10 @@ def build_jax(program: Program, policy: Callable[..., Any] | None, keep_barriers
     start = time.perf_counter()
     traced = jax.jit(jax.value_and_grad(loss)).trace(*program.arguments)
     trace_s = time.perf_counter() - start
-    start = time.perf_counter()
-    lowered = traced.lower()
-    lower_s = time.perf_counter() - start
-    compiled, compile_s = compile_program(lowered, keep_barriers)
+    start, xla_start = time.perf_counter(), xla_clock.seconds
+    compiled = compile_program(traced.lower(), keep_barriers)
+    compile_s = xla_clock.seconds - xla_start
+    lower_s = time.perf_counter() - start - compile_s
     memory = memory_of(compiled)
     return Step(
         call=partial(compiled, *program.arguments),
@@ -99,21 +103,23 @@ def build_jointcut(program: Program, strategy: str) -> Step:
     start = time.perf_counter()
     cut = traced.partition(strategy=strategy)
     cut_s = time.perf_counter() - start
-    start = time.perf_counter()
+    start, xla_start = time.perf_counter(), xla_clock.seconds
     compiled = cut.compile()
-    compile_s = time.perf_counter() - start
+    compile_s = xla_clock.seconds - xla_start
+    lower_s = time.perf_counter() - start - compile_s
+    memory = memory_of(compiled.programs[0]) if compiled.executables == 1 else None
     return Step(
         call=partial(compiled.value_and_grad, *program.arguments),
         programs=tuple(compiled.programs),
-        activation_bytes=compiled.memory.activation_bytes,
-        peak_bytes=compiled.memory.peak_bytes,
+        activation_bytes=memory.temp if memory else compiled.memory.activation_bytes,
+        peak_bytes=memory.peak if memory else compiled.memory.peak_bytes,
         saved_bytes=cut.plan.bytes_saved,
         trace_s=trace_s,
         cut_s=cut_s,
-        lower_s=0.0,
+        lower_s=lower_s,
         compile_s=compile_s,
         dots=count_dots(cut.forward) + count_dots(cut.backward),
-        residual_bytes=compiled.memory.residual_bytes,
+        residual_bytes=0 if memory else compiled.memory.residual_bytes,
     )
 
 

@@ -19,6 +19,7 @@ from jax import lax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source
+from jax._src.lax import lax as _lax
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
@@ -231,7 +232,7 @@ def guarded(segment: Sequence[Equation], inputs: Sequence[Var], outputs: Sequenc
     run = build(inputs, outputs, segment)
 
     def held(seed: Any, *operands: Any) -> list[Any]:
-        zeros = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in outputs]
+        zeros = [typed(lax.full(v.aval.shape, 0, v.aval.dtype), v.aval) for v in outputs]
         true = always(seed)
         return lax.cond(true, lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *operands)
 
@@ -292,7 +293,14 @@ def trace_context() -> Any:
 def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     """Run a jaxpr on values or tracers, keeping each equation's name stack, source line and context."""
     jaxpr, consts = opened(closed)
-    return jax.core.eval_jaxpr(jaxpr, consts, *args)
+    results = jax.core.eval_jaxpr(jaxpr, consts, *args)
+    ends = zip(results, jaxpr.outvars, strict=True)
+    return [typed(x, v.aval) if isinstance(v, Literal) else x for x, v in ends]
+
+
+def typed(x: Any, aval: Any) -> Any:
+    """A number as an array of the dtype and weak type that an abstract value states."""
+    return _lax._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
 
 
 def tracing() -> bool:

@@ -1,0 +1,1 @@
+"""Small programs by subject: networks, loops, branches, numerics, conventions, calls, checkpoints, draws."""

@@ -16,7 +16,7 @@ from programs import CORPUS, named
 
 LOSSES = tuple(program for program in CORPUS if "grad" not in program.lacks)
 
-# The laws of composition over the whole corpus take half an hour on two cores: by default they run over these,
+# Over the whole corpus the laws of composition take half an hour on two cores: by default they run over these,
 # which hold one program of each kind, and over all with JOINTCUT_EVERY_PROGRAM=1.
 # fmt: off
 COMPOSED = frozenset([
@@ -36,7 +36,7 @@ EVERY_PROGRAM = "JOINTCUT_EVERY_PROGRAM" in os.environ
 
 
 def over(programs, lacking="", strategies=STRATEGIES):
-    """Parameters: each program by each strategy, save those for which plain JAX itself lacks the transform."""
+    """Parameters: each program by each strategy, save those for which JAX itself lacks the law."""
     chosen = [
         program for program in programs if lacking not in program.lacks and (EVERY_PROGRAM or program.name in COMPOSED)
     ]
