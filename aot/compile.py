@@ -35,8 +35,9 @@ def compiler_options() -> dict[str, str] | None:
 
 def halves_for(split: Split, ours: bool) -> Halves:
     """The halves to run: with barriers in programs of our own (`ours`) or where barriers hold, else without."""
-    expands = jaxprs.barriers_expand(jax.default_backend())
-    return split.inlined if expands and not ours else split.halves
+    if not jaxprs.barriers_expand(jax.default_backend()):
+        return split.halves
+    return split.held if ours else split.inlined
 
 
 def run_step(split: Split, halves: Halves, primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:

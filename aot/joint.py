@@ -39,6 +39,11 @@ class Primal:
         return [v.aval for v in jaxprs.opened(self.closed)[0].outvars]
 
     @property
+    def uses_references(self) -> bool:
+        """Whether the function reads or writes a `jax.Ref`, its own or the caller's."""
+        return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
+
+    @property
     def has_traced_consts(self) -> bool:
         """Whether the function closes over values of an outer trace, so that its jaxpr must not be kept."""
         return any(map(jaxprs.is_tracer, self.consts))
@@ -82,7 +87,7 @@ def joint(source: Primal, mask: Sequence[bool], paths: Sequence[str]) -> Joint:
     avals = [v.aval for v in jaxprs.opened(source.closed)[0].invars]
     outs = source.out_avals
     carrying = [is_inexact(a.dtype) and i < len(outs) - source.num_aux for i, a in enumerate(outs)]
-    tree: list[Any] = []
+    kept = _Residuals()
 
     def forward(*xs: Any) -> tuple[list[Any], list[Any]]:
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
@@ -93,21 +98,39 @@ def joint(source: Primal, mask: Sequence[bool], paths: Sequence[str]) -> Joint:
             return main, [r for r, on in zip(results, carrying, strict=True) if not on]
 
         main, pull, rest = jax.vjp(chosen, *(x for x, on in zip(xs, mask, strict=True) if on), has_aux=True)
-        residuals, tree[:] = _flatten(pull)
         main, rest = iter(main), iter(rest)
-        return [next(main) if on else next(rest) for on in carrying], residuals
+        return [next(main) if on else next(rest) for on in carrying], kept.take(pull, xs)
 
     structs = list(map(_struct, avals))
     front, shapes = jax.make_jaxpr(forward, return_shape=True)(*structs)
-    back = jax.make_jaxpr(lambda residuals, cts: tree[0].unflatten(residuals)(cts))(
-        shapes[1], [_struct(jaxprs.tangent_aval(a)) for a, on in zip(outs, carrying, strict=True) if on]
+    back = jax.make_jaxpr(lambda residuals, refs, cts: kept.pull(residuals, refs)(cts))(
+        shapes[1],
+        [structs[i] for i in kept.references],
+        [_struct(jaxprs.tangent_aval(a)) for a, on in zip(outs, carrying, strict=True) if on],
     )
-    return _joined(front, back, len(outs), mask, carrying, paths)
+    return _joined(front, back, kept.references, mask, carrying, paths)
 
 
-def _flatten(pull: Any) -> tuple[list[Any], list[Any]]:
-    leaves, tree = jax.tree.flatten(pull)
-    return leaves, [tree]
+@dataclass
+class _Residuals:
+    """What the pullback of `jax.vjp` holds, taken apart into arrays and into references among the inputs."""
+
+    tree: Any = None
+    is_reference: tuple[bool, ...] = ()
+    references: tuple[int, ...] = ()
+
+    def take(self, pull: Any, inputs: Sequence[Any]) -> list[Any]:
+        """The arrays; a reference cannot be a result, so its place among the inputs is kept instead."""
+        leaves, self.tree = jax.tree.flatten(pull)
+        self.is_reference = tuple(jaxprs.is_reference(jax.typeof(leaf)) for leaf in leaves)
+        refs = [leaf for leaf, is_ref in zip(leaves, self.is_reference, strict=True) if is_ref]
+        self.references = tuple(next(i for i, x in enumerate(inputs) if x is ref) for ref in refs)
+        return [leaf for leaf, is_ref in zip(leaves, self.is_reference, strict=True) if not is_ref]
+
+    def pull(self, arrays: Sequence[Any], references: Sequence[Any]) -> Any:
+        """The pullback on other arrays and references."""
+        a, r = iter(arrays), iter(references)
+        return self.tree.unflatten(next(r) if is_ref else next(a) for is_ref in self.is_reference)
 
 
 def _struct(aval: Any) -> Any:
@@ -121,15 +144,16 @@ def _struct(aval: Any) -> Any:
 def _joined(
     front: Any,
     back: Any,
-    num_outputs: int,
+    references: Sequence[int],
     mask: Sequence[bool],
     carrying: Sequence[bool],
     paths: Sequence[str],
 ) -> Joint:
     """Lay the backward's equations behind the forward's; constants of either become inputs."""
+    num_outputs = len(carrying)
     first, first_consts = jaxprs.opened(rewrite.inlined(front))
     second, second_consts = jaxprs.opened(rewrite.inlined(back))
-    handed = first.outvars[num_outputs:]
+    handed = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
     rename = dict(zip(second.invars[: len(handed)], handed, strict=True))
     late, gradients = rewrite.renamed(second, rename)
     cotangents = second.invars[len(handed) :]

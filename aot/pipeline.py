@@ -66,7 +66,7 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
             what = f"is {found.dtype}: value_and_grad differentiates floating-point arguments."
             cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
             raise TraceError(message(found.path, what, cure))
-    return tuple(i for _, i in chosen)
+    return tuple(sorted({i for _, i in chosen}))
 
 
 @contextmanager

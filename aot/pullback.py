@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -48,16 +48,28 @@ class Program:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pullback:
-    """The backward of one call, waiting for a cotangent."""
+    """The backward of one call, waiting for a cotangent: what the forward saved, and the inputs that are read again."""
 
-    residuals: list[Any]
+    saved: list[Any]
+    inputs: list[Any]
     program: Program = field(metadata={"static": True})
 
     @classmethod
     def of(cls, cut: Cut, halves: Halves, residuals: list[Any], main: Any) -> Pullback:
         """The pullback of one forward run."""
         shown = tuple(slot("", x).struct for x in jax.tree.leaves(main))
-        return cls(residuals, Program(cut, halves, shown, id(halves)))
+        kept = [x for x, r in zip(residuals, halves.residuals, strict=True) if r.kind != "input"]
+        return cls(kept, [], Program(cut, halves, shown, id(halves)))
+
+    def with_inputs(self, flat: Sequence[Any]) -> Pullback:
+        """The same with the caller's own arrays, which never pass through a program."""
+        return replace(self, inputs=[flat[r.index] for r in self.program.halves.residuals if r.kind == "input"])
+
+    @property
+    def residuals(self) -> list[Any]:
+        """All that is kept for the backward, in its order."""
+        saved, inputs = iter(self.saved), iter(self.inputs)
+        return [next(inputs if r.kind == "input" else saved) for r in self.program.halves.residuals]
 
     @property
     def nbytes(self) -> int:

@@ -206,21 +206,22 @@ class Compiled:
         made, one = self.cut.split, self.cut.traced.one()
 
         def step(*flat: Any) -> Any:
-            return compiling.run_step(made, made.halves, flat, [one])
+            return compiling.run_step(made, compiling.halves_for(made, True), flat, [one])
 
         keep = self.cut.traced.options.keep_unused
         return self._once("step", lambda: compiling.compiled(step, self._structs(), keep))
 
     @property
     def _forward(self) -> Any:
-        closed = self.cut.forward
+        closed = compiling.halves_for(self.cut.split, True).forward
         keep = self.cut.traced.options.keep_unused
         run = _runner(closed)
         return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
 
     @property
     def _backward(self) -> Any:
-        closed, made = self.cut.backward, self.cut.split
+        made = self.cut.split
+        closed = compiling.halves_for(made, True).backward
         structs = [_struct(v.aval) for v in jaxprs.opened(closed)[0].invars]
         gone = compiling.donated(made.graph, made.halves)
         return self._once("backward", lambda: compiling.compiled(_runner(closed), structs, True, gone))

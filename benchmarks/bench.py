@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich import box
 from rich.table import Table
 from tqdm import tqdm
@@ -26,7 +27,7 @@ from jointcut import aot
 
 RESULTS = Path(__file__).parent / "results"
 REFERENCE, JUDGED = "plain", "jointcut min_cut"
-TEN_THOUSAND = 10_000
+DEEP = 42  # layers that make a joint graph of ten thousand equations
 MB = 1e6
 
 HEADINGS = (
@@ -60,9 +61,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How long a large joint graph takes from function to two jaxprs."""
+    """How long a large joint graph takes from function to two jaxprs, beside what JAX alone takes to trace it."""
 
     equations: int
+    jax_trace_s: float
     trace_s: float
     cut_s: float
 
@@ -101,10 +103,10 @@ def main() -> None:
             results[program.name] = measure_program(program, options.rounds, bar)
     for program in programs:
         console.print(table_of(program, results[program.name]))
-    scaling = measure_scaling(layers=8 if options.small else 56)
+    scaling = measure_scaling(layers=4 if options.small else DEEP)
     console.print(
-        f"A joint graph of {scaling.equations} equations: traced in {scaling.trace_s:.2f} s, "
-        f"cut and emitted in {scaling.cut_s:.2f} s."
+        f"A joint graph of {scaling.equations} equations: traced in {scaling.trace_s:.2f} s "
+        f"(jax.value_and_grad alone: {scaling.jax_trace_s:.2f} s), cut and emitted in {scaling.cut_s:.2f} s."
     )
     targets = judge(results, scaling)
     for target in targets:
@@ -156,11 +158,15 @@ def measure_scaling(layers: int) -> Scaling:
     program = gpt_program("scaling", config, rows=1)
     forget()
     start = time.perf_counter()
+    jax.jit(jax.value_and_grad(program.loss)).trace(*program.arguments)
+    jax_trace_s = time.perf_counter() - start
+    forget()
+    start = time.perf_counter()
     traced = aot.function(program.loss).trace(*program.arguments)
     middle = time.perf_counter()
     traced.partition()
     end = time.perf_counter()
-    return Scaling(count_equations(traced.joint), middle - start, end - middle)
+    return Scaling(count_equations(traced.joint), jax_trace_s, middle - start, end - middle)
 
 
 def table_of(program: Program, rows: dict[str, Row]) -> Table:
@@ -210,8 +216,9 @@ def judge(results: dict[str, dict[str, Row]], scaling: Scaling) -> list[Target]:
     for name, rows in results.items():
         share = rows[JUDGED].step.share_of_compile
         targets.append(Target(f"{name}: trace, cut and emit over XLA's compile time", share, 0.25))
-    per_ten_thousand = scaling.seconds * max(1.0, TEN_THOUSAND / scaling.equations)
-    targets.append(Target(f"{scaling.equations} equations, per 10000", per_ten_thousand, 3.0, " s"))
+    if scaling.equations >= 10_000:
+        claim = f"trace, cut and emit {scaling.equations} equations"
+        targets.append(Target(claim, scaling.seconds, 3.0, " s"))
     return targets
 
 

@@ -293,7 +293,7 @@ class _Scope:
         self.env.update(zip(kept, outputs, strict=True))
 
     def op(self, op: Op) -> None:
-        if op.name == SCAN and op.id in self.half.graph.bodies:
+        if op.name == SCAN:
             self.scan(op)
             return
         region = self.half.graph.regions[op.region]

@@ -25,7 +25,7 @@ TOP = 0
 
 STEP = "step"  # one step's slice of a stacked value
 LITERAL = "literal"  # a constant written in the program
-SCAN = "scan"  # a loop whose body is a region of this graph
+SCAN = "loop"  # a scan whose body is a region of this graph; one that stays closed is called "scan"
 
 
 @dataclass(frozen=True, slots=True)

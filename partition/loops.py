@@ -270,7 +270,7 @@ def _origins(jaxpr: Any, roles: Roles) -> list[Side]:
 
 def _openable(member: _Member, eqn: Any, origin: Side) -> _Scan | None:
     """A scan whose body may be read as a region: without references and without constants of its own."""
-    if eqn.primitive.name != SCAN or jaxprs.touches_references(eqn):
+    if eqn.primitive.name != "scan" or jaxprs.touches_references(eqn):
         return None
     layout = jaxprs.scan_layout(eqn)
     return None if layout.body_consts or layout.body.constvars else _Scan(member, eqn, layout, origin)

@@ -158,3 +158,55 @@ def _fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
 def _literal_key(literal: Literal) -> Any:
     array = np.asarray(literal.val)
     return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)
+
+
+_WITH_BODIES = frozenset("jit pjit closed_call core_call cond custom_jvp_call custom_vjp_call remat2 scan while".split())
+
+
+def without_barriers_in_loops(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Take optimisation barriers out of loop bodies, also those that `jax.checkpoint` asks for.
+
+    Where a compiler expands barriers by default they mean nothing there. XLA:CPU up to JAX 0.11, told to keep them,
+    aborts the process on one inside a small loop (it compiles such loops by a path that has no code for barriers).
+    """
+    jaxpr, consts = opened(closed)
+    return ClosedJaxpr(_stripped(jaxpr, False), consts)
+
+
+def _stripped(jaxpr: Jaxpr, in_loop: bool) -> Jaxpr:
+    rename: dict[Var, Atom] = {}
+    eqns: list[Equation] = []
+
+    def read(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else rename.get(v, v)
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        invars = [read(v) for v in eqn.invars]
+        if in_loop and name == "optimization_barrier":
+            rename.update(zip(eqn.outvars, invars, strict=True))
+            continue
+        if name in _WITH_BODIES:
+            deeper = in_loop or name in ("scan", "while")
+            params = {key: _stripped_param(value, deeper) for key, value in eqn.params.items()}
+            if deeper and name == "remat2":
+                params["prevent_cse"] = False
+            eqn = eqn.replace(params=params)
+        eqns.append(rebound(eqn, invars, eqn.outvars) if any(map(rename.__contains__, _vars(eqn))) else eqn)
+    return jaxpr.replace(eqns=eqns, outvars=[read(v) for v in jaxpr.outvars])
+
+
+def _vars(eqn: Equation) -> list[Var]:
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
+
+
+def _stripped_param(value: object, in_loop: bool) -> object:
+    """A parameter of an equation with the jaxprs in it rewritten."""
+    if isinstance(value, tuple):
+        return tuple(_stripped_param(v, in_loop) for v in value)
+    if isinstance(value, Jaxpr):
+        return _stripped(value, in_loop)
+    if isinstance(value, ClosedJaxpr):
+        inner, consts = opened(value)
+        return ClosedJaxpr(_stripped(inner, in_loop), consts)
+    return value

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition import loops, mincut, verify
+from jointcut.partition import loops, mincut, rewrite, verify
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.emit import Halves, Hold, emit
 from jointcut.partition.errors import StrategyError, choices, message
@@ -53,6 +53,12 @@ class Split:
     def backward(self) -> Any:
         """The backward jaxpr: `(residuals, cotangents) -> gradients`."""
         return self.halves.backward
+
+    @cached_property
+    def held(self) -> Halves:
+        """The halves with barriers outside loops only, for a compiler that is told to keep them (XLA:CPU up to 0.11)."""
+        strip = rewrite.without_barriers_in_loops
+        return replace(self.halves, forward=strip(self.forward), backward=strip(self.backward))
 
     @cached_property
     def inlined(self) -> Halves:
