@@ -18,13 +18,12 @@ from jax import lax
 
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
-from jointcut.partition.graph import Graph
 from jointcut.partition.split import Split
 
 _BARRIER_PASS = "cse_barrier_expander"
 
 
-def compiler_options() -> dict[str, str] | None:
+def compiler_options() -> dict[str, Any] | None:
     """The options under which barriers hold until scheduling on the default backend, None where they do anyway."""
     if not jaxprs.barriers_expand(jax.default_backend()):
         return None
@@ -71,8 +70,9 @@ class ProgramMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries together, what outputs share with arguments counted once. (XLA's own
-        `peak_memory_in_bytes` leaves temporaries out on CPU.)
+        """Arguments, outputs and temporaries together, what outputs share with arguments counted once.
+
+        XLA's own `peak_memory_in_bytes` leaves temporaries out on CPU.
         """
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
@@ -125,7 +125,7 @@ class Cost:
     backward_flops: float
 
 
-def donated(graph: Graph, halves: Halves) -> tuple[int, ...]:
+def donated(halves: Halves) -> tuple[int, ...]:
     """Positions of residuals whose buffer the backward can turn into a gradient: never one that the user can see."""
     backward, _ = jaxprs.opened(halves.backward)
     free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
@@ -135,7 +135,6 @@ def donated(graph: Graph, halves: Halves) -> tuple[int, ...]:
         if residual.kind == "saved" and (aval.shape, aval.dtype) in free:
             free.remove((aval.shape, aval.dtype))
             chosen.append(i)
-    del graph
     return tuple(chosen)
 
 
@@ -146,9 +145,9 @@ def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: t
 
 
 def flops(closed: Any) -> float:
-    """Floating-point operations of a jaxpr: XLA's own count of the lowered program, a scan's body once per trip.
+    """Floating-point operations of a jaxpr: two per product of a matrix product, one per element of anything else.
 
-    XLA counts the body of a loop once (`cost_analysis`), so loops are taken apart and their bodies multiplied.
+    A scan's body counts once per trip (XLA's own `cost_analysis` counts it once), a branch as its dearest.
     """
     jaxpr, _ = jaxprs.opened(closed)
     plain, total = [], 0.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 
@@ -38,7 +38,8 @@ class Function:
     """A function whose gradient is cut into two programs.
 
     Called, it runs forward only, as `jax.jit` of the function. `value_and_grad`, `grad` and `vjp` are those of JAX,
-    with the residuals chosen by the strategy. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp`, `jax.lax.scan`.
+    with the residuals chosen by the strategy. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp` and
+    `jax.lax.scan`.
     """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
@@ -46,6 +47,7 @@ class Function:
         self._function = function
         self._options = choosing.checked(function, options)
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        self._name = getattr(function, "__name__", type(function).__name__)
         self._cuts: dict[Any, Cut] = {}
         functools.update_wrapper(self, function)
 
@@ -82,9 +84,10 @@ class Function:
         return (gradient, value[1]) if self._options.has_aux else gradient
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.vjp`: the output and a pullback (and aux with `has_aux`), which gives one cotangent per positional argument.
+        """As `jax.vjp`: the output and a pullback (and aux with `has_aux`).
 
-        Keyword arguments are passed on and not differentiated. Forward and backward run as two programs.
+        The pullback gives one cotangent tree per positional argument; it may be called more than once. Keyword
+        arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
         if jaxprs.tracing():
             main, aux, pullback = self._vjp(False, *args, **kwargs)
@@ -131,7 +134,7 @@ class Function:
         bound = bind(args, kwargs, self._statics)
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
-        if traced.primal.uses_references and not ours:
+        if traced.program.uses_references and not ours:
             options = self._options
             return jax.value_and_grad(self._function, options.argnums, options.has_aux)(*args, **kwargs)
         halves = compiling.halves_for(cut.split, ours)
@@ -153,7 +156,7 @@ class Function:
         if known is None:
             traced = pipeline.trace(self._function, self._options, bound, positions)
             known = traced.partition()
-            if not traced.primal.has_traced_consts:
+            if not traced.program.has_traced_consts:
                 self._cuts[key] = known
                 while len(self._cuts) > _KEPT_SIGNATURES:
                     self._cuts.pop(next(iter(self._cuts)))
@@ -163,21 +166,22 @@ class Function:
         """Run inside somebody's transformation, which may differentiate the call."""
         bound = bind(args, kwargs, self._statics)
         flat = TreeWrapper(bound).flat(self._function)
-        with pipeline.explained(self.__name__):
+        with pipeline.explained(self._name):
             source = primal(flat, bound.leaves, False)
         inputs = [*source.consts, *bound.leaves]
         if source.uses_references:  # JAX has no custom rules for functions that touch references
             outputs = jaxprs.evaluate(source.closed, *inputs)
         else:
             outputs = differentiable(source.closed, functools.partial(self._cut_inside, source, bound))(*inputs)
-        return jax.tree.unflatten(source.out_tree, outputs)
+        return jax.tree.unflatten(source.results.out_tree, outputs)
 
     def _cut_inside(self, source: Any, bound: Bound, mask: tuple[bool, ...]) -> Any:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        with pipeline.explained(self.__name__):
-            program = joint(source, mask, paths)
+        flat = functools.partial(jaxprs.evaluate, source.closed)
+        with pipeline.explained(self._name):
+            program = joint(flat, jaxprs.input_structs(source.closed), False, mask, paths)
         made = split(program.closed, program.roles, self._options.strategy)
-        return made.graph, compiling.halves_for(made, False), program.extra
+        return made.graph, compiling.halves_for(made, False), program.consts
 
 
 class _Explained:
@@ -235,10 +239,6 @@ class Method:
         return self._bound[0].trace(self._bound[1], *args, **kwargs)
 
 
-@overload
-def function(fun: Callable[..., Any], **options: Any) -> Function: ...
-@overload
-def function(fun: None = None, **options: Any) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     fun: Callable[..., Any] | None = None,
     *,
@@ -255,7 +255,8 @@ def function(
         fun: the function; its arguments and results are pytrees of arrays.
         argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
         has_aux: whether the function returns `(output, aux)`.
-        static_argnums, static_argnames: arguments that are Python values, as in `jax.jit`.
+        static_argnums: positions of arguments that are Python values, as in `jax.jit`.
+        static_argnames: their names, as in `jax.jit`.
         strategy: `"min_cut"` (least bytes saved with nothing heavy recomputed), `"save_all"` (what JAX keeps), or a
             function from a `jointcut.partition.Graph` to a `jointcut.partition.Plan`.
         keep_unused: keep arguments of compiled programs that nothing reads.

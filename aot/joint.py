@@ -8,11 +8,10 @@ Calls are opened, constants become inputs, and what both phases compute is compu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.partition import jaxprs, rewrite
 from jointcut.partition.roles import Role, Roles
@@ -20,95 +19,139 @@ from jointcut.wrappers.convention import is_inexact
 
 
 @dataclass(frozen=True)
-class Primal:
-    """The user's function as a flat jaxpr `(constants, leaves) -> outputs`, calls opened, with its result trees.
+class Results:
+    """What a function returns, flat: `avals` of all outputs, the trailing `num_aux` of them those of `aux`.
 
-    `out_tree` is the tree of what is differentiated, `aux_tree` that of `aux` (None without `has_aux`); `num_aux`
-    counts the trailing flat outputs that belong to `aux`.
+    `out_tree` is the tree of what is differentiated, `aux_tree` that of `aux` (None without `has_aux`).
     """
 
-    closed: Any
-    consts: tuple[Any, ...]
+    avals: tuple[Any, ...]
     out_tree: Any
     aux_tree: Any
     num_aux: int
 
+    @classmethod
+    def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
+        """Flatten what the user's function returned."""
+        main, aux = out if has_aux else (out, None)
+        main_leaves, main_tree = jax.tree.flatten(main)
+        aux_leaves, aux_tree = jax.tree.flatten(aux)
+        leaves = [*main_leaves, *aux_leaves]
+        avals = tuple(map(jax.typeof, leaves))
+        return leaves, cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves))
+
     @property
-    def out_avals(self) -> list[Any]:
-        """Abstract values of all flat outputs, those of `aux` last."""
-        return [v.aval for v in jaxprs.opened(self.closed)[0].outvars]
+    def with_cotangent(self) -> tuple[bool, ...]:
+        """Which outputs can carry a cotangent: floating-point ones, outside aux."""
+        main = len(self.avals) - self.num_aux
+        return tuple(is_inexact(a.dtype) and i < main for i, a in enumerate(self.avals))
+
+
+@dataclass(frozen=True)
+class Primal:
+    """The user's function as a flat jaxpr `(constants, leaves) -> outputs`, and the constants that it closes over."""
+
+    closed: Any
+    consts: tuple[Any, ...]
+    results: Results
 
     @property
     def uses_references(self) -> bool:
         """Whether the function reads or writes a `jax.Ref`, its own or the caller's."""
         return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
 
-    @property
-    def has_traced_consts(self) -> bool:
-        """Whether the function closes over values of an outer trace, so that its jaxpr must not be kept."""
-        return any(map(jaxprs.is_tracer, self.consts))
-
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:
-    """Trace a flat function to a jaxpr without constants."""
-    trees: list[Any] = []
+    """Trace a flat function to a jaxpr without constants; what runs under `jax.checkpoint` gets a scope of its own."""
+    found: list[Results] = []
 
     def flat(*xs: Any) -> list[Any]:
-        out = function(*xs)
-        main, aux = out if has_aux else (out, None)
-        main_leaves, main_tree = jax.tree.flatten(main)
-        aux_leaves, aux_tree = jax.tree.flatten(aux)
-        trees[:] = [main_tree, aux_tree if has_aux else None, len(aux_leaves)]
-        return [*main_leaves, *aux_leaves]
+        out, results = Results.flat(function(*xs), has_aux)
+        found[:] = [results]
+        return out
 
-    opened = rewrite.inlined(jax.make_jaxpr(flat)(*leaves))
-    jaxpr, consts = jaxprs.opened(opened)
+    jaxpr, consts = jaxprs.opened(rewrite.marked(jax.make_jaxpr(flat)(*leaves)))
     closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
-    return Primal(closed, tuple(consts), *trees)
+    return Primal(closed, tuple(consts), found[0])
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The joint program `(constants, primals, cotangents) -> (outputs, gradients)` of one function.
+    """The joint program `(constants, leaves, cotangents) -> (outputs, gradients)` of one function.
 
-    `closed` has no constants; `extra` are constants that only the derivative needs, as leading inputs after those of
-    the primal. `mask` tells which primal inputs are differentiated, `with_cotangent` which outputs carry one.
+    `closed` has no constants of its own: `consts` are the arrays that function and derivative close over, as leading
+    inputs. Gradients are those of the leaves that were asked for, in order.
     """
 
     closed: Any
     roles: Roles
-    extra: tuple[Any, ...]
-    mask: tuple[bool, ...]
-    with_cotangent: tuple[bool, ...]
+    consts: tuple[Any, ...]
+    results: Results
+
+    @property
+    def has_traced_consts(self) -> bool:
+        """Whether the function closes over values of an outer trace, so that its program must not be kept."""
+        return any(map(jaxprs.is_tracer, self.consts))
+
+    @property
+    def uses_references(self) -> bool:
+        """Whether the program reads or writes a `jax.Ref`."""
+        return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
 
 
-def joint(source: Primal, mask: Sequence[bool], paths: Sequence[str]) -> Joint:
-    """Trace forward and backward for the primal inputs chosen by `mask` (constants included, in order)."""
-    avals = [v.aval for v in jaxprs.opened(source.closed)[0].invars]
-    outs = source.out_avals
-    carrying = [is_inexact(a.dtype) and i < len(outs) - source.num_aux for i, a in enumerate(outs)]
-    kept = _Residuals()
+def joint(
+    function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool, mask: Sequence[bool], paths: Sequence[str]
+) -> Joint:
+    """Trace forward and backward of a flat function for the leaves chosen by `mask`.
+
+    Where the user's `jax.checkpoint` shows in the backward, the function is traced once more as a jaxpr whose
+    equations know that they stand under it, and that is differentiated.
+    """
+    made, has_checkpoint = _joint(function, leaves, has_aux, mask, paths)
+    if not has_checkpoint:
+        return made
+    source = primal(function, leaves, has_aux)
+    count = len(source.consts)
+    results = source.results
+
+    def again(*xs: Any) -> Any:
+        out = jaxprs.evaluate(source.closed, *xs)
+        main = len(out) - results.num_aux
+        trees = jax.tree.unflatten(results.out_tree, out[:main])
+        return (trees, jax.tree.unflatten(results.aux_tree, out[main:])) if has_aux else trees
+
+    names = [*(f"constant {i}" for i in range(count)), *paths]
+    made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names)
+    return replace(made, consts=(*made.consts, *source.consts))
+
+
+def _joint(
+    function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool, mask: Sequence[bool], paths: Sequence[str]
+) -> tuple[Joint, bool]:
+    kept, found = _Residuals(), list[Results]()
 
     def forward(*xs: Any) -> tuple[list[Any], list[Any]]:
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
             given = iter(picked)
-            full = [next(given) if on else x for x, on in zip(xs, mask, strict=True)]
-            results = jaxprs.evaluate(source.closed, *full)
-            main = [r for r, on in zip(results, carrying, strict=True) if on]
-            return main, [r for r, on in zip(results, carrying, strict=True) if not on]
+            out = function(*(next(given) if on else x for x, on in zip(xs, mask, strict=True)))
+            flat, results = Results.flat(out, has_aux)
+            found[:] = [results]
+            pairs = list(zip(flat, results.with_cotangent, strict=True))
+            return [x for x, on in pairs if on], [x for x, on in pairs if not on]
 
         main, pull, rest = jax.vjp(chosen, *(x for x, on in zip(xs, mask, strict=True) if on), has_aux=True)
         main, rest = iter(main), iter(rest)
-        return [next(main) if on else next(rest) for on in carrying], kept.take(pull, xs)
+        return [next(main) if on else next(rest) for on in found[0].with_cotangent], kept.take(pull, xs)
 
-    structs = list(map(_struct, avals))
-    front, shapes = jax.make_jaxpr(forward, return_shape=True)(*structs)
+    front, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+    results = found[0]
+    cotangents = zip(results.avals, results.with_cotangent, strict=True)
     back = jax.make_jaxpr(lambda residuals, refs, cts: kept.pull(residuals, refs)(cts))(
         shapes[1],
-        [structs[i] for i in kept.references],
-        [_struct(jaxprs.tangent_aval(a)) for a, on in zip(outs, carrying, strict=True) if on],
+        [leaves[i] for i in kept.references],
+        [jaxprs.struct(jaxprs.tangent_aval(a)) for a, on in cotangents if on],
     )
-    return _joined(front, back, kept.references, mask, carrying, paths)
+    return _joined(front, back, kept.references, results, paths), rewrite.holds(back, "remat2")
 
 
 @dataclass
@@ -133,24 +176,9 @@ class _Residuals:
         return self.tree.unflatten(next(r) if is_ref else next(a) for is_ref in self.is_reference)
 
 
-def _struct(aval: Any) -> Any:
-    if jaxprs.is_reference(aval):
-        return aval
-    sharding = getattr(aval, "sharding", None)
-    explicit = sharding if jaxprs.is_explicit(sharding) else None
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False), sharding=explicit)
-
-
-def _joined(
-    front: Any,
-    back: Any,
-    references: Sequence[int],
-    mask: Sequence[bool],
-    carrying: Sequence[bool],
-    paths: Sequence[str],
-) -> Joint:
+def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
     """Lay the backward's equations behind the forward's; constants of either become inputs."""
-    num_outputs = len(carrying)
+    num_outputs = len(results.avals)
     first, first_consts = jaxprs.opened(rewrite.inlined(front))
     second, second_consts = jaxprs.opened(rewrite.inlined(back))
     handed = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
@@ -166,13 +194,12 @@ def _joined(
         (Role.OUTPUT,) * num_outputs + (Role.GRADIENT,) * len(gradients),
         boundary,
         (
-            *(f"constant {i} of the derivative" for i in range(len(consts))),
+            *(f"constant {i}" for i in range(len(consts))),
             *paths,
             *_cotangent_paths(cotangents),
         ),
     )
-    extra = tuple(np.asarray(c) if isinstance(c, np.generic) else c for c in (*first_consts, *second_consts))
-    return Joint(jaxprs.build(invars, ends, eqns), roles, extra, tuple(mask), tuple(carrying))
+    return Joint(jaxprs.build(invars, ends, eqns), roles, (*first_consts, *second_consts), results)
 
 
 def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:

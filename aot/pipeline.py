@@ -1,6 +1,6 @@
 """Lead a function through every stage, in order, on one screen.
 
-    user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ primal ─▶ jaxpr ─ joint ─▶ joint jaxpr
+    user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ joint ─▶ joint jaxpr
       ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
 
 A feature is a wrapper, a rule of the policy, or a strategy; there is no flag in between.
@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.joint import joint, primal
+from jointcut.aot.joint import joint
 from jointcut.aot.options import Options
 from jointcut.aot.stages import Traced
 from jointcut.partition.errors import DerivativeError, TraceError, message
@@ -38,12 +38,9 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     shapes = bound.abstract()
     wrapped = stack.pre_compile((TreeWrapper(shapes), GuardsWrapper(shapes)), Target(function, Convention((), ())))
     with explained(name):
-        source = primal(wrapped.target.function, bound.leaves, options.has_aux)
-        held = len(source.consts)
-        mask = (False,) * held + tuple(i in wanted for i in range(len(bound.leaves)))
-        paths = [*(f"constant {i}" for i in range(held)), *bound.paths()]
-        program = joint(source, mask, paths)
-    return Traced(name, options, shapes, wrapped, source, program, wanted, 1e3 * (time.perf_counter() - start))
+        mask = [i in wanted for i in range(len(bound.leaves))]
+        program = joint(wrapped.target.function, bound.leaves, options.has_aux, mask, bound.paths())
+    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
 
 
 def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:
@@ -59,14 +56,14 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
         if not -len(spans) <= place < len(spans):
             what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {len(spans)}."
             raise TraceError(message(f"argnums={options.argnums}", what, "Pass it by position, or change argnums."))
-    chosen = [(place % len(spans), i) for place in positions for i in spans[place]]
-    for _, i in chosen:
-        found = slot(bound.paths()[i], bound.leaves[i])
+    chosen = [i for place in positions for i in spans[place]]
+    for i in chosen:
+        found = slot("", bound.leaves[i])
         if not is_inexact(found.dtype):
             what = f"is {found.dtype}: value_and_grad differentiates floating-point arguments."
             cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
-            raise TraceError(message(found.path, what, cure))
-    return tuple(sorted({i for _, i in chosen}))
+            raise TraceError(message(bound.paths()[i], what, cure))
+    return tuple(sorted(set(chosen)))
 
 
 @contextmanager

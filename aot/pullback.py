@@ -88,7 +88,7 @@ class Pullback:
 
     def _fitting(self, cotangent: Any) -> list[Any]:
         """The flat cotangents of the outputs that can carry one."""
-        tree = self.program.cut.traced.primal.out_tree
+        tree = self.program.cut.traced.program.results.out_tree
         found, given = tree_flatten_with_path(cotangent)
         if given != tree:
             raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _CURE))

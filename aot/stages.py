@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.compile import Cost, Memory, ProgramMemory
-from jointcut.aot.joint import Joint, Primal
+from jointcut.aot.joint import Joint
 from jointcut.aot.options import Options
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Residual
@@ -56,7 +56,6 @@ class Traced:
     options: Options
     bound: Bound
     wrapped: Wrapped
-    primal: Primal
     program: Joint
     wanted: tuple[int, ...]
     trace_ms: float
@@ -79,7 +78,7 @@ class Traced:
     @property
     def consts(self) -> tuple[Any, ...]:
         """The arrays that the function closes over: leading inputs of every program made from it."""
-        return (*self.program.extra, *self.primal.consts)
+        return self.program.consts
 
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -92,8 +91,11 @@ class Traced:
         `strategy` is `"min_cut"`, `"save_all"` or a function from the `Graph` to a `Plan`; by default that of the
         function's options. Raises `StrategyError` or `PlanError`.
         """
-        made = split(self.program.closed, self.program.roles, strategy or self.options.strategy)
-        return Cut(self, made)
+        start = time.perf_counter()
+        graph = self.graph
+        read_ms = 1e3 * (time.perf_counter() - start)
+        made = split(self.program.closed, self.program.roles, strategy or self.options.strategy, graph=graph)
+        return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""
@@ -101,11 +103,11 @@ class Traced:
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
         """The function's output and its aux (None without `has_aux`) in the caller's trees."""
-        count = len(outputs) - self.primal.num_aux
-        main = jax.tree.unflatten(self.primal.out_tree, outputs[:count])
+        count = len(outputs) - self.program.results.num_aux
+        main = jax.tree.unflatten(self.program.results.out_tree, outputs[:count])
         aux = None
-        if self.primal.aux_tree is not None:
-            aux = jax.tree.unflatten(self.primal.aux_tree, outputs[count:])
+        if self.program.results.aux_tree is not None:
+            aux = jax.tree.unflatten(self.program.results.aux_tree, outputs[count:])
         return main, aux
 
     def gradients(self, flat: Sequence[Any], positions: Sequence[int], bound: Bound) -> tuple[Any, ...]:
@@ -119,8 +121,8 @@ class Traced:
 
     def one(self) -> Any:
         """The cotangent of a scalar output; raises `TraceError` where the output is none."""
-        count = len(self.primal.out_avals) - self.primal.num_aux
-        outs = self.primal.out_avals[:count]
+        count = len(self.program.results.avals) - self.program.results.num_aux
+        outs = self.program.results.avals[:count]
         if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, np.floating):
             shown = ", ".join(a.str_short() for a in outs) or "nothing"
             cure = (
@@ -222,8 +224,8 @@ class Compiled:
     def _backward(self) -> Any:
         made = self.cut.split
         closed = compiling.halves_for(made, True).backward
-        structs = [_struct(v.aval) for v in jaxprs.opened(closed)[0].invars]
-        gone = compiling.donated(made.graph, made.halves)
+        structs = jaxprs.input_structs(closed)
+        gone = compiling.donated(made.halves)
         return self._once("backward", lambda: compiling.compiled(_runner(closed), structs, True, gone))
 
     def _structs(self) -> list[Any]:
@@ -268,7 +270,7 @@ class Compiled:
 
     def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         results = self._forward(*flat)
-        count = len(self.cut.traced.primal.out_avals)
+        count = len(self.cut.traced.program.results.avals)
         places = {"input": flat, "output": results[:count], "saved": results[count:]}
         return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
 
@@ -299,7 +301,3 @@ def value_and_gradients(traced: Traced, outputs: Sequence[Any], gradients: Seque
 
 def _runner(closed: Any) -> Callable[..., list[Any]]:
     return lambda *flat: jaxprs.evaluate(closed, *flat)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -153,4 +153,4 @@ def cpu_model() -> str:
 
 def wide_console(columns: int) -> Console:
     """A console that never squeezes a table below `columns`, in a narrow terminal or a pipe."""
-    return Console(width=max(columns, Console().width))
+    return Console(width=max(columns, Console().width), highlight=False)

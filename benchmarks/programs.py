@@ -27,8 +27,8 @@ def gpt_program(name: str, config: gpt.Config, rows: int) -> Program:
     parameters = gpt.init(jax.random.key(0), config)
     batch = corpus.batch(text, rows, config.context, seed=0)
     sizes = asdict(config) | {"rows": rows, "parameters": sum(p.size for p in jax.tree.leaves(parameters))}
-    layers = "scan over layers" if config.scan else "layers unrolled"
-    title = f"{config.layers} blocks, width {config.width}, batch {rows}x{config.context}, {layers}, dropout"
+    depth = f"{config.layers} blocks {'in a scan' if config.scan else 'unrolled'}"
+    title = f"{depth}, width {config.width}, batch {rows}x{config.context}, dropout {config.dropout}"
     loss = partial(gpt.loss, config=config)
     return Program(name, title, loss, (parameters, batch, jax.random.key(1)), sizes)
 

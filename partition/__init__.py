@@ -8,6 +8,7 @@ Files, in reading order:
     jaxprs: Borrow from JAX's internals here, and nowhere else.
     roles: Name what each input and output of the joint program stands for.
     graph: Hold the joint program as ops and values.
+    text: Print a graph as text, and read it back.
     loops: Read a joint jaxpr into a graph, with each forward scan joined to the scans that read it.
     classify: Mark what must run forward, what must run backward, and what may choose.
     cost: Price every value in bytes.
@@ -31,3 +32,5 @@ from jointcut.partition.roles import Role as Role
 from jointcut.partition.roles import Roles as Roles
 from jointcut.partition.split import Split as Split
 from jointcut.partition.split import split as split
+from jointcut.partition.text import parse as parse
+from jointcut.partition.text import show as show

@@ -48,7 +48,7 @@ class Halves:
 def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier") -> Halves:
     """Write both halves of a plan that closes."""
     orders = schedule(graph, facts, plan)
-    backward, residuals, cotangents = _backward(graph, facts, plan, orders, hold)
+    backward, residuals = _backward(graph, facts, plan, orders, hold)
     return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
 
 
@@ -83,7 +83,7 @@ def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], 
     read.update(v for v in results if not isinstance(v, jaxprs.Literal))
     residuals = tuple(r for r in _residuals(graph, plan) if fed[r.value] in read)
     invars = [*(fed[r.value] for r in residuals), *cotangents]
-    return (invars, results, top.eqns), residuals, cotangents
+    return (invars, results, top.eqns), residuals
 
 
 def _residuals(graph: Graph, plan: Plan) -> Iterable[Residual]:
@@ -251,8 +251,12 @@ class _Scope:
         if step.anchor is None or self.half.hold == "none" or not roots:
             for op in ops:
                 self.op(op)
-        elif self.half.hold == "cond" and self.region.id == TOP:
-            self.guarded(ops, roots, step.anchor)
+        elif self.half.hold == "cond":
+            if self.region.id == TOP:
+                self.guarded(ops, roots, step.anchor)
+            else:  # in a loop body there is nothing of the forward to be merged with
+                for op in ops:
+                    self.op(op)
         else:
             self.held_back(ops, roots, step.anchor)
 

@@ -8,12 +8,16 @@ rewriting jaxprs, and the few runtime facts that public names do not give.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src import config as _config
@@ -24,8 +28,8 @@ from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
 try:  # JAX 0.11 and later describe a scan's operands by flat trees
-    from jax._src import flattree as _flattree
-except ImportError:  # JAX 0.10
+    _flattree = importlib.import_module("jax._src.flattree")
+except ModuleNotFoundError:  # JAX 0.10
     _flattree = None
 
 Jaxpr = jex.Jaxpr
@@ -39,7 +43,7 @@ Atom = Any  # Var | Literal
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def opened(closed: Any) -> tuple[Jaxpr, list[Any]]:
+def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Return the open jaxpr and its constants, whichever form this version of JAX gives."""
     return getattr(closed, "jaxpr", closed), list(getattr(closed, "consts", ()))
 
@@ -104,23 +108,26 @@ def is_plain(aval: Any) -> bool:
     """Whether an abstract value is an ordinary array: not a reference, a random key, a token or float0."""
     if not hasattr(aval, "dtype") or is_reference(aval) or aval.dtype == jax.dtypes.float0:
         return False
-    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def aval_bytes(aval: Any) -> int:
     """Bytes of one array of this abstract value; random keys count as their raw data, references as nothing."""
     if not hasattr(aval, "shape") or is_reference(aval):
         return 0
-    dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    return math.prod(aval.shape) * dtype_facts(aval.dtype)[1]
+
+
+@functools.cache
+def dtype_facts(dtype: Any) -> tuple[str, int]:
+    """Name and bytes of one element of a dtype."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return math.prod(aval.shape) * math.prod(data.shape) * data.dtype.itemsize
-    if dtype == jax.dtypes.float0:
-        return 0
-    return math.prod(aval.shape) * dtype.itemsize
+        return dtype.name, math.prod(data.shape) * data.dtype.itemsize
+    return dtype.name, 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
 
-def dot_flops(eqn: Equation) -> float:
+def dot_flops(eqn: Any) -> float:
     """Floating-point operations of a `dot_general`: two for each product of batch, free and contracted sizes."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
@@ -156,14 +163,18 @@ def rebound(eqn: Equation, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eq
     effects = eqn.effects
     if touches_references(eqn):
         renamed = {old: new for old, new in zip(eqn.invars, invars, strict=True) if isinstance(old, Var)}
-        effects = {e.replace(renamed[e.input]) if hasattr(e, "input") else e for e in effects}
+        effects = {_moved(e, renamed) for e in effects}
     return eqn.replace(invars=list(invars), outvars=list(outvars), effects=effects)
+
+
+def _moved(effect: Any, renamed: dict[Var, Atom]) -> Any:
+    return effect.replace(renamed[effect.input]) if hasattr(effect, "input") else effect
 
 
 def build(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Equation]) -> ClosedJaxpr:
     """A closed jaxpr without constants from its parts; its effects are those of its equations."""
     inputs = set(invars)
-    effects = {e for eqn in eqns for e in eqn.effects if not hasattr(e, "input") or e.input in inputs}
+    effects = {e for eqn in eqns for e in eqn.effects if getattr(e, "input", None) in (None, *inputs)}
     jaxpr = Jaxpr([], list(invars), list(outvars), list(eqns), frozenset(effects), _no_debug_info(invars, outvars))
     return ClosedJaxpr(jaxpr, [])
 
@@ -174,8 +185,9 @@ def _no_debug_info(invars: Sequence[Var], outvars: Sequence[Atom]) -> jex.DebugI
 
 
 def check(closed: ClosedJaxpr) -> None:
-    """Run JAX's own type checker over a jaxpr; it raises where the jaxpr is malformed."""
-    jex.check_jaxpr(opened(closed)[0])
+    """Run JAX's own type checker over a jaxpr where `jax_enable_checks` asks for it; raises where it is malformed."""
+    if _config.enable_checks.value:
+        jex.check_jaxpr(opened(closed)[0])
 
 
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
@@ -185,11 +197,12 @@ def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
     return eqn, outs
 
 
+@functools.lru_cache(maxsize=1)
 def _barrier_p() -> Any:
     return opened(jax.make_jaxpr(lax.optimization_barrier)(np.float32(0)))[0].eqns[0].primitive
 
 
-def reduce_precision(var: Var) -> tuple[Equation, Var]:
+def reduce_precision(var: Atom) -> tuple[Equation, Var]:
     """Round a half-precision value to its own format, so that XLA may not keep it wider on one side only."""
     info = jax.numpy.finfo(var.aval.dtype)
     trace = jax.make_jaxpr(lambda x: lax.reduce_precision(x, info.nexp, info.nmant))
@@ -225,9 +238,13 @@ def stacked(aval: Any, lengths: Sequence[int]) -> Any:
     return aval.update(shape=(*lengths, *aval.shape)) if lengths else aval
 
 
-def guarded(segment: Sequence[Equation], inputs: Sequence[Var], outputs: Sequence[Var], witness: Var) -> list[Equation]:
-    """Run a segment inside `lax.cond` under a predicate that XLA cannot fold, so that it is not merged with
-    equal equations outside. The other branch is never taken: no integer is both above and below its own half.
+def guarded(
+    segment: Sequence[Equation], inputs: Sequence[Atom], outputs: Sequence[Atom], witness: Atom
+) -> list[Equation]:
+    """Run a segment inside `lax.cond` under a predicate that is always true but that XLA cannot fold.
+
+    So the segment is neither merged with equal equations outside nor started before `witness` is there. The other
+    branch, zeros, is never taken.
     """
     run = build(inputs, outputs, segment)
 
@@ -236,14 +253,10 @@ def guarded(segment: Sequence[Equation], inputs: Sequence[Var], outputs: Sequenc
         true = always(seed)
         return lax.cond(true, lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *operands)
 
-    traced, shapes = opened(jax.make_jaxpr(held)(*(_struct(v.aval) for v in (witness, *inputs))))[0], outputs
+    traced, _ = opened(jax.make_jaxpr(held)(*(struct(v.aval) for v in (witness, *inputs))))
     rename: dict[Var, Atom] = dict(zip(traced.invars, (witness, *inputs), strict=True))
-    ends = dict(zip((v for v in traced.outvars), shapes, strict=True))
+    ends = dict(zip(traced.outvars, outputs, strict=True))
     return [_renamed(eqn, rename, ends) for eqn in traced.eqns]
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def _renamed(eqn: Equation, rename: dict[Var, Atom], ends: dict[Var, Var]) -> Equation:
@@ -260,10 +273,11 @@ def always(seed: Any) -> Any:
     """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
     flat = lax.reshape(seed, (math.prod(seed.shape),))
     first = lax.index_in_dim(flat, 0, keepdims=False)
-    if jax.dtypes.issubdtype(first.dtype, np.complexfloating):
+    if jnp.issubdtype(first.dtype, np.complexfloating):
         first = lax.real(first)
     number = lax.convert_element_type(first, np.float32)
-    return lax.bitwise_or(lax.ge(lax.abs(number), np.float32(0)), lax.ne(number, number))
+    below, above = lax.lt(number, np.float32(2)), lax.gt(number, np.float32(1))
+    return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(number, number))
 
 
 # --------------------------------------------------------------------------------------------------- runtime
@@ -274,6 +288,21 @@ def tangent_aval(aval: Any) -> Any:
     return aval.to_tangent_aval()
 
 
+def struct(aval: Any) -> Any:
+    """The abstract value as `jax.ShapeDtypeStruct`, with its sharding where that is part of its type."""
+    if is_reference(aval):
+        return aval
+    sharding = getattr(aval, "sharding", None)
+    explicit = sharding if is_explicit(sharding) else None
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=explicit)
+
+
+def input_structs(closed: ClosedJaxpr) -> list[Any]:
+    """The inputs of a jaxpr as `jax.ShapeDtypeStruct`."""
+    return [struct(v.aval) for v in opened(closed)[0].invars]
+
+
 def is_explicit(sharding: Any) -> bool:
     """Whether a sharding lays an array over a mesh, rather than saying nothing."""
     mesh = getattr(sharding, "mesh", None)
@@ -282,7 +311,7 @@ def is_explicit(sharding: Any) -> bool:
 
 def is_real(dtype: Any) -> bool:
     """Whether a dtype is real floating point, of any width."""
-    return jax.dtypes.issubdtype(dtype, np.floating)
+    return jnp.issubdtype(dtype, np.floating)
 
 
 def trace_context() -> Any:

@@ -189,9 +189,10 @@ class _Builder:
 
     def whole(self, v: int) -> int:
         """The stack that a step was taken from, or the value itself if it lives in the loop."""
-        maker = self.values[v]["maker"]
-        is_step = maker is not None and self.ops[maker]["name"] == STEP
-        return self.ops[maker]["operands"][0] if is_step else v
+        maker: int | None = self.values[v]["maker"]
+        if maker is None or self.ops[maker]["name"] != STEP:
+            return v
+        return self.ops[maker]["operands"][0]
 
     def step_of(self, loop: int, outer: _Member, atom: Any) -> int:
         """One step of a scanned operand: the value that fills the stack if that lives in this loop, else a slice."""
@@ -284,7 +285,7 @@ def _split(layout: jaxprs.ScanLayout, items: Sequence[Any]) -> tuple[list[Any], 
 def _value(i: int, fields: dict[str, Any], copies: Sequence[int]) -> Value:
     aval = fields["payload"]
     shape = tuple(getattr(aval, "shape", ()))
-    dtype = getattr(getattr(aval, "dtype", None), "name", str(aval))
+    dtype = jaxprs.dtype_facts(aval.dtype)[0] if hasattr(aval, "dtype") else str(aval)
     size = jaxprs.aval_bytes(aval)
     loop = fields["loop"]
     return Value(i, shape, dtype, size, copies[loop], loop, fields["maker"], fields["label"], aval)

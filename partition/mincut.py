@@ -93,7 +93,7 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
     backwards.data = (backwards.data > 0).astype(np.int8)
     backwards.eliminate_zeros()
     order = breadth_first_order(backwards, SINK, directed=True, return_predecessors=False)
-    reached = np.zeros(residual.shape[0], bool)
+    reached = np.zeros(backwards.indptr.size - 1, bool)
     reached[order] = True
     return reached
 

@@ -19,6 +19,7 @@ from jointcut.partition.jaxprs import (
     Literal,
     Var,
     fresh,
+    inner_primitives,
     is_dropped,
     opened,
     rebound,
@@ -26,6 +27,16 @@ from jointcut.partition.jaxprs import (
 from jointcut.partition.policy import CHECKPOINT_SCOPE
 
 _TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})
+
+
+def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Open the calls of a jaxpr that holds `jax.checkpoint`, so that what runs under it can be told by its scope."""
+    return inlined(closed) if holds(closed, "remat2") else closed
+
+
+def holds(closed: ClosedJaxpr, name: str) -> bool:
+    """Whether a primitive occurs in a jaxpr, however deep."""
+    return any(name == eqn.primitive.name or name in inner_primitives(eqn) for eqn in opened(closed)[0].eqns)
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -160,7 +171,7 @@ def _literal_key(literal: Literal) -> Any:
     return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)
 
 
-_WITH_BODIES = frozenset("jit pjit closed_call core_call cond custom_jvp_call custom_vjp_call remat2 scan while".split())
+_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "remat2", "scan", "while"}
 
 
 def without_barriers_in_loops(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -56,7 +56,7 @@ class Split:
 
     @cached_property
     def held(self) -> Halves:
-        """The halves with barriers outside loops only, for a compiler that is told to keep them (XLA:CPU up to 0.11)."""
+        """The halves with barriers outside loops only, for a compiler that is told to keep them: XLA:CPU up to 0.11."""
         strip = rewrite.without_barriers_in_loops
         return replace(self.halves, forward=strip(self.forward), backward=strip(self.backward))
 
@@ -70,14 +70,22 @@ class Split:
         return verify.run(self.halves, self.graph, primals, cotangents)
 
 
-def split(joint: Any, roles: Roles, strategy: Strategy = "min_cut", *, hold: Hold = "barrier") -> Split:
+def split(
+    joint: Any,
+    roles: Roles,
+    strategy: Strategy = "min_cut",
+    *,
+    graph: Graph | None = None,
+    hold: Hold = "barrier",
+) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
     `strategy` is `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what JAX would keep), or a
-    function from the `Graph` to a `Plan`. Raises `StrategyError`, `PlanError` or `GraphError`.
+    function from the `Graph` to a `Plan`; `graph` is the joint program's own, where it was read before. Raises
+    `StrategyError`, `PlanError` or `GraphError`.
     """
     start = time.perf_counter()
-    graph = loops.read(joint, roles)
+    graph = graph or loops.read(joint, roles)
     plan = decide(graph, strategy)
     middle = time.perf_counter()
     facts = classify(graph)

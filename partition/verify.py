@@ -1,8 +1,8 @@
 """Check that the two jaxprs together mean what the one did.
 
-`verify_structure` runs after every cut: JAX's own type checker over both halves, and the residuals of one against the
-inputs of the other. `verify_meaning` runs both and the joint program one operation at a time on given arrays, where
-nothing is fused: the results must agree bit for bit.
+`verify_structure` runs after every cut: the residuals of one half against the inputs of the other, and, under
+`jax_enable_checks`, JAX's own type checker over both. `verify_meaning` runs both and the joint program one operation at
+a time on given arrays, where nothing is fused: the results must agree bit for bit.
 """
 
 from __future__ import annotations

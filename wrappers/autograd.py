@@ -3,7 +3,8 @@
 Inside somebody's `jax.grad`, `jax.vmap` or `jax.jit` a function of ours is a `jax.custom_jvp` call. Its rule asks which
 inputs are differentiated, cuts the joint program for just those, runs the forward half, and returns tangents through a
 linear map that knows both directions: reverse mode transposes it into the backward half, forward mode
-(`jax.jvp`, `jax.jacfwd`) differentiates the function itself. So reverse, forward and mixed modes all work, to any order.
+(`jax.jvp`, `jax.jacfwd`) differentiates the function itself. So reverse, forward and mixed modes all work, to any
+order.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def differentiable(
 ) -> Callable[..., list[Any]]:
     """A flat function that runs the jaxpr `primal` and differentiates through the halves that `cut` returns.
 
-    `cut` takes one flag per flat input, whether a derivative with respect to it is asked for; beside graph and halves it
-    returns the constants of the derivative, which are leading inputs of the halves.
+    `cut` takes one flag per flat input, whether a derivative with respect to it is asked for; beside graph and halves
+    it returns the constants of the derivative, which are leading inputs of the halves.
     """
     known: dict[tuple[bool, ...], Differential] = {}
 
@@ -93,7 +94,8 @@ def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.Linear
 
 
 def _dtype(x: Any) -> Any:
-    return jax.typeof(x).dtype
+    aval: Any = jax.typeof(x)
+    return aval.dtype
 
 
 def _no_tangent(x: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -61,7 +62,7 @@ def slot(path: str, leaf: Any, differentiated: bool = False) -> Slot:
 
 def is_inexact(dtype: Any) -> bool:
     """Whether a dtype can carry a derivative: real or complex floating point, also the narrow ones."""
-    return jax.dtypes.issubdtype(dtype, np.inexact)
+    return jnp.issubdtype(dtype, np.inexact)
 
 
 def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:

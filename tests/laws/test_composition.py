@@ -28,7 +28,7 @@ COMPOSED = frozenset([
     "integer_and_key_leaves", "none_leaves", "dataclass_weights", "keyword_arguments", "unused_inputs",
     "output_is_input", "same_array_twice", "several_outputs", "auxiliary_output", "constant_function",
     "python_numbers", "weak_types", "custom_vjp_clip", "custom_jvp_steep", "pallas_kernel",
-    "sharded_map", "nested_jits", "vmap_inside", "stop_gradient_on_one_path", "internal_reference",
+    "sharded_map", "nested_jits", "vmap_inside", "stop_gradient_on_one_path",
     "checkpointed_scan_body", "checkpoint_in_checkpoint", "dropout_network", "dropout_in_scan",
 ])
 # fmt: on

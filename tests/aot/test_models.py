@@ -1,0 +1,281 @@
+"""Models that other people's libraries build train under jointcut as they train under plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+from jointcut import aot
+
+STEPS = 5
+WIDTH = 16
+DRAWS = np.random.default_rng(0)
+TOKENS = jnp.asarray(DRAWS.integers(0, 11, (4, 6)))
+IMAGES = jnp.asarray(DRAWS.normal(size=(4, 8, 8, 3)), jnp.float32)
+ROWS = jnp.asarray(DRAWS.normal(size=(8, 5)), jnp.float32)
+LABELS = jnp.asarray(DRAWS.integers(0, 3, 8))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A loss `(params, state, key, *batch) -> (loss, state)`, where it starts, and what it reads."""
+
+    loss: Callable[..., Any]
+    params: Any
+    state: Any
+    batch: tuple[Any, ...]
+
+
+def cross_entropy(logits, labels):
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+# ---------------------------------------------------------------- flax.linen
+
+
+class LinenBlock(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        h = linen.LayerNorm()(x)
+        x = x + linen.MultiHeadDotProductAttention(num_heads=2)(h)
+        h = linen.gelu(linen.Dense(2 * WIDTH)(linen.LayerNorm()(x)))
+        return x + linen.Dense(WIDTH)(linen.Dropout(0.1, deterministic=False)(h)), None
+
+
+class LinenTransformer(linen.Module):
+    """Two blocks under `nn.scan`, with dropout."""
+
+    @linen.compact
+    def __call__(self, tokens):
+        x = linen.Embed(11, WIDTH)(tokens)
+        axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True, "dropout": True}}
+        x, _ = linen.scan(LinenBlock, length=2, **axes)()(x, None)
+        return linen.Dense(11)(x)
+
+
+def linen_transformer():
+    model = LinenTransformer()
+    variables = jax.jit(model.init)({"params": jax.random.key(0), "dropout": jax.random.key(1)}, TOKENS)
+
+    def loss(params, state, key, tokens):
+        logits = model.apply({"params": params}, tokens, rngs={"dropout": key})
+        return cross_entropy(logits[:, :-1], tokens[:, 1:]), state
+
+    return Training(loss, variables["params"], {}, (TOKENS,))
+
+
+class LinenConvolutions(linen.Module):
+    """Convolutions under batch normalisation, whose running means are a second collection of variables."""
+
+    @linen.compact
+    def __call__(self, x):
+        for width in (4, 8):
+            x = linen.Conv(width, (3, 3), strides=2)(x)
+            x = linen.relu(linen.BatchNorm(use_running_average=False)(x))
+        return linen.Dense(3)(jnp.mean(x, axis=(1, 2)))
+
+
+def linen_batch_norm():
+    model = LinenConvolutions()
+    variables = jax.jit(model.init)(jax.random.key(0), IMAGES)
+
+    def loss(params, state, key, images, labels):
+        logits, state = model.apply({"params": params, **state}, images, mutable=["batch_stats"])
+        return cross_entropy(logits, labels), state
+
+    state = {"batch_stats": variables["batch_stats"]}
+    return Training(loss, variables["params"], state, (IMAGES, LABELS[:4]))
+
+
+# ---------------------------------------------------------------- flax.nnx
+
+
+class NnxNetwork(nnx.Module):
+    """Dropout draws from a stream of keys that counts, which is state."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(5, WIDTH, rngs=rngs)
+        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.last = nnx.Linear(WIDTH, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.drop(nnx.relu(self.norm(self.first(x)))))
+
+
+def nnx_network():
+    graph, params, state = nnx.split(NnxNetwork(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(params, state, key, x, labels):
+        model = nnx.merge(graph, params, state, copy=True)
+        value = cross_entropy(model(x), labels)
+        return value, nnx.split(model, nnx.Param, ...)[2]
+
+    return Training(loss, params, state, (ROWS, LABELS))
+
+
+# ---------------------------------------------------------------- equinox
+
+
+class EquinoxNetwork(eqx.Module):
+    """A module with layers, a number that is trained and a string that is not."""
+
+    norm: eqx.nn.LayerNorm
+    layers: eqx.nn.MLP
+    scale: jax.Array
+    name: str = eqx.field(static=True)
+
+    def __init__(self, key):
+        self.norm = eqx.nn.LayerNorm(5)
+        self.layers = eqx.nn.MLP(5, 3, WIDTH, 2, key=key)
+        self.scale = jnp.ones(())
+        self.name = "classifier"
+
+    def __call__(self, x):
+        return self.scale * self.layers(self.norm(x))
+
+
+def equinox_partition():
+    params, rest = eqx.partition(EquinoxNetwork(jax.random.key(0)), eqx.is_inexact_array)
+
+    def loss(params, state, key, x, labels):
+        return cross_entropy(jax.vmap(eqx.combine(params, rest))(x), labels), state
+
+    return Training(loss, params, {}, (ROWS, LABELS))
+
+
+def equinox_recurrent():
+    cell = eqx.nn.GRUCell(5, WIDTH, key=jax.random.key(0))
+    head = eqx.nn.Linear(WIDTH, 3, key=jax.random.key(1))
+
+    def loss(params, state, key, sequences, labels):
+        cell, head = params
+
+        def read(sequence):
+            last, _ = jax.lax.scan(lambda h, x: (cell(x, h), None), jnp.zeros(WIDTH), sequence)
+            return head(last)
+
+        return cross_entropy(jax.vmap(read)(sequences), labels), state
+
+    return Training(loss, (cell, head), {}, (jnp.stack([ROWS] * 4, 1), LABELS))
+
+
+# ---------------------------------------------------------------- haiku
+
+
+def haiku_network():
+    def network(x):
+        x = hk.BatchNorm(True, True, decay_rate=0.9)(hk.Linear(WIDTH)(x), is_training=True)
+        return hk.Linear(3)(hk.dropout(hk.next_rng_key(), 0.2, jax.nn.silu(x)))
+
+    model = hk.transform_with_state(network)
+    params, state = jax.jit(model.init)(jax.random.key(0), ROWS)
+
+    def loss(params, state, key, x, labels):
+        logits, state = model.apply(params, state, key, x)
+        return cross_entropy(logits, labels), state
+
+    return Training(loss, params, state, (ROWS, LABELS))
+
+
+TRAININGS = (
+    linen_transformer,
+    linen_batch_norm,
+    nnx_network,
+    equinox_partition,
+    equinox_recurrent,
+    haiku_network,
+)
+
+
+def losses(training, value_and_grad, wrap=lambda step: step):
+    """Losses of some steps, and the parameters they end at."""
+    # Not Adam, which blows the rounding of a gradient that is zero up to a full step.
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9, nesterov=True))
+
+    def step(params, state, moments, key):
+        (loss, state), gradients = value_and_grad(params, state, key, *training.batch)
+        updates, moments = optimiser.update(gradients, moments, params)
+        return loss, optax.apply_updates(params, updates), state, moments
+
+    step = wrap(step)
+    params, state = training.params, training.state
+    moments, seen = optimiser.init(params), []
+    for key in jax.random.split(jax.random.key(7), STEPS):
+        loss, params, state, moments = step(params, state, moments, key)
+        seen.append(loss)
+    return seen, params, state
+
+
+def assert_near(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_optimisation():
+    """What is asked here is what the programs mean, not how fast they run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(params=TRAININGS, ids=lambda make: make.__name__, scope="module")
+def trained(request):
+    """A training, and what plain JAX makes of it."""
+    with jax.numpy_dtype_promotion("standard"):  # libraries mix int and float
+        training = request.param()
+        want = losses(training, jax.jit(jax.value_and_grad(training.loss, has_aux=True)))
+        assert want[0][-1] < want[0][0]
+        yield training, want
+
+
+def test_it_trains_as_with_plain_jax(trained):
+    training, want = trained
+    loss = aot.function(training.loss, has_aux=True)
+    assert_near(losses(training, loss.value_and_grad), want)
+
+
+def test_it_trains_so_inside_the_users_own_jit(trained):
+    training, want = trained
+    loss = aot.function(training.loss, has_aux=True)
+    assert_near(losses(training, loss.value_and_grad, jax.jit), want)
+
+
+def test_a_whole_module_is_an_argument():
+    layer = eqx.nn.Linear(5, 3, key=jax.random.key(3))  # a pytree of arrays, unlike modules that hold functions
+
+    def loss(layer, x):
+        assert layer.in_features == 5
+        return jnp.mean(jax.vmap(layer)(x) ** 2)
+
+    value, gradient = aot.function(loss).value_and_grad(layer, ROWS)
+    assert isinstance(gradient, eqx.nn.Linear)
+    assert_near((value, gradient), jax.value_and_grad(loss)(layer, ROWS))
+
+
+def test_a_method_of_a_module_is_made_a_function_of_ours():
+    class Squared(eqx.Module):
+        weight: jax.Array
+
+        @aot.function
+        def loss(self, x):
+            return jnp.sum((x @ self.weight) ** 2)
+
+    model = Squared(jnp.ones(5))
+    value, gradient = model.loss.value_and_grad(ROWS)
+    assert isinstance(gradient, Squared)
+    assert_near((value, gradient.weight), jax.value_and_grad(lambda w: jnp.sum((ROWS @ w) ** 2))(model.weight))
