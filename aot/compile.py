@@ -7,6 +7,7 @@ where the options are somebody else's, the halves are written without barriers (
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -156,9 +157,16 @@ def flops(closed: Any) -> float:
             layout = jaxprs.scan_layout(eqn)
             total += layout.length * flops(layout.body)
         elif eqn.primitive.name == "dot_general":
-            total += jaxprs.dot_flops(eqn)
+            total += _dot_flops(eqn)
         elif inner := list(jaxprs.inner_jaxprs(eqn)):
             total += max(map(flops, inner))
         else:
             plain.append(eqn)
     return total + float(sum(v.aval.size for eqn in plain for v in eqn.outvars if hasattr(v.aval, "size")))
+
+
+def _dot_flops(eqn: Any) -> float:
+    """Floating-point operations of a `dot_general`: two for each product of batch, free and contracted sizes."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    return 2.0 * math.prod(out.shape) * math.prod(lhs.shape[i] for i in contracted)

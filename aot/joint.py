@@ -156,24 +156,37 @@ def _joint(
 
 @dataclass
 class _Residuals:
-    """What the pullback of `jax.vjp` holds, taken apart into arrays and into references among the inputs."""
+    """What the pullback of `jax.vjp` holds, taken apart: arrays are handed over, references stay where they are.
+
+    A reference cannot be the result of a program, so its place among the inputs is kept instead (an integer), or the
+    reference itself where the function closes over it.
+    """
 
     tree: Any = None
-    is_reference: tuple[bool, ...] = ()
-    references: tuple[int, ...] = ()
+    places: tuple[Any, ...] = ()
 
     def take(self, pull: Any, inputs: Sequence[Any]) -> list[Any]:
-        """The arrays; a reference cannot be a result, so its place among the inputs is kept instead."""
+        """The arrays, in order."""
         leaves, self.tree = jax.tree.flatten(pull)
-        self.is_reference = tuple(jaxprs.is_reference(jax.typeof(leaf)) for leaf in leaves)
-        refs = [leaf for leaf, is_ref in zip(leaves, self.is_reference, strict=True) if is_ref]
-        self.references = tuple(next(i for i, x in enumerate(inputs) if x is ref) for ref in refs)
-        return [leaf for leaf, is_ref in zip(leaves, self.is_reference, strict=True) if not is_ref]
+        self.places = tuple(_place(leaf, inputs) for leaf in leaves)
+        return [leaf for leaf, place in zip(leaves, self.places, strict=True) if place is None]
+
+    @property
+    def references(self) -> list[int]:
+        """Places of the references among the inputs."""
+        return [place for place in self.places if isinstance(place, int)]
 
     def pull(self, arrays: Sequence[Any], references: Sequence[Any]) -> Any:
         """The pullback on other arrays and references."""
         a, r = iter(arrays), iter(references)
-        return self.tree.unflatten(next(r) if is_ref else next(a) for is_ref in self.is_reference)
+        leaves = (next(a) if p is None else next(r) if isinstance(p, int) else p for p in self.places)
+        return self.tree.unflatten(leaves)
+
+
+def _place(leaf: Any, inputs: Sequence[Any]) -> Any:
+    if not jaxprs.is_reference(jax.typeof(leaf)):
+        return None
+    return next((i for i, x in enumerate(inputs) if x is leaf), leaf)
 
 
 def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
@@ -183,11 +196,15 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
     second, second_consts = jaxprs.opened(rewrite.inlined(back))
     handed = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
     rename = dict(zip(second.invars[: len(handed)], handed, strict=True))
+    known = {id(c): v for v, c in zip(first.constvars, first_consts, strict=True)}
+    shared = [id(c) in known for c in second_consts]  # a reference may enter a program only once
+    rename |= {v: known[id(c)] for v, c in zip(second.constvars, second_consts, strict=True) if id(c) in known}
     late, gradients = rewrite.renamed(second, rename)
     cotangents = second.invars[len(handed) :]
     ends = [*first.outvars[:num_outputs], *gradients]
     eqns, ends, boundary = rewrite.merged([*first.eqns, *late], ends, len(first.eqns))
-    consts = [*first.constvars, *second.constvars]
+    consts = [*first.constvars, *(v for v, twice in zip(second.constvars, shared, strict=True) if not twice)]
+    values = [*first_consts, *(c for c, twice in zip(second_consts, shared, strict=True) if not twice)]
     invars = [*consts, *first.invars, *cotangents]
     roles = Roles(
         (Role.PRIMAL,) * (len(consts) + len(first.invars)) + (Role.COTANGENT,) * len(cotangents),
@@ -199,7 +216,7 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
             *_cotangent_paths(cotangents),
         ),
     )
-    return Joint(jaxprs.build(invars, ends, eqns), roles, (*first_consts, *second_consts), results)
+    return Joint(jaxprs.build(invars, ends, eqns), roles, tuple(values), results)
 
 
 def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:

@@ -127,13 +127,6 @@ def dtype_facts(dtype: Any) -> tuple[str, int]:
     return dtype.name, 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
 
-def dot_flops(eqn: Any) -> float:
-    """Floating-point operations of a `dot_general`: two for each product of batch, free and contracted sizes."""
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    return 2.0 * math.prod(out.shape) * math.prod(lhs.shape[i] for i in contracted)
-
-
 def scope_of(eqn: Equation) -> str:
     """The name stack of an equation, such as `jvp(block)/attention`."""
     return str(eqn.source_info.name_stack)

@@ -1,0 +1,95 @@
+"""Each verdict has its reason: what is cheap, what is heavy, and what neither side may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from jointcut.partition.classify import classify
+from jointcut.partition.policy import CHECKPOINT_SCOPE, Verdict, heavy, judge
+from jointcut.partition.text import parse
+
+HEAVY = {
+    "%1:float32[8] = sin %0": "",
+    "%1:float32[64] = broadcast_in_dim %0": "",
+    "%1:float32[] = reduce_sum %0": "it reduces more than it returns",
+    "%1:float32[8] = reduce_max %0": "",
+    "%1:float32[8] = dot_general %0 %0": "dot_general is heavy",
+    "%1:float32[8] = some_kernel %0": "some_kernel is heavy",
+    "%1:float32[8] = jit %0 holds sin mul": "",
+    "%1:float32[8] = jit %0 holds sin dot_general": "it holds dot_general, which is heavy",
+    "%1:float32[8] = custom_jvp_call %0 holds jit exp": "",
+    "%1:float32[8] = jit %0": "jit is heavy",
+    "%1:float32[8] = while %0 holds sin": "while is heavy",
+}
+
+
+@pytest.mark.parametrize("op", HEAVY)
+def test_an_op_is_heavy_unless_known_to_be_cheap(op):
+    graph = parse(f"primal %0:float32[8]\n{op}\noutput %1")
+    assert heavy(graph, graph.ops[0]) == HEAVY[op]
+
+
+TEXT = """
+    loop 1 x5
+    primal %0:float32[5,3]
+    cotangent %1:float32[3]
+    %2:float32[3] = literal
+    %3:float32[3]@1 = step %0
+    %4:float32[3] %5:float32[3]@1 = loop %2 %6 body 1 of loop 1 {
+        #4 %6:float32[3] = mul %5 %3
+        %7:float32[3] = exp %5
+        next %6
+    }
+    #3 %8:float32[] = reduce_sum %7
+    #6 %9:float32[3] = dot_general %4
+    %10:float32[3] = dot_general %9
+    %11:float32[3] = io_callback %4 effects
+    backward:
+    %12:float32[3] = mul %1 %10
+    output %8
+    output %9
+    output %11
+    gradient %12
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (0, Verdict("", "it is an input")),
+        (1, Verdict()),
+        (2, Verdict("it is a literal", "")),
+        (3, Verdict("it is one step of a stack, and the stack can be saved", "")),
+        (4, Verdict("", "a loop is not run twice")),
+        (6, Verdict()),
+        (7, Verdict("", "it is read outside the loop that makes it")),
+        (9, Verdict("", "dot_general is heavy")),
+        (10, Verdict()),  # heavy, but only the backward needs it: it runs once wherever it runs
+        (11, Verdict("", "io_callback has an effect, which must happen once")),
+        (12, Verdict()),
+    ],
+)
+def test_each_value_gets_the_verdict_that_its_op_deserves(value, verdict):
+    graph = parse(TEXT)
+    assert judge(graph, classify(graph))[value] == verdict
+
+
+@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
+@pytest.mark.parametrize(
+    "name", ["checkpointed_block", "checkpointed_scan_body", "checkpoint_around_scan", "checkpoints_in_a_row"]
+)
+def test_of_a_checkpointed_region_only_what_the_backward_reads_is_saved(name, strategy, traced):
+    """The region's own equation in the backward computes the rest again, as the user asked."""
+    split = traced(name).partition(strategy).split
+    inside = [s for s in split.plan.saved if CHECKPOINT_SCOPE in s.scope]
+    assert {s.value for s in inside} <= split.facts.wanted
+    regions = [op for op in split.graph.ops if op.name == "remat2"]
+    read = {v for op in regions for v in op.inputs}
+    ours = {v for s in inside for v in [s.value]}
+    assert regions and ours <= read
+
+
+def test_inside_a_checkpointed_region_something_smaller_is_no_reason_to_save_it(traced):
+    """What `checkpointed_scan_body` hands over is the carry of each step, and nothing that its body computes."""
+    plan = traced("checkpointed_scan_body").partition("min_cut").plan
+    assert [s.op for s in plan.saved] == ["loop", "mul"]
