@@ -65,6 +65,8 @@ def all_methods() -> dict[str, Method]:
             methods[f"checkpoint {name}{form}"] = partial(build_jax, policy=policy, keep_barriers=keep_barriers)
     for strategy in ("save_all", "min_cut"):
         methods[f"jointcut {strategy}"] = partial(build_jointcut, strategy=strategy)
+    methods["jointcut min_cut, 2 programs"] = partial(build_jointcut, strategy="min_cut", executables=2)
+    methods["jointcut min_cut in jax.jit"] = build_inside
     return methods
 
 
@@ -94,7 +96,32 @@ def build_jax(program: Program, policy: Callable[..., Any] | None, keep_barriers
     )
 
 
-def build_jointcut(program: Program, strategy: str) -> Step:
+def build_inside(program: Program) -> Step:
+    """The user's own `jax.jit(loss.value_and_grad)`: jointcut inlined in a program whose options are not its own."""
+    forget()
+    start = time.perf_counter()
+    traced = jax.jit(aot.function(program.loss).value_and_grad).trace(*program.arguments)
+    trace_s = time.perf_counter() - start
+    start, xla_start = time.perf_counter(), xla_clock.seconds
+    compiled = compile_program(traced.lower(), False)
+    compile_s = xla_clock.seconds - xla_start
+    memory = memory_of(compiled)
+    cut = aot.function(program.loss).trace(*program.arguments).partition()
+    return Step(
+        call=partial(compiled, *program.arguments),
+        programs=(compiled,),
+        activation_bytes=memory.temp,
+        peak_bytes=memory.peak,
+        saved_bytes=cut.plan.bytes_saved,
+        trace_s=trace_s,
+        cut_s=0.0,
+        lower_s=time.perf_counter() - start - compile_s,
+        compile_s=compile_s,
+        dots=count_dots(traced.jaxpr),
+    )
+
+
+def build_jointcut(program: Program, strategy: str, executables: int | None = None) -> Step:
     """`aot.function(loss)`, traced, cut and compiled stage by stage."""
     forget()
     start = time.perf_counter()
@@ -104,7 +131,7 @@ def build_jointcut(program: Program, strategy: str) -> Step:
     cut = traced.partition(strategy=strategy)
     cut_s = time.perf_counter() - start
     start, xla_start = time.perf_counter(), xla_clock.seconds
-    compiled = cut.compile()
+    compiled = cut.compile(executables)
     compile_s = xla_clock.seconds - xla_start
     lower_s = time.perf_counter() - start - compile_s
     memory = memory_of(compiled.programs[0]) if compiled.executables == 1 else None

@@ -324,12 +324,12 @@ class _Scope:
             inner.run_forward()
         stacks = self.half.exported[body.id]
         ends = [inner.read(body, v) for v in layout.body.outvars[: layout.num_carry]]
-        ends += [inner.want(v) for v in stacks] + [inner.read(body, v) for _, v in body.own]
+        ends += [inner.want(v) for v in stacks] + [inner.read(body, v) for v in body.repeated]
         closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], ends, inner.eqns)
         home = graph.regions[op.region]
         outvars = [self.define(home.names[v], jaxprs.fresh(v.aval)) for v in eqn.outvars[: layout.num_carry]]
         outvars += [self.define(v, jaxprs.fresh(_lifted(graph, v, self.region.loop))) for v in stacks]
-        outvars += [self.define(v, jaxprs.fresh(graph.values[v].payload)) for v, _ in body.own]
+        outvars += [self.define(v, jaxprs.fresh(graph.values[v].payload)) for v in body.own]
         consts = [self.want(v) for v in inner.consts]
         init = [self.read(home, v) for v in eqn.invars[a:b]]
         xs = [self.want(v) for v in inner.xs]

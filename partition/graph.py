@@ -110,9 +110,9 @@ class Loop:
 class Region:
     """A list of ops that run in order: the whole program, or the body of one scan of a loop.
 
-    `names` maps the variables of the body to value ids (or to literals); `carried` are the ids of the values that a
-    body hands to its next step, `own` pairs a stacked result that no op of the body makes (a constant repeated) with
-    the variable that it repeats.
+    `names` maps the variables of the body to value ids (or to literals). `carried` are the values that a body hands to
+    its next step, None where that is a literal, `stacks` its stacked results; `own` are those among them that no op of
+    the body makes (a constant, repeated), `repeated` the atoms that they repeat.
     """
 
     id: int
@@ -122,9 +122,10 @@ class Region:
     origin: Side = Side.FORWARD
     ops: tuple[int, ...] = ()
     names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    carried: tuple[Any, ...] = ()
+    carried: tuple[int | None, ...] = ()
     stacks: tuple[int, ...] = ()
-    own: tuple[tuple[int, Any], ...] = ()
+    own: tuple[int, ...] = ()
+    repeated: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,9 @@ class _Builder:
         self.level(loop, members)
         for scan, member in zip(group, members, strict=True):
             carried = [self.read(member, v) for v in scan.layout.body.outvars[: scan.layout.num_carry]]
-            self.regions[member.region]["carried"] = tuple(carried)
-            self.ops[scan.op]["operands"] += [v for v in carried if isinstance(v, int)]
+            self.regions[member.region]["carried"] = tuple(v if isinstance(v, int) else None for v in carried)
+            repeated = [self.read(member, v) for v in self.regions[member.region]["repeated"]]
+            self.ops[scan.op]["operands"] += [v for v in (*carried, *repeated) if isinstance(v, int)]
 
     @staticmethod
     def read(member: _Member, atom: Any) -> Any:
@@ -160,7 +161,9 @@ class _Builder:
             names[var] = self.step_of(loop, outer, atom)
         for stack, inner in stacks:
             v = outer.names[stack]
-            if inner in made or inner in carry:
+            if isinstance(inner, jaxprs.Literal):
+                own.append((v, inner))
+            elif inner in made or inner in carry:
                 self.hand_over(names, inner, v, loop)
             elif inner in xs:
                 self.alias[v] = self.whole(names[inner])
@@ -170,7 +173,7 @@ class _Builder:
             if var not in names:
                 names[var] = self.value(var.aval, loop)
         region = self.region(loop=loop, parent=outer.region, scan=scan.op, origin=scan.origin, names=names)
-        self.regions[region]["own"] = tuple(own)
+        self.regions[region].update(own=tuple(v for v, _ in own), repeated=tuple(atom for _, atom in own))
         self.regions[region]["stacks"] = tuple(outer.names[stack] for stack, _ in stacks)
         finals = [outer.names[v] for v in scan.eqn.outvars[: lay.num_carry]]
         self.ops[scan.op]["operands"] = [v for a in init_ops if isinstance(v := self.read(outer, a), int)]
@@ -299,7 +302,7 @@ def _op(i: int, fields: dict[str, Any], resolve: Sequence[int]) -> Op:
 
 def _region(i: int, fields: dict[str, Any], resolve: Sequence[int]) -> Region:
     names = {var: resolve[v] if isinstance(v, int) else v for var, v in fields["names"].items()}
-    carried = tuple(resolve[v] if isinstance(v, int) else v for v in fields.get("carried", ()))
+    carried = tuple(None if v is None else resolve[v] for v in fields.get("carried", ()))
     stacks = tuple(resolve[v] for v in fields.get("stacks", ()))
     ops = tuple(fields["ops"])
     return Region(**{**fields, "id": i, "names": names, "carried": carried, "stacks": stacks, "ops": ops})

@@ -79,6 +79,7 @@ class Plan:
         facts = facts or classify(graph)
         reasons = reasons or {}
         chosen = sorted(set(saved))
+        _existing(graph, facts, chosen)
         again = needed(graph, facts, frozenset(chosen))
         prices = saving_bytes(graph, facts)
         records = tuple(_saved(graph, v, prices[v], reasons.get(v, "")) for v in chosen)
@@ -94,6 +95,13 @@ def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
     op = None if value.maker is None else graph.ops[value.maker]
     name, scope, source = (op.name, op.scope, op.source) if op else ("input", "", value.label)
     return Saved(v, value.shape, value.dtype, value.copies, price, name, scope, source, reason)
+
+
+def _existing(graph: Graph, facts: Facts, values: Iterable[int]) -> None:
+    for v in values:
+        if not 0 <= v < len(graph.values) or facts.is_late(v):
+            cure = "Save values of the forward only: see Graph.values and Value.maker."
+            raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
 
 
 def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> list[int]:
@@ -116,10 +124,8 @@ def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> list[int]:
 def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
     """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
     verdicts = judge(graph, facts)
+    _existing(graph, facts, plan.values)
     for v in plan.values:
-        if not 0 <= v < len(graph.values) or facts.is_late(v):
-            cure = "Save values of the forward only: see Graph.values and Value.maker."
-            raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
         if graph.values[v].maker is not None and graph.ops[graph.values[v].maker or 0].name == STEP:
             cure = "Save the stack that it is taken from."
             raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))

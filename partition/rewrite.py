@@ -6,7 +6,7 @@ source line and context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,31 @@ from jointcut.partition.jaxprs import (
 from jointcut.partition.policy import CHECKPOINT_SCOPE
 
 _TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})
+_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "remat2", "scan", "while"}
 
 
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Open the calls of a jaxpr that holds `jax.checkpoint`, so that what runs under it can be told by its scope."""
-    return inlined(closed) if holds(closed, "remat2") else closed
+    """Put a scope of its own on the name stack of every equation under `jax.checkpoint`, however deep."""
+    if not holds(closed, "remat2"):
+        return closed
+    jaxpr, consts = opened(closed)
+    return ClosedJaxpr(_marked(jaxpr, False), consts)
+
+
+def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if under and CHECKPOINT_SCOPE not in str(eqn.source_info.name_stack):
+            stack = eqn.source_info.name_stack
+            scope = type(stack)().extend(CHECKPOINT_SCOPE)
+            eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
+        if eqn.primitive.name in _WITH_BODIES:
+            deeper = under or eqn.primitive.name == "remat2"
+            eqn = eqn.replace(
+                params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
+            )
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
 
 
 def holds(closed: ClosedJaxpr, name: str) -> bool:
@@ -68,8 +88,6 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
             info = eqn.source_info
             if stack is not None:
                 info = info.replace(name_stack=stack + info.name_stack)
-            if eqn.primitive.name in ("remat2", "checkpoint"):
-                info = info.replace(name_stack=info.name_stack.extend(CHECKPOINT_SCOPE))
             call = _callee(eqn, lifted)
             if call is None:
                 outvars = [v if stack is None or is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
@@ -171,9 +189,6 @@ def _literal_key(literal: Literal) -> Any:
     return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)
 
 
-_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "remat2", "scan", "while"}
-
-
 def without_barriers_in_loops(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Take optimisation barriers out of loop bodies, also those that `jax.checkpoint` asks for.
 
@@ -199,7 +214,7 @@ def _stripped(jaxpr: Jaxpr, in_loop: bool) -> Jaxpr:
             continue
         if name in _WITH_BODIES:
             deeper = in_loop or name in ("scan", "while")
-            params = {key: _stripped_param(value, deeper) for key, value in eqn.params.items()}
+            params = {k: _in_bodies(v, lambda j, d=deeper: _stripped(j, d)) for k, v in eqn.params.items()}
             if deeper and name == "remat2":
                 params["prevent_cse"] = False
             eqn = eqn.replace(params=params)
@@ -211,13 +226,13 @@ def _vars(eqn: Equation) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def _stripped_param(value: object, in_loop: bool) -> object:
-    """A parameter of an equation with the jaxprs in it rewritten."""
+def _in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
+    """A parameter of an equation with the jaxprs in it changed."""
     if isinstance(value, tuple):
-        return tuple(_stripped_param(v, in_loop) for v in value)
+        return tuple(_in_bodies(v, change) for v in value)
     if isinstance(value, Jaxpr):
-        return _stripped(value, in_loop)
+        return change(value)
     if isinstance(value, ClosedJaxpr):
         inner, consts = opened(value)
-        return ClosedJaxpr(_stripped(inner, in_loop), consts)
+        return ClosedJaxpr(change(inner), consts)
     return value

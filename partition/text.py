@@ -88,7 +88,7 @@ def _block(graph: Graph, region: Region, by_region: dict[int, list[Op]], pad: st
         if op.name == SCAN:
             yield from _block(graph, graph.bodies[op.id], by_region, pad + "    ")
             yield pad + "}"
-    ends = (region.carried, region.stacks, [v for v, _ in region.own])
+    ends = (region.carried, region.stacks, region.own)
     yield from (f"{pad}{word} {_used(vs)}" for word, vs in zip(_ENDS, ends, strict=True) if vs)
 
 
@@ -199,7 +199,7 @@ class _Reader:
                 self.outputs.append((self.use(value), _ROLES[role]))
             case ["next" | "stacks" | "repeats" as end, *values]:
                 ids = [self.use(token) for token in values]
-                block.region[_ENDS[end]] = tuple((v, None) if end == "repeats" else v for v in ids)
+                block.region[_ENDS[end]] = tuple(ids)
             case _:
                 self.loop(" ".join(tokens))
 

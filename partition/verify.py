@@ -1,8 +1,9 @@
 """Check that the two jaxprs together mean what the one did.
 
 `verify_structure` runs after every cut: the residuals of one half against the inputs of the other, and, under
-`jax_enable_checks`, JAX's own type checker over both. `verify_meaning` runs both and the joint program one operation at
-a time on given arrays, where nothing is fused: the results must agree bit for bit.
+`jax_enable_checks`, JAX's own type checker over both. `verify_meaning` runs both and the joint program one equation
+at a time on given arrays: the results must agree bit for bit. A loop is one equation whose body XLA compiles, and may
+fuse differently on the two sides unless `jax_disable_most_optimizations` is set.
 """
 
 from __future__ import annotations

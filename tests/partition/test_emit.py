@@ -1,0 +1,187 @@
+"""Both halves together mean, bit for bit, what the joint program means, and say where each op comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jointcut import aot
+from jointcut.partition import jaxprs
+from jointcut.partition.plan import Plan
+from jointcut.partition.split import split
+from jointcut.partition.verify import run, verify_meaning
+from oracle import STRATEGIES
+from programs import named
+
+MEANT = [
+    "two_layers",
+    "layer_norm",
+    "scan_with_constants",
+    "scan_without_xs",
+    "scan_with_several_carries",
+    "reverse_scan",
+    "scan_of_no_steps",
+    "scan_of_one_step",
+    "nested_scans",
+    "triply_nested_scans",
+    "scan_with_ys_used_outside",
+    "scan_with_counter",
+    "scan_feeding_scan",
+    "scan_of_counts_alone",
+    "while_loop_counts",
+    "cond_on_data",
+    "contraction",
+    "complex_weights",
+    "empty_arrays",
+    "output_is_input",
+    "output_twice",
+    "several_outputs",
+    "captured_constants",
+    "unused_inputs",
+    "constant_function",
+    "checkpointed_scan_body",
+    "checkpoint_around_scan",
+    "checkpoints_in_a_row",
+    "reparametrised_sample",
+    "integer_and_key_leaves",
+    "custom_vjp_in_scan",
+    "scan_in_cond",
+    "internal_reference",
+    "float64_scan",
+    "weak_types",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_optimisation() -> Iterator[None]:
+    """What runs as one op (a scan, a cond) is compiled as one: bit for bit then asks XLA not to fuse inside."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def some(value, draws):
+    """Numbers for one input of a joint program."""
+    shape, dtype = value.shape, value.payload.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), shape)
+    if jax.dtypes.issubdtype(dtype, np.inexact):
+        return jnp.asarray(draws.uniform(0.5, 1.5, shape)).astype(dtype)
+    return jnp.asarray(draws.integers(0, 2, shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", MEANT)
+def test_the_halves_mean_what_the_joint_program_means(name, strategy, traced):
+    source = traced(name)
+    with named(name).precision():
+        halves = split(source.joint, source.program.roles, strategy)
+        draws = np.random.default_rng(7)
+        args = [some(halves.graph.values[v], draws) for v, _ in halves.graph.inputs]
+        verify_meaning(source.joint, halves.graph, halves.halves, *args)
+
+
+def test_recomputing_in_a_branch_means_the_same_but_for_rounding(traced):
+    """The halves as they run inside somebody else's `jax.jit`. A branch is compiled as one op, hence the rounding."""
+    source = traced("two_layers")
+    halves = split(source.joint, source.program.roles, nothing_saved)
+    assert "cond" in [eqn.primitive.name for eqn in equations(halves.inlined.backward)]
+    draws = np.random.default_rng(7)
+    args = [some(halves.graph.values[v], draws) for v, _ in halves.graph.inputs]
+    outputs, gradients = run(halves.inlined, halves.graph, args[:-1], args[-1:])
+    for got, want in zip([*outputs, *gradients], jaxprs.evaluate(source.joint, *args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def nothing_saved(graph):
+    return Plan.of(graph, [])
+
+
+def equations(closed):
+    return jaxprs.opened(closed)[0].eqns
+
+
+def within(closed):
+    """The equations in the bodies of a jaxpr's scans."""
+    scans = [eqn for eqn in equations(closed) if eqn.primitive.name == "scan"]
+    return [eqn for scan in scans for eqn in jaxprs.scan_layout(scan).body.eqns]
+
+
+# ------------------------------------------------------------------------------------ where an op comes from
+
+
+def scoped(x, weight):
+    with jax.named_scope("wave"):
+        hidden = jnp.sin(x @ weight)  # the line of the sine
+    return jnp.sum(jnp.exp(hidden))
+
+
+def test_a_recomputed_op_keeps_the_users_scope_and_line():
+    square = np.ones((4, 4), np.float32)
+    backward = aot.function(scoped).trace(square, square).partition("min_cut").backward
+    (sine,) = [eqn for eqn in equations(backward) if eqn.primitive.name == "sin"]
+    assert jaxprs.scope_of(sine) == "jvp(wave)"
+    line = scoped.__code__.co_firstlineno + 2
+    assert jaxprs.source_of(sine) == f"{__file__}:{line} (scoped)"
+
+
+def scoped_step(h, row):
+    with jax.named_scope("wave"):
+        return jnp.exp(jnp.sin(h * row)), None
+
+
+def test_a_recomputed_op_of_a_loop_keeps_the_users_scope_and_line():
+    table = np.ones((4, 3), np.float32)
+    function = aot.function(lambda x, rows: jnp.sum(lax.scan(scoped_step, x, rows)[0]))
+    cut = function.trace(np.ones(3, np.float32), table).partition("min_cut")
+    assert [s.op for s in cut.plan.saved if s.copies == 4] == ["mul"]
+    recomputed = [eqn for eqn in within(cut.backward) if eqn.primitive.name == "sin"]
+    assert recomputed
+    line = scoped_step.__code__.co_firstlineno + 2
+    for eqn in recomputed:
+        assert "wave" in jaxprs.scope_of(eqn)
+        assert jaxprs.source_of(eqn) == f"{__file__}:{line} (scoped_step)"
+
+
+# ------------------------------------------------------------------------------------ the shape of the halves
+
+
+def test_the_forward_hands_over_what_the_plan_saves_and_the_backward_reads_nothing_else(traced):
+    cut = traced("two_layers").partition("save_all")
+    forward, backward = jaxprs.opened(cut.forward)[0], jaxprs.opened(cut.backward)[0]
+    saved = [r for r in cut.residuals if r.kind == "saved"]
+    assert len(forward.outvars) == 1 + len(cut.plan.saved) == 1 + len(saved)
+    assert [v.aval.shape for v in forward.outvars[1:]] == [
+        (*[s.copies] * (s.copies != 1), *s.shape) for s in cut.plan.saved
+    ]
+    read = {v for eqn in backward.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
+    assert set(backward.invars[: len(cut.residuals)]) <= read
+
+
+def test_an_output_that_the_backward_reads_is_not_handed_over_twice():
+    cut = aot.function(lambda x: jnp.exp(x)).trace(np.float32(1)).partition("save_all")
+    assert [r.kind for r in cut.residuals] == ["output"]
+    assert len(jaxprs.opened(cut.forward)[0].outvars) == 1
+
+
+def test_what_the_backward_does_not_read_leaves_no_stack_in_the_forward(traced):
+    """JAX's own forward scan stacks seven residuals here."""
+    cut = traced("nested_scans").partition("min_cut")
+    scans = [eqn for eqn in equations(cut.forward) if eqn.primitive.name == "scan"]
+    assert len(scans) == 1
+    stacked = len(scans[0].outvars) - jaxprs.scan_layout(scans[0]).num_carry
+    looped = [s for s in cut.plan.saved if s.copies != 1]
+    assert stacked <= len(looped) + 1  # and the ys that the user sums
+
+
+def test_half_precision_is_rounded_where_it_is_made_for_both_sides(traced):
+    cut = traced("bfloat16_weights").partition("min_cut")
+    assert cut.plan.recomputed
+    rounded = [eqn for eqn in equations(cut.forward) if eqn.primitive.name == "reduce_precision"]
+    half = [s for s in cut.plan.saved if s.dtype == "bfloat16" and s.op == "dot_general"]
+    assert len(rounded) >= len(half) > 0

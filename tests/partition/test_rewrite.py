@@ -1,0 +1,117 @@
+"""Calls are opened and equal equations merged; names, lines and effects stay as they were."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jointcut.partition import jaxprs, rewrite
+
+
+def equations(closed):
+    return jaxprs.opened(closed)[0].eqns
+
+
+def names(closed):
+    return [eqn.primitive.name for eqn in equations(closed)]
+
+
+def same(closed, other, *args):
+    results = zip(jaxprs.evaluate(closed, *args), jaxprs.evaluate(other, *args), strict=True)
+    return all(np.array_equal(a, b) for a, b in results)
+
+
+@jax.jit
+def inner(x):
+    return jnp.sin(x) * 2
+
+
+def test_nested_calls_are_opened_and_their_names_join_the_stack():
+    @jax.jit
+    def outer(x):
+        with jax.named_scope("deep"):
+            return inner(x) + 1
+
+    closed = jax.make_jaxpr(lambda x: outer(x))(1.0)
+    opened = rewrite.inlined(closed)
+    assert names(opened) == ["sin", "mul", "add"]
+    assert [jaxprs.scope_of(eqn) for eqn in equations(opened)] == ["outer/deep/inner", "outer/deep/inner", "outer/deep"]
+    assert all("test_rewrite.py" in jaxprs.source_of(eqn) for eqn in equations(opened))
+    assert same(closed, opened, 0.3)
+
+
+def test_one_call_made_twice_gives_two_sets_of_results():
+    closed = jax.make_jaxpr(lambda x: inner(inner(x)))(1.0)
+    assert names(rewrite.inlined(closed)) == ["sin", "mul", "sin", "mul"]
+    assert same(closed, rewrite.inlined(closed), 0.3)
+
+
+def test_calls_in_a_scan_body_are_opened():
+    closed = jax.make_jaxpr(lambda x: lax.scan(lambda h, _: (inner(h), None), x, None, length=3)[0])(1.0)
+    scan = next(eqn for eqn in equations(rewrite.inlined(closed)) if eqn.primitive.name == "scan")
+    assert [eqn.primitive.name for eqn in jaxprs.scan_layout(scan).body.eqns] == ["sin", "mul"]
+    assert same(closed, rewrite.inlined(closed), 0.3)
+
+
+def test_a_call_with_shardings_of_its_own_stays_closed():
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = jax.jit(jnp.sin, in_shardings=device)
+    assert len(names(rewrite.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0)))) == 1
+    assert names(rewrite.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0))) != ["sin"]
+
+
+def test_what_runs_under_checkpoint_is_marked_in_its_name_stack():
+    region = jax.checkpoint(lambda x: jnp.sin(x))
+    (eqn,) = equations(rewrite.marked(jax.make_jaxpr(lambda x: region(x))(1.0)))
+    (inner,) = [e for body in jaxprs.inner_jaxprs(eqn) for e in body.eqns]
+    assert "jax.checkpoint" in jaxprs.scope_of(inner)
+    assert "jax.checkpoint" not in jaxprs.scope_of(eqn)
+
+
+def merged(function, *args, boundary=0):
+    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(function)(*args))
+    eqns, outs, count = rewrite.merged(jaxpr.eqns, jaxpr.outvars, boundary)
+    return jaxprs.build(jaxpr.invars, outs, eqns), count
+
+
+def test_what_is_computed_twice_is_computed_once():
+    def twice(x):
+        return jnp.exp(jnp.sin(x)) + jnp.exp(jnp.sin(x))
+
+    closed, _ = merged(twice, 0.3)
+    assert names(closed) == ["sin", "exp", "add"]
+    assert same(closed, jax.make_jaxpr(twice)(0.3), 0.3)
+
+
+def test_other_parameters_or_other_operands_are_not_the_same():
+    closed, _ = merged(lambda x: (x**2, x**3, x + 1, x + 2, x.astype(jnp.int32), x.astype(jnp.int16)), np.float32(0.3))
+    assert len(equations(closed)) == 6
+
+
+def test_effects_are_never_merged():
+    def printed(x):
+        jax.debug.print("{}", x)
+        jax.debug.print("{}", x)
+        return jnp.sin(x)
+
+    closed, _ = merged(printed, 0.3)
+    assert len(equations(closed)) == 3
+
+
+def test_the_boundary_counts_what_is_left_of_the_forward():
+    closed, count = merged(lambda x: (jnp.sin(x), jnp.sin(x), jnp.cos(x), jnp.cos(x)), 0.3, boundary=3)
+    assert (names(closed), count) == (["sin", "cos"], 2)
+
+
+def test_barriers_leave_loop_bodies_and_stay_outside():
+    def held(x):
+        x = lax.optimization_barrier(x)
+        return lax.scan(lambda h, _: (lax.optimization_barrier(jnp.sin(h)), None), x, None, length=3)[0]
+
+    closed = jax.make_jaxpr(held)(0.3)
+    stripped = rewrite.without_barriers_in_loops(closed)
+    assert names(stripped) == ["optimization_barrier", "scan"]
+    assert [eqn.primitive.name for eqn in jaxprs.scan_layout(equations(stripped)[1]).body.eqns] == ["sin"]
+    assert same(closed, stripped, np.float32(0.3))
