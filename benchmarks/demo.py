@@ -29,8 +29,7 @@ from benchmarks.programs import Program, gpt_program
 from benchmarks.timeline import live_bytes
 from jointcut import aot
 
-SHOWN = {name: name for name in all_methods()} | {"jointcut min_cut": "jointcut"}
-SHOWN.pop("jointcut save_all")
+SHOWN = {name: name for name in all_methods() if not name.startswith("jointcut")} | {"jointcut min_cut": "jointcut"}
 HEADINGS = (
     "activations\nMB",
     "÷ plain",

@@ -16,140 +16,34 @@ from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op, Value
 #: The name that tracing puts on the name stack of what runs under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 
-ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "bitcast_convert_type",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "clz",
-        "complex",
-        "conj",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "device_put",
-        "digamma",
-        "div",
-        "eq",
-        "eq_to",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "igamma",
-        "igammac",
-        "imag",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "le_to",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "lt_to",
-        "max",
-        "min",
-        "mul",
-        "name",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "optimization_barrier",
-        "or",
-        "polygamma",
-        "population_count",
-        "pow",
-        "real",
-        "reduce_precision",
-        "regularized_incomplete_beta",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-        "zeta",
-    ]
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: One instruction or a short polynomial per element. (Not `igamma`, `lgamma` and the like, which are series.)
+ELEMENTWISE = _names(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow
+    is_finite le le_to log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not one_minus_square
+    optimization_barrier or polynomial population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"""
 )
-MOVEMENT = frozenset(
-    [
-        "broadcast",
-        "broadcast_in_dim",
-        "concatenate",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "expand_dims",
-        "gather",
-        "iota",
-        "pad",
-        "pvary",
-        "real_to_complex",
-        "reshape",
-        "rev",
-        "select_and_gather_add",
-        "slice",
-        "split",
-        "squeeze",
-        "transpose",
-        "create_token",
-        "random_wrap",
-        "random_unwrap",
-        "random_seed",
-        "random_fold_in",
-        "random_clone",
-    ]
+
+#: Elements copied, repeated or picked, and keys derived from keys.
+MOVEMENT = _names(
+    """axis_index broadcast broadcast_in_dim broadcast_to concatenate create_token dynamic_slice dynamic_update_slice
+    empty expand_dims gather iota pad pvary random_clone random_fold_in random_seed random_split random_unwrap
+    random_wrap reduced_vary_cast reshape rev sharding_constraint slice split squeeze stack tile transpose unstack
+    vary_unreduced_cast zeros_like"""
 )
-REDUCTIONS = frozenset(
-    [
-        "argmax",
-        "argmin",
-        "reduce_and",
-        "reduce_max",
-        "reduce_min",
-        "reduce_or",
-        "reduce_prod",
-        "reduce_sum",
-        "reduce_xor",
-    ]
-)
-CALLS = frozenset(
-    ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "closed_call", "core_call", "jit", "pjit"]
-)
+
+#: They read more than they return: saving is cheap, and running them again breaks a fusion in two.
+REDUCTIONS = _names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
+
+#: Calls that JAX keeps closed for the sake of their derivative; what is inside decides.
+CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit pjit")
+
 CHEAP = ELEMENTWISE | MOVEMENT
 
 
