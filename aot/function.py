@@ -21,12 +21,12 @@ import jax
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot import pipeline
-from jointcut.aot.joint import joint, primal
+from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
 from jointcut.aot.stages import Cut, Traced, value_and_gradients
 from jointcut.partition import jaxprs, verify
-from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.errors import JointcutError
 from jointcut.partition.split import Strategy, split
 from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
@@ -47,6 +47,9 @@ class Function:
         self._function = function
         self._options = choosing.checked(function, options)
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
+        self._captured: list[Any] | None = None
+        self._insides: dict[Any, tuple[Primal, Callable[..., list[Any]]]] = {}
         self._name = getattr(function, "__name__", type(function).__name__)
         self._cuts: dict[Any, Cut] = {}
         functools.update_wrapper(self, function)
@@ -75,8 +78,9 @@ class Function:
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
         if jaxprs.tracing():
-            return self._value_and_grad(False, args, kwargs)
-        return self._jitted("value_and_grad", functools.partial(self._traced_step, True))(*args, **kwargs)
+            return self._value_and_grad(False, None, *args, **kwargs)
+        captured = self._lifted(self._options.chosen, args, kwargs)
+        return self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))(captured, *args, **kwargs)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -90,10 +94,10 @@ class Function:
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
         if jaxprs.tracing():
-            main, aux, pullback = self._vjp(False, *args, **kwargs)
+            main, aux, pullback = self._vjp(False, None, *args, **kwargs)
         else:
-            run = functools.partial(self._vjp, True)
-            main, aux, pullback = self._jitted("vjp", run)(*args, **kwargs)
+            run = self._jitted("vjp", functools.partial(self._vjp, True))
+            main, aux, pullback = run(self._lifted(None, args, kwargs), *args, **kwargs)
         traced = pullback.program.cut.traced
         pullback = pullback.with_inputs(traced.flat(bind(args, kwargs, self._statics)))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
@@ -110,27 +114,43 @@ class Function:
 
     # ------------------------------------------------------------------------------------- programs
 
+    def _lifted(self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The arrays that the function closes over, as found when it was first traced.
+
+        They enter compiled programs as arguments, so that no program carries a copy of them.
+        """
+        if self._captured is None:
+            try:
+                bound = bind(args, kwargs, self._statics)
+            except TypeError:
+                return []  # the call itself will say what is wrong
+            self._captured = [c for c in self._cut(bound, positions).traced.consts if jaxprs.is_shared(c)]
+        return self._captured
+
     def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         program = self.__dict__.get(f"_jit_{name}")
         if program is None:
-            options = self._options
+            front = 0 if name == "call" else 1  # captured arrays come first
             program = _Explained(
                 jax.jit(
                     run,
-                    static_argnums=options.static_argnums,
-                    static_argnames=options.static_argnames,
-                    keep_unused=options.keep_unused,
-                    compiler_options=compiling.compiler_options() if name != "call" else None,
+                    static_argnums=tuple(n + front for n in sorted(self._statics.argnums)),
+                    static_argnames=tuple(sorted(self._statics.argnames)),
+                    keep_unused=self._options.keep_unused,
+                    compiler_options=compiling.compiler_options() if front else None,
                 ),
-                self._statics,
+                self,
+                front,
             )
             self.__dict__[f"_jit_{name}"] = program
         return program
 
-    def _traced_step(self, ours: bool, *args: Any, **kwargs: Any) -> Any:
-        return self._value_and_grad(ours, args, kwargs)
+    def _flat(self, cut: Cut, bound: Bound, captured: list[Any] | None) -> list[Any]:
+        """The flat inputs of a cut's programs, captured arrays in the place of the constants that they are."""
+        known = {id(c): given for c, given in zip(self._captured or (), captured or (), strict=False)}
+        return [known.get(id(c), c) for c in cut.traced.flat(bound)]
 
-    def _value_and_grad(self, ours: bool, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _value_and_grad(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:
         bound = bind(args, kwargs, self._statics)
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
@@ -138,14 +158,15 @@ class Function:
             options = self._options
             return jax.value_and_grad(self._function, options.argnums, options.has_aux)(*args, **kwargs)
         halves = compiling.halves_for(cut.split, ours)
-        outputs, gradients = compiling.run_step(cut.split, halves, traced.flat(bound), [traced.one()])
+        flat = self._flat(cut, bound, captured)
+        outputs, gradients = compiling.run_step(cut.split, halves, flat, [traced.one()])
         return value_and_gradients(traced, outputs, gradients, bound)
 
-    def _vjp(self, ours: bool, *args: Any, **kwargs: Any) -> tuple[Any, Any, Pullback]:
+    def _vjp(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> tuple[Any, Any, Pullback]:
         bound = bind(args, kwargs, self._statics)
         cut = self._cut(bound, None)
         halves = compiling.halves_for(cut.split, ours)
-        outputs, residuals = verify.forward(halves, cut.split.graph, cut.traced.flat(bound))
+        outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
         main, aux = cut.traced.results(outputs)
         return main, aux, Pullback.of(cut, halves, residuals, main)
 
@@ -165,14 +186,20 @@ class Function:
     def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run inside somebody's transformation, which may differentiate the call."""
         bound = bind(args, kwargs, self._statics)
-        flat = TreeWrapper(bound).flat(self._function)
-        with pipeline.explained(self._name):
-            source = primal(flat, bound.leaves, False)
-        inputs = [*source.consts, *bound.leaves]
-        if source.uses_references:  # JAX has no custom rules for functions that touch references
-            outputs = jaxprs.evaluate(source.closed, *inputs)
+        key = (bound.signature(), jaxprs.trace_context())
+        if key in self._insides:
+            source, call = self._insides[key]
         else:
-            outputs = differentiable(source.closed, functools.partial(self._cut_inside, source, bound))(*inputs)
+            with pipeline.explained(self._name):
+                source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
+            if source.uses_references:  # JAX has no custom rules for functions that touch references
+                call = functools.partial(jaxprs.evaluate, source.closed)
+            else:
+                cut = functools.partial(self._cut_inside, source, bound.abstract())
+                call = differentiable(source.closed, cut)
+            if not any(map(jaxprs.is_tracer, source.consts)):
+                self._insides[key] = source, call
+        outputs = call(*source.consts, *bound.leaves)
         return jax.tree.unflatten(source.results.out_tree, outputs)
 
     def _cut_inside(self, source: Any, bound: Bound, mask: tuple[bool, ...]) -> Any:
@@ -187,27 +214,20 @@ class Function:
 class _Explained:
     """A jitted function that says by the user's path which argument it cannot take."""
 
-    def __init__(self, program: Callable[..., Any], statics: Statics) -> None:
-        self.program, self.statics = program, statics
+    def __init__(self, program: Callable[..., Any], owner: Function, front: int) -> None:
+        self.program, self.owner, self.front = program, owner, front
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.program(*args, **kwargs)
-        except TraceError:
+        except JointcutError:
+            raise
+        except jax.errors.JAXTypeError as error:
+            pipeline.note(error, self.owner._name)
             raise
         except (TypeError, ValueError):
-            self.explain(args, kwargs)
+            bind(args[self.front :], kwargs, self.owner._statics)
             raise
-
-    def explain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        named = [(f"args[{i}]", args[i]) for i in sorted(self.statics.argnums) if i < len(args)]
-        named += [(f"kwargs[{k!r}]", kwargs[k]) for k in sorted(self.statics.argnames) if k in kwargs]
-        for path, value in named:
-            if type(value).__hash__ is None:
-                cure = "Pass a tuple instead of a list, a frozen dataclass instead of a dict, or make it dynamic."
-                what = f"is static but a {type(value).__name__}, which has no hash."
-                raise CallError(message(path, what, cure)) from None
-        bind(args, kwargs, self.statics)
 
 
 class Method:

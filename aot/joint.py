@@ -7,6 +7,7 @@ Calls are opened, constants become inputs, and what both phases compute is compu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from jointcut.partition import jaxprs, rewrite
+from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers.convention import is_inexact
 
@@ -32,7 +34,10 @@ class Results:
 
     @classmethod
     def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
-        """Flatten what the user's function returned."""
+        """Flatten what the user's function returned; raises `TraceError` where `has_aux` asks for a pair in vain."""
+        if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
+            cure = "Return (output, aux), or leave has_aux out."
+            raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
         main, aux = out if has_aux else (out, None)
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
@@ -45,6 +50,10 @@ class Results:
         """Which outputs can carry a cotangent: floating-point ones, outside aux."""
         main = len(self.avals) - self.num_aux
         return tuple(is_inexact(a.dtype) and i < main for i, a in enumerate(self.avals))
+
+
+def _shown(out: Any) -> str:
+    return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
     """Trace a flat function to a jaxpr without constants; what runs under `jax.checkpoint` gets a scope of its own."""
     found: list[Results] = []
 
+    @functools.wraps(function)
     def flat(*xs: Any) -> list[Any]:
         out, results = Results.flat(function(*xs), has_aux)
         found[:] = [results]
@@ -130,7 +140,9 @@ def _joint(
 ) -> tuple[Joint, bool]:
     kept, found = _Residuals(), list[Results]()
 
+    @functools.wraps(function)
     def forward(*xs: Any) -> tuple[list[Any], list[Any]]:
+        @functools.wraps(function)
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
             given = iter(picked)
             out = function(*(next(given) if on else x for x, on in zip(xs, mask, strict=True)))

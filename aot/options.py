@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +46,27 @@ def checked(function: Any, options: Options) -> Options:
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
         raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
     argnums = _integers("argnums", options.argnums)
+    if not isinstance(argnums, int) and (not argnums or len(set(argnums)) < len(argnums)):
+        what = f"is {options.argnums!r}, which names no argument, or one twice."
+        raise TraceError(message("argnums", what, "Give the position of an argument, or a tuple of positions."))
     nums = None if options.static_argnums is None else _integers("static_argnums", options.static_argnums)
-    if overlap := sorted(set(_tuple(argnums)) & set(_tuple(nums))):
-        cure = "Take it out of one of the two: a static argument is a Python value and has no gradient."
-        raise TraceError(message("argnums and static_argnums", f"both name position {overlap[0]}.", cure))
-    if not callable(options.strategy) and options.strategy not in mincut.STRATEGIES:
+    if not callable(options.strategy) and options.strategy not in list(mincut.STRATEGIES):
         known = choices(options.strategy, mincut.STRATEGIES) + " A function Graph -> Plan is welcome as well."
         raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
     return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused)
+
+
+def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:
+    """Raise `TraceError` where an argument is both static and differentiated.
+
+    `fixed` are the static positions, `count` how many positional parameters the function has, if that is known.
+    """
+    chosen = {n + count if n < 0 and count is not None else n for n in options.chosen}
+    if overlap := sorted(chosen & set(fixed)):
+        cure = "Take it out of one of the two: a static argument is a Python value and has no gradient."
+        raise TraceError(message("argnums and static_argnums", f"both name position {overlap[0]}.", cure))
 
 
 def _integers(name: str, given: Any) -> int | tuple[int, ...]:
@@ -70,4 +81,4 @@ def _integers(name: str, given: Any) -> int | tuple[int, ...]:
 def _tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
-    return tuple(given) if isinstance(given, tuple | list) else (given,)
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

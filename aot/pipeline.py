@@ -8,6 +8,7 @@ A feature is a wrapper, a rule of the policy, or a strategy; there is no flag in
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,8 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
         if not -len(spans) <= place < len(spans):
             what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {len(spans)}."
             raise TraceError(message(f"argnums={options.argnums}", what, "Pass it by position, or change argnums."))
+    if len({place % len(spans) for place in positions}) < len(positions):
+        raise TraceError(message(f"argnums={options.argnums}", "names an argument twice.", "Name each once."))
     chosen = [i for place in positions for i in spans[place]]
     for i in chosen:
         found = slot("", bound.leaves[i])
@@ -72,14 +75,21 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JAXTypeError as error:
-        error.add_note(
-            f"This happened while jointcut traced {name}. A traced value has a shape and a dtype but no number yet: "
-            "do not branch on it, convert it or keep it outside the function. Pass Python values as static_argnums."
-        )
+        note(error, name)
         raise
     except NotImplementedError as error:
+        if not re.match(r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented", str(error)):
+            raise
         what = f"cannot be differentiated: {error}"
-        cure = (
-            "Give it a derivative with jax.custom_vjp, or keep it out of the differentiated path (lax.stop_gradient)."
-        )
+        cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
+
+
+def note(error: BaseException, name: str) -> None:
+    """Add to an error of JAX's which function was traced and what helps, once."""
+    if any("jointcut traced" in text for text in getattr(error, "__notes__", ())):
+        return
+    error.add_note(
+        f"This happened while jointcut traced {name}. A traced value has a shape and a dtype but no number yet: "
+        "do not branch on it, convert it or keep it outside the function. Pass Python values as static_argnums."
+    )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.aot import compile as compiling
@@ -21,6 +20,7 @@ from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.convention import is_inexact, slot
+from jointcut.wrappers.tree import is_array_like
 
 _CURE = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
 
@@ -94,12 +94,14 @@ class Pullback:
             raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _CURE))
         leaves = []
         for (path, leaf), out in zip(found, self.program.outputs, strict=True):
-            if not is_inexact(out.dtype):
-                continue
-            got = slot(f"cotangent{keystr(path)}", leaf)
-            if (got.shape, got.dtype) != (out.shape, out.dtype):
-                want = f"{np.dtype(out.dtype) if out.dtype.kind in 'fc' else out.dtype}{list(out.shape)}"
-                what = f"is {got.dtype}{list(got.shape)}, the output {want}."
-                raise CallError(message(got.path, what, _CURE))
-            leaves.append(leaf)
+            name = f"cotangent{keystr(path)}"
+            if not is_array_like(leaf):
+                raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _CURE))
+            got, exact = slot(name, leaf), not is_inexact(out.dtype)
+            if got.shape != out.shape or (got.dtype != out.dtype and not exact):
+                want = str(replace(got, shape=out.shape, dtype=out.dtype)).split(": ")[1]
+                what = f"is {str(got).split(': ')[1]}, the output {want}."
+                raise CallError(message(name, what, _CURE))
+            if not exact:
+                leaves.append(leaf)
         return leaves

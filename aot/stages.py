@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot import compile as compiling
@@ -114,16 +113,26 @@ class Traced:
         """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero."""
         by_leaf = dict(zip(self.wanted, flat, strict=True))
         out = []
+        fixed = {i for i, _ in bound.static_args}
         for place in positions:
+            if place in fixed:
+                out.append(None)
+                continue
             leaves = [by_leaf[i] if i in by_leaf else _float0(bound.leaves[i]) for i in bound.spans[place]]
             out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
         return tuple(out)
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
+        main = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
+        bare = self.program.results.out_tree == jax.tree.structure(0)
+        return bare and main[0].shape == () and jaxprs.is_real(main[0].dtype)
+
     def one(self) -> Any:
         """The cotangent of a scalar output; raises `TraceError` where the output is none."""
-        count = len(self.program.results.avals) - self.program.results.num_aux
-        outs = self.program.results.avals[:count]
-        if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, np.floating):
+        outs = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
+        if not self.is_scalar:
             shown = ", ".join(a.str_short() for a in outs) or "nothing"
             cure = (
                 "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
@@ -166,12 +175,13 @@ class Cut:
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
 
-        `executables` says how `value_and_grad` runs: 1 (the default, where the output is a scalar) or 2.
+        `executables` says how `value_and_grad` runs: 1 (the default where the output is a scalar) or 2. One program
+        holds less memory, since it frees residuals as it goes; two are a little faster (`make bench` shows both).
         """
-        if executables not in (None, 1, 2):
+        if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
         start = time.perf_counter()
-        made = Compiled(self, 1 if executables is None else executables)
+        made = Compiled(self, executables or (1 if self.traced.is_scalar else 2))
         _ = made.programs
         return made.timed(1e3 * (time.perf_counter() - start))
 
@@ -224,9 +234,21 @@ class Compiled:
     def _backward(self) -> Any:
         made = self.cut.split
         closed = compiling.halves_for(made, True).backward
-        structs = jaxprs.input_structs(closed)
+        structs = self._residual_structs(closed)
         gone = compiling.donated(made.halves)
         return self._once("backward", lambda: compiling.compiled(_runner(closed), structs, True, gone))
+
+    def _residual_structs(self, closed: Any) -> list[Any]:
+        """What the backward is lowered for: residuals lie where the forward leaves them."""
+        count = len(self.cut.traced.program.results.avals)
+        left, given = list(self._forward.output_shardings), self._structs()
+        structs = [s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        for i, r in enumerate(self.cut.residuals):
+            places = {"input": [getattr(s, "sharding", None) for s in given], "output": left, "saved": left[count:]}
+            where = places[r.kind][r.index]
+            if where is not None and len(where.device_set) > 1:
+                structs[i] = structs[i].update(sharding=where)
+        return structs
 
     def _structs(self) -> list[Any]:
         traced = self.cut.traced
@@ -273,6 +295,24 @@ class Compiled:
         count = len(self.cut.traced.program.results.avals)
         places = {"input": flat, "output": results[:count], "saved": results[count:]}
         return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
+
+    def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
+        """The function's output and a pullback: cotangent of the output in, trees of the arguments in `argnums` out.
+
+        The pullback may be called once: the backward reuses the residuals' memory.
+        """
+        return self.cut.traced.wrapped.post_compile(self._run_vjp)(*args, **kwargs)
+
+    def _run_vjp(self, bound: Bound) -> tuple[Any, Callable[..., Any]]:
+        traced = self.cut.traced
+        main, residuals = self._run_forward_in_trees(bound)
+
+        def pullback(cotangent: Any) -> Any:
+            flat = self.backward(residuals, *jax.tree.leaves(cotangent))
+            trees = traced.gradients(flat, traced.options.chosen, bound)
+            return trees[0] if isinstance(traced.options.argnums, int) else trees
+
+        return main, pullback
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
         """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""

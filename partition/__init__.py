@@ -18,6 +18,7 @@ Files, in reading order:
     network: Turn values, prices and rules into a flow network.
     mincut: Find the cheapest set of values to save.
     schedule: Order the backward so that a recomputed value lives briefly.
+    hold: Hold recomputation back where a compiler expands barriers.
     emit: Write the plan out as two jaxprs.
     verify: Check that the two jaxprs together mean what the one did.
     split: Take a joint jaxpr and return two: the whole folder in one function.

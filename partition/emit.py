@@ -17,6 +17,7 @@ from typing import Any, Literal
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
+from jointcut.partition.hold import can_witness, guarded
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import MOVEMENT
 from jointcut.partition.roles import Role
@@ -252,11 +253,13 @@ class _Scope:
             for op in ops:
                 self.op(op)
         elif self.half.hold == "cond":
-            if self.region.id == TOP:
-                self.guarded(ops, roots, step.anchor)
-            else:  # in a loop body there is nothing of the forward to be merged with
+            # In a loop body there is nothing of the forward to be merged with.
+            witness = self.witness(roots, step.anchor) if self.region.id == TOP else None
+            if witness is None:
                 for op in ops:
                     self.op(op)
+            else:
+                self.guarded(ops, witness)
         else:
             self.held_back(ops, roots, step.anchor)
 
@@ -279,7 +282,13 @@ class _Scope:
             self.op(op)
         self.env.update(before)
 
-    def guarded(self, ops: Sequence[Op], roots: Sequence[int], anchor: int) -> None:
+    def witness(self, roots: Sequence[int], anchor: int) -> Any:
+        """A variable that a predicate can be made of, if there is one: the anchor, unless that may be a constant."""
+        late = [anchor] if self.half.graph.values[anchor].maker is not None else []
+        atoms = map(self.want, (*late, *roots))
+        return next((a for a in atoms if can_witness(a.aval)), None)
+
+    def guarded(self, ops: Sequence[Op], witness: Any) -> None:
         """Put a segment into a branch; its results are what ops outside it read."""
         graph = self.half.graph
         inner = _Scope(self.half, self.region, self.parent, dict(self.env))
@@ -290,10 +299,8 @@ class _Scope:
         made = {v for eqn in inner.eqns for v in eqn.outvars}
         read = (v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal))
         inputs = list(dict.fromkeys(v for v in read if v not in made))
-        late = graph.values[anchor].maker is not None
-        witness = self.want(anchor) if late else self.want(roots[0])
         outputs = [inner.env[v] for v in kept]
-        self.eqns.extend(jaxprs.guarded(inner.eqns, inputs, outputs, witness))
+        self.eqns.extend(guarded(inner.eqns, inputs, outputs, witness))
         self.env.update(zip(kept, outputs, strict=True))
 
     def op(self, op: Op) -> None:

@@ -7,7 +7,7 @@ The tree of everything that jointcut raises on its own account::
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
-    ├── CallError          a call that a compiled program was not made for (also a TypeError)
+    ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
@@ -41,8 +41,8 @@ class VerifyError(JointcutError):
     """The two halves together do not mean what the joint program meant: a fault of jointcut."""
 
 
-class CallError(JointcutError, TypeError):
-    """A call does not fit the signature that a program was traced or compiled for."""
+class CallError(JointcutError, TypeError, ValueError):
+    """A call does not fit what a program was made for; JAX raises a TypeError or a ValueError, so this is both."""
 
 
 class TraceError(JointcutError, TypeError):

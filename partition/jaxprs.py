@@ -231,48 +231,6 @@ def stacked(aval: Any, lengths: Sequence[int]) -> Any:
     return aval.update(shape=(*lengths, *aval.shape)) if lengths else aval
 
 
-def guarded(
-    segment: Sequence[Equation], inputs: Sequence[Atom], outputs: Sequence[Atom], witness: Atom
-) -> list[Equation]:
-    """Run a segment inside `lax.cond` under a predicate that is always true but that XLA cannot fold.
-
-    So the segment is neither merged with equal equations outside nor started before `witness` is there. The other
-    branch, zeros, is never taken.
-    """
-    run = build(inputs, outputs, segment)
-
-    def held(seed: Any, *operands: Any) -> list[Any]:
-        zeros = [typed(lax.full(v.aval.shape, 0, v.aval.dtype), v.aval) for v in outputs]
-        true = always(seed)
-        return lax.cond(true, lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *operands)
-
-    traced, _ = opened(jax.make_jaxpr(held)(*(struct(v.aval) for v in (witness, *inputs))))
-    rename: dict[Var, Atom] = dict(zip(traced.invars, (witness, *inputs), strict=True))
-    ends = dict(zip(traced.outvars, outputs, strict=True))
-    return [_renamed(eqn, rename, ends) for eqn in traced.eqns]
-
-
-def _renamed(eqn: Equation, rename: dict[Var, Atom], ends: dict[Var, Var]) -> Equation:
-    invars = [v if isinstance(v, Literal) else rename[v] for v in eqn.invars]
-    outvars = []
-    for var in eqn.outvars:
-        new = ends.get(var, var if is_dropped(var) else fresh(var.aval))
-        rename[var] = new
-        outvars.append(new)
-    return rebound(eqn, invars, outvars)
-
-
-def always(seed: Any) -> Any:
-    """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
-    flat = lax.reshape(seed, (math.prod(seed.shape),))
-    first = lax.index_in_dim(flat, 0, keepdims=False)
-    if jnp.issubdtype(first.dtype, np.complexfloating):
-        first = lax.real(first)
-    number = lax.convert_element_type(first, np.float32)
-    below, above = lax.lt(number, np.float32(2)), lax.gt(number, np.float32(1))
-    return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(number, number))
-
-
 # --------------------------------------------------------------------------------------------------- runtime
 
 
@@ -297,9 +255,9 @@ def input_structs(closed: ClosedJaxpr) -> list[Any]:
 
 
 def is_explicit(sharding: Any) -> bool:
-    """Whether a sharding lays an array over a mesh, rather than saying nothing."""
+    """Whether a sharding is part of an array's type: it lays it over a mesh with an explicit axis."""
     mesh = getattr(sharding, "mesh", None)
-    return mesh is not None and not mesh.empty
+    return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
 
 
 def is_real(dtype: Any) -> bool:
@@ -333,6 +291,11 @@ def tracing() -> bool:
 def is_tracer(x: Any) -> bool:
     """Whether a value stands for one that is not known yet."""
     return isinstance(x, jax.core.Tracer)
+
+
+def is_shared(x: Any) -> bool:
+    """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
+    return isinstance(x, jax.Array | np.ndarray) or is_reference(jax.typeof(x))
 
 
 def version() -> tuple[int, ...]:

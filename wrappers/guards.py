@@ -37,11 +37,7 @@ class GuardsWrapper:
         def guarded(bound: Bound) -> Any:
             if bound.tree != self.traced.tree:
                 raise CallError(message("The arguments", _tree_difference(self.traced, bound), _CURE))
-            if (bound.static_args, bound.static_kwargs) != (
-                self.traced.static_args,
-                self.traced.static_kwargs,
-            ):
-                raise CallError(message("A static argument", "differs from the one traced.", _CURE))
+            self.same_statics(bound)
             for want, leaf in zip(inputs, bound.leaves, strict=True):
                 got = slot(want.path, leaf)
                 if (got.shape, got.dtype) != (want.shape, want.dtype):
@@ -50,6 +46,21 @@ class GuardsWrapper:
             return call(bound)
 
         return guarded
+
+    def same_statics(self, bound: Bound) -> None:
+        """Raise `CallError` at the first static argument that differs from the one traced."""
+        old, new = _by_path(self.traced), _by_path(bound)
+        for path in dict.fromkeys((*old, *new)):
+            if path not in new or path not in old:
+                when = "was given when traced and is not now" if path in old else "was not given when traced"
+                raise CallError(message(path, f"is static and {when}.", _CURE))
+            if old[path] != new[path]:
+                what = f"is static and {new[path][1]!r}, but {old[path][1]!r} was traced."
+                raise CallError(message(path, what, _CURE))
+
+
+def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:
+    return {path: (kind, value) for path, kind, value in bound.statics}
 
 
 def _tree_difference(traced: Bound, bound: Bound) -> str:

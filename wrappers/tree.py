@@ -6,6 +6,7 @@ which the user reaches it, and anything that is not an array is refused there an
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jointcut.partition.errors import TraceError, message
+from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.jaxprs import is_reference, is_tracer
 from jointcut.wrappers.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
@@ -27,6 +28,7 @@ class Statics:
 
     argnums: frozenset[int] = frozenset()
     argnames: frozenset[str] = frozenset()
+    count: int | None = None  # how many positional parameters the function has, if that is known
 
     @classmethod
     def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any) -> Statics:
@@ -37,13 +39,18 @@ class Statics:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
             return cls(frozenset(nums), frozenset(names))
+        known = {p.name for p in parameters}
+        if names - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise CallError(
+                message("static_argnames", f"holds {min(names - known)!r}.", choices(min(names - known), known))
+            )
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         nums = {n + len(positional) if n < 0 else n for n in nums}
         if argnames is None:
             names |= {positional[n] for n in nums if n < len(positional)}
         if argnums is None:
             nums |= {i for i, name in enumerate(positional) if name in names}
-        return cls(frozenset(nums), frozenset(names))
+        return cls(frozenset(nums), frozenset(names), len(positional))
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,14 @@ class Bound:
 
     def signature(self) -> Any:
         """Everything about the call that could change what it traces to, as one hashable value."""
-        return (self.tree, tuple(map(_key, self.leaves)), self.static_args, self.static_kwargs)
+        return (self.tree, tuple(map(_key, self.leaves)), self.statics)
+
+    @property
+    def statics(self) -> tuple[tuple[str, type, Any], ...]:
+        """Path, type and value of each static argument: `1`, `1.0` and `True` are equal but not the same."""
+        named = [(f"args[{i}]", v) for i, v in self.static_args]
+        named += [(f"kwargs[{k!r}]", v) for k, v in self.static_kwargs]
+        return tuple((path, type(value), value) for path, value in named)
 
     def argument_tree(self, position: int) -> Any:
         """The tree of one positional argument."""
@@ -103,11 +117,29 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
     fixed = tuple((i, a) for i, a in enumerate(args) if i in statics.argnums)
     fixed_named = tuple((k, v) for k, v in sorted(kwargs.items()) if k in statics.argnames)
     bound = Bound(tuple(leaves), tree, fixed, fixed_named, _spans(args, statics))
+    for path, kind, value in bound.statics:
+        if not _has_hash(value):
+            cure = "Pass a tuple instead of a list, a frozen dataclass instead of a dict, or make it dynamic."
+            raise CallError(message(path, f"is static but a {kind.__name__}, which has no hash.", cure))
     for i, leaf in enumerate(leaves):
         if not is_array_like(leaf):
             cure = "Pass an array or a number, or name the argument in static_argnums or static_argnames."
-            raise TraceError(message(bound.paths()[i], f"is a {type(leaf).__name__}, not an array.", cure))
+            raise TraceError(message(bound.paths()[i], _what(leaf), cure))
     return bound
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _what(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return f"has the numpy dtype {leaf.dtype}, which JAX does not have."
+    return f"is a {type(leaf).__name__}, not an array."
 
 
 def is_array_like(leaf: Any) -> bool:
@@ -122,15 +154,15 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def struct(leaf: Any) -> Any:
-    """What a program is lowered for: shape, dtype, weak type, and the sharding of an array on several devices."""
+    """What a program is lowered for: shape, dtype, weak type, and the sharding of an array that was put there."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
     if is_reference(aval):
         return leaf
-    spread = not is_tracer(leaf) and isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    placed = not is_tracer(leaf) and isinstance(leaf, jax.Array) and leaf.committed
     weak = bool(getattr(aval, "weak_type", False))
-    sharding = leaf.sharding if spread else None
+    sharding = leaf.sharding if placed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 
@@ -169,6 +201,7 @@ class TreeWrapper:
     def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The user's function over flat leaves."""
 
+        @functools.wraps(function)
         def call(*leaves: Any) -> Any:
             args, kwargs = self.bound.rebuild(leaves)
             return function(*args, **kwargs)

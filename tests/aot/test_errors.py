@@ -413,7 +413,7 @@ def test_a_primitive_without_derivative(way):
     error = raised(DerivativeError, [TypeError], transformed(way, opaque_loss), X)
     assert str(error) == (
         "opaque_loss cannot be differentiated: Differentiation rule for 'opaque' not implemented\n"
-        "Give it a derivative with jax.custom_vjp, or keep it out of the differentiated path (lax.stop_gradient)."
+        "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
     )
     assert same_type_as_jax(error, jax.grad(opaque_loss), X)
     assert isinstance(error.__cause__, NotImplementedError)
