@@ -178,9 +178,7 @@ class Function:
             traced = pipeline.trace(self._function, self._options, bound, positions)
             known = traced.partition()
             if not traced.program.has_traced_consts:
-                self._cuts[key] = known
-                while len(self._cuts) > _KEPT_SIGNATURES:
-                    self._cuts.pop(next(iter(self._cuts)))
+                _keep(self._cuts, key, known)
         return known
 
     def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -198,7 +196,7 @@ class Function:
                 cut = functools.partial(self._cut_inside, source, bound.abstract())
                 call = differentiable(source.closed, cut)
             if not any(map(jaxprs.is_tracer, source.consts)):
-                self._insides[key] = source, call
+                _keep(self._insides, key, (source, call))
         outputs = call(*source.consts, *bound.leaves)
         return jax.tree.unflatten(source.results.out_tree, outputs)
 
@@ -209,6 +207,13 @@ class Function:
             program = joint(flat, jaxprs.input_structs(source.closed), False, mask, paths)
         made = split(program.closed, program.roles, self._options.strategy)
         return made.graph, compiling.halves_for(made, False), program.consts
+
+
+def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Remember a value, and forget the oldest where there are too many."""
+    known[key] = value
+    while len(known) > _KEPT_SIGNATURES:
+        known.pop(next(iter(known)))
 
 
 class _Explained:

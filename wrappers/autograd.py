@@ -9,6 +9,7 @@ order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,21 @@ _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
 @dataclass(frozen=True)
 class Differential:
-    """The two halves for one set of differentiated inputs, and the rules of the linear map between them."""
+    """The two halves for one set of differentiated inputs, and the rules of the linear map between them.
 
-    graph: Graph
-    halves: Halves
+    Both halves are jitted, so that they are compiled when nobody's `jax.jit` is around, and open when one is.
+    """
+
+    forward: Callable[..., tuple[list[Any], list[Any]]]
     extra: tuple[Any, ...]
     rules: jaxprs.LinearRules
+
+    @classmethod
+    def of(cls, primal: Any, mask: tuple[bool, ...], cut: tuple[Graph, Halves, tuple[Any, ...]]) -> Differential:
+        """The two halves of one cut, with the constants that they start with."""
+        graph, halves, extra = cut
+        forward = jax.jit(functools.partial(verify.forward, halves, graph), inline=True)
+        return cls(forward, extra, _rules(primal, mask, halves))
 
 
 def differentiable(
@@ -44,19 +54,18 @@ def differentiable(
     it returns the constants of the derivative, which are leading inputs of the halves.
     """
     known: dict[tuple[bool, ...], Differential] = {}
+    evaluate = jax.jit(functools.partial(jaxprs.evaluate, primal), inline=True)
 
     @jax.custom_jvp
     def call(*flat: Any) -> list[Any]:
-        return jaxprs.evaluate(primal, *flat)
+        return evaluate(*flat)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        mask = tuple(not isinstance(t, SymbolicZero) and is_inexact(jax.typeof(x).dtype)
-                     for x, t in zip(primals, tangents, strict=True))  # fmt: skip
+        mask = tuple(map(_moves, primals, tangents))
         if mask not in known:
-            graph, halves, extra = cut(mask)
-            known[mask] = Differential(graph, halves, extra, _rules(primal, mask, halves))
+            known[mask] = Differential.of(primal, mask, cut(mask))
         this = known[mask]
-        outputs, residuals = verify.forward(this.halves, this.graph, [*this.extra, *primals])
+        outputs, residuals = this.forward([*this.extra, *primals])
         operands = [*residuals, *primals, *(t for t, wanted in zip(tangents, mask, strict=True) if wanted)]
         count = len(residuals) + len(primals)
         moved = iter(_linear_p.bind(*operands, rules=this.rules, num_residuals=count))
@@ -69,6 +78,7 @@ def differentiable(
 def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.LinearRules:
     """The linear map from the tangents of the chosen inputs to those of the outputs, and its transpose."""
     count = len(halves.residuals)
+    backward = jax.jit(functools.partial(verify.backward, halves), inline=True)
 
     def avals(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
         del residuals, linear
@@ -88,9 +98,13 @@ def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.Linear
         return jax.jvp(chosen, picked, tuple(linear))[1]
 
     def transpose(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return verify.backward(halves, residuals[:count], cotangents)
+        return backward(list(residuals[:count]), list(cotangents))
 
     return jaxprs.LinearRules(avals, apply, transpose)
+
+
+def _moves(primal: Any, tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and is_inexact(_dtype(primal))
 
 
 def _dtype(x: Any) -> Any:
