@@ -61,6 +61,15 @@ class Plan:
         """Bytes alive between the halves, beyond what the caller holds."""
         return sum(s.bytes for s in self.saved)
 
+    def __str__(self) -> str:
+        """One line of totals, then the saved values, largest first."""
+        total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
+        lines = [f"{total}; {len(self.recomputed)} ops recomputed"]
+        for s in sorted(self.saved, key=lambda s: -s.bytes):
+            trips = f"{s.copies} x " if s.copies > 1 else ""
+            lines.append(f"{s.bytes:>14,}  {trips}{s.dtype}{list(s.shape)} {s.op} {s.source}: {s.reason}")
+        return "\n".join(lines)
+
     @classmethod
     def of(
         cls,

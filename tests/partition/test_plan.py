@@ -131,3 +131,20 @@ def test_a_plan_that_does_not_close_is_refused_with_the_value(case):
 
 def test_saving_what_comes_after_an_effect_closes_the_plan():
     assert Plan.of(parse(EFFECT), [3]).recomputed == ()
+
+
+def test_a_plan_prints_its_total_and_its_values_largest_first():
+    text = """
+primal %0:float32[8] "args[0]"
+cotangent %1:float32[] "cotangent 0"
+%2:float32[8] = sort %0
+%3:float32[] = dot_general %2 %2
+backward:
+%4:float32[8] = mul %1 %2
+output %3
+gradient %4
+"""
+    plan = Plan.of(parse(text), [2], reasons={2: "sort is heavy"})
+    assert str(plan) == (
+        "by hand: 1 values, 32 bytes saved; 0 ops recomputed\n            32  float32[8] sort : sort is heavy"
+    )
