@@ -80,11 +80,11 @@ class Op:
     effects: bool = False
     inner: frozenset[str] = frozenset()
     payload: Any = field(default=None, compare=False, repr=False)
+    inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The values it reads, each once, in order."""
-        return tuple(dict.fromkeys(v for v in self.operands if v is not None))
+    def __post_init__(self) -> None:
+        """Find `inputs`: the values it reads, each once, in order."""
+        object.__setattr__(self, "inputs", tuple(dict.fromkeys(v for v in self.operands if v is not None)))
 
     @property
     def scope(self) -> str:

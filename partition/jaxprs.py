@@ -74,8 +74,16 @@ def scan_layout(eqn: Equation) -> ScanLayout:
 
 def inner_jaxprs(eqn: Equation) -> Iterator[Jaxpr]:
     """Yield every jaxpr that an equation holds in its parameters."""
+    if not any(map(_may_hold_jaxpr, eqn.params.values())):
+        return
     for closed in jex.jaxprs_in_params(eqn.params):
         yield opened(closed)[0]
+
+
+def _may_hold_jaxpr(param: Any) -> bool:
+    if isinstance(param, tuple | list):
+        return any(map(_may_hold_jaxpr, param))
+    return isinstance(param, Jaxpr | ClosedJaxpr)
 
 
 def inner_primitives(eqn: Equation) -> frozenset[str]:
