@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 REFERENCE, JUDGED = "plain", "jointcut min_cut"
 SMOKE = {REFERENCE, "checkpoint nothing + barriers", JUDGED}
 TEN_THOUSAND = 10_000
-DEEP = 44  # layers that make a joint graph of so many equations
+DEEP = 42  # layers that make a joint graph of about so many equations
 MB = 1e6
 
 HEADINGS = (
