@@ -19,6 +19,7 @@ import jax
 from jointcut.aot.joint import joint
 from jointcut.aot.options import Options
 from jointcut.aot.stages import Traced
+from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, message
 from jointcut.wrappers import stack
 from jointcut.wrappers.convention import Convention, is_inexact, slot
@@ -38,7 +39,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     wanted = differentiated(bound, positions, options)
     shapes = bound.abstract()
     wrapped = stack.pre_compile((TreeWrapper(shapes), GuardsWrapper(shapes)), Target(function, Convention((), ())))
-    with explained(name):
+    with explained(name), jaxprs.paused_collection():
         mask = [i in wanted for i in range(len(bound.leaves))]
         program = joint(wrapped.target.function, bound.leaves, options.has_aux, mask, bound.paths())
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))

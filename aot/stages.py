@@ -93,7 +93,8 @@ class Traced:
         start = time.perf_counter()
         graph = self.graph
         read_ms = 1e3 * (time.perf_counter() - start)
-        made = split(self.program.closed, self.program.roles, strategy or self.options.strategy, graph=graph)
+        with jaxprs.paused_collection():
+            made = split(self.program.closed, self.program.roles, strategy or self.options.strategy, graph=graph)
         return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
 
     def flat(self, bound: Bound) -> list[Any]:

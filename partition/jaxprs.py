@@ -9,9 +9,11 @@ rewriting jaxprs, and the few runtime facts that public names do not give.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -304,6 +306,18 @@ def is_tracer(x: Any) -> bool:
 def is_shared(x: Any) -> bool:
     """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
     return isinstance(x, jax.Array | np.ndarray) or is_reference(jax.typeof(x))
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause Python's garbage collector: tracing makes 10^5 small objects, all kept, and each sweep visits them all."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def version() -> tuple[int, ...]:
