@@ -6,6 +6,7 @@ extend JAX's own `Traced`, `Lowered`, `Compiled`: `f.trace(*args).partition().co
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,13 +217,20 @@ class Compiled:
 
     @property
     def _step(self) -> Any:
-        made, one = self.cut.split, self.cut.traced.one()
+        """The one program, in the caller's own trees: JAX's call path flattens them and checks every leaf."""
+        return self._once("step", self._compiled_step)
 
-        def step(*flat: Any) -> Any:
-            return compiling.run_step(made, compiling.halves_for(made, True), flat, [one])
+    def _compiled_step(self) -> Any:
+        made, traced = self.cut.split, self.cut.traced
+        one = traced.one()
 
-        keep = self.cut.traced.options.keep_unused
-        return self._once("step", lambda: compiling.compiled(step, self._structs(), keep))
+        def step(consts: Sequence[Any], arguments: Any) -> Any:
+            flat = [*consts, *jax.tree.leaves(arguments)]
+            outputs, gradients = compiling.run_step(made, compiling.halves_for(made, True), flat, [one])
+            return value_and_gradients(traced, outputs, gradients, traced.bound)
+
+        structs = (list(map(struct, traced.consts)), traced.bound.arguments)
+        return compiling.compiled(step, structs, traced.options.keep_unused)
 
     @property
     def _forward(self) -> Any:
@@ -279,16 +287,20 @@ class Compiled:
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
-        return self.cut.traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
+        traced = self.cut.traced
+        if self.executables == 2 or traced.bound.statics:
+            return traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
+        try:  # JAX compares the arguments with those the program was made for, in no time
+            return self._step(list(traced.consts), (args, kwargs))
+        except (TypeError, ValueError) as error:
+            return traced.wrapped.post_compile(functools.partial(_reraised, error))(*args, **kwargs)
 
     def _run_value_and_grad(self, bound: Bound) -> Any:
         traced = self.cut.traced
-        flat = traced.flat(bound)
         if self.executables == 1:
-            outputs, gradients = self._step(*flat)
-        else:
-            outputs, residuals = self._run_forward(flat)
-            gradients = self._backward(*residuals, traced.one())
+            return self._step(list(traced.consts), bound.arguments)
+        outputs, residuals = self._run_forward(traced.flat(bound))
+        gradients = self._backward(*residuals, traced.one())
         return value_and_gradients(traced, outputs, gradients, bound)
 
     def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -338,6 +350,12 @@ def value_and_gradients(traced: Traced, outputs: Sequence[Any], gradients: Seque
     trees = traced.gradients(gradients, traced.options.chosen, bound)
     value = (main, aux) if traced.options.has_aux else main
     return value, trees[0] if isinstance(traced.options.argnums, int) else trees
+
+
+def _reraised(error: Exception, bound: Bound) -> Any:
+    """Raise an error of JAX's over arguments in which the guards found no fault."""
+    del bound
+    raise error
 
 
 def _runner(closed: Any) -> Callable[..., list[Any]]:

@@ -1,8 +1,8 @@
 """Build one training step in each of the ways that we compare.
 
-A method takes a program to a `Step`: something to call for the loss and its gradient, with what it cost to
-build and what XLA says of its memory. Plain JAX, `jax.checkpoint` on every block under the policies that need
-no names, each compiled as it comes and with the barriers kept, and jointcut's strategies.
+A method takes a program to a `Step`: something to call for the loss and its gradient, with what it cost to build and
+what XLA says of its memory. Plain JAX; `jax.checkpoint` under each policy that needs no names, around the whole loss
+and wherever else the program has a place for it, compiled as it comes and with the barriers kept; and jointcut.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
-from benchmarks.measure import Call, compile_program, memory_of, xla_clock
+from benchmarks.measure import Call, barriers_expand, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
 from jointcut import aot
 
@@ -22,10 +22,14 @@ from jointcut import aot
 forget = jax.clear_caches
 
 POLICIES = {
+    "everything": jax.checkpoint_policies.everything_saveable,
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots, no batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+
+PLAIN, SAVE_ALL, MIN_CUT = "plain", "jointcut save_all", "jointcut min_cut"
+INSIDE, TWO = "jointcut min_cut in jax.jit", "jointcut min_cut, 2 programs"
 
 
 @dataclass(frozen=True)
@@ -57,25 +61,34 @@ class Step:
 Method = Callable[[Program], Step]
 
 
-def all_methods() -> dict[str, Method]:
-    """Every method by name, plain first."""
-    methods: dict[str, Method] = {"plain": partial(build_jax, policy=None, keep_barriers=False)}
-    for name, policy in POLICIES.items():
-        for form, keep_barriers in (("", False), (" + barriers", True)):
-            methods[f"checkpoint {name}{form}"] = partial(build_jax, policy=policy, keep_barriers=keep_barriers)
-    for strategy in ("save_all", "min_cut"):
-        methods[f"jointcut {strategy}"] = partial(build_jointcut, strategy=strategy)
-    methods["jointcut min_cut, 2 programs"] = partial(build_jointcut, strategy="min_cut", executables=2)
-    methods["jointcut min_cut in jax.jit"] = build_inside
-    return methods
+def methods_for(program: Program) -> dict[str, Method]:
+    """Every method that a program has a place for, by name, plain first."""
+    methods: dict[str, Method] = {PLAIN: build_plain}
+    for place in ("loss", *program.places):
+        for name, policy in POLICIES.items():
+            wrap = partial(jax.checkpoint, policy=policy)
+            for form, keep_barriers in (("", False), (" + barriers", True)):
+                if keep_barriers and not barriers_expand():
+                    continue
+                build = partial(build_jax, place=place, wrap=wrap, keep_barriers=keep_barriers)
+                methods[f"checkpoint {place}: {name}{form}"] = build
+    return methods | OURS
 
 
-def build_jax(program: Program, policy: Callable[..., Any] | None, keep_barriers: bool) -> Step:
-    """`jax.jit(jax.value_and_grad(loss))`, with each block under a checkpoint policy unless that is None."""
+def build_plain(program: Program) -> Step:
+    """`jax.jit(jax.value_and_grad(loss))`."""
+    return _jax_step(program, program.loss, False)
+
+
+def build_jax(program: Program, place: str, wrap: Callable[..., Any], keep_barriers: bool) -> Step:
+    """`jax.jit(jax.value_and_grad(loss))` with `jax.checkpoint` somewhere in the loss."""
+    return _jax_step(program, program.wrapped(place, wrap), keep_barriers)
+
+
+def _jax_step(program: Program, loss: Callable[..., Any], keep_barriers: bool) -> Step:
     forget()
-    loss = partial(program.loss, remat=policy)
     start = time.perf_counter()
-    traced = jax.jit(jax.value_and_grad(loss)).trace(*program.arguments)
+    traced = jax.jit(jax.value_and_grad(loss, has_aux=program.has_aux)).trace(*program.arguments)
     trace_s = time.perf_counter() - start
     start, xla_start = time.perf_counter(), xla_clock.seconds
     compiled = compile_program(traced.lower(), keep_barriers)
@@ -87,7 +100,7 @@ def build_jax(program: Program, policy: Callable[..., Any] | None, keep_barriers
         programs=(compiled,),
         activation_bytes=memory.temp,
         peak_bytes=memory.peak,
-        saved_bytes=residual_bytes(loss, program.arguments),
+        saved_bytes=residual_bytes(loss, program.arguments, program.has_aux),
         trace_s=trace_s,
         cut_s=0.0,
         lower_s=lower_s,
@@ -100,13 +113,14 @@ def build_inside(program: Program) -> Step:
     """The user's own `jax.jit(loss.value_and_grad)`: jointcut inlined in a program whose options are not its own."""
     forget()
     start = time.perf_counter()
-    traced = jax.jit(aot.function(program.loss).value_and_grad).trace(*program.arguments)
+    loss = aot.function(program.loss, has_aux=program.has_aux)
+    traced = jax.jit(loss.value_and_grad).trace(*program.arguments)
     trace_s = time.perf_counter() - start
     start, xla_start = time.perf_counter(), xla_clock.seconds
     compiled = compile_program(traced.lower(), False)
     compile_s = xla_clock.seconds - xla_start
     memory = memory_of(compiled)
-    cut = aot.function(program.loss).trace(*program.arguments).partition()
+    cut = loss.trace(*program.arguments).partition()
     return Step(
         call=partial(compiled, *program.arguments),
         programs=(compiled,),
@@ -125,7 +139,7 @@ def build_jointcut(program: Program, strategy: str, executables: int | None = No
     """`aot.function(loss)`, traced, cut and compiled stage by stage."""
     forget()
     start = time.perf_counter()
-    traced = aot.function(program.loss).trace(*program.arguments)
+    traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
     trace_s = time.perf_counter() - start
     start = time.perf_counter()
     cut = traced.partition(strategy=strategy)
@@ -150,12 +164,21 @@ def build_jointcut(program: Program, strategy: str, executables: int | None = No
     )
 
 
-def residual_bytes(loss: Callable[..., jax.Array], arguments: tuple[Any, ...]) -> int:
+#: jointcut's methods: each is timed in close pairs with plain.
+OURS: dict[str, Method] = {
+    SAVE_ALL: partial(build_jointcut, strategy="save_all"),
+    MIN_CUT: partial(build_jointcut, strategy="min_cut"),
+    INSIDE: build_inside,
+    TWO: partial(build_jointcut, strategy="min_cut", executables=2),
+}
+
+
+def residual_bytes(loss: Callable[..., Any], arguments: tuple[Any, ...], has_aux: bool) -> int:
     """The bytes that `jax.vjp` keeps for the backward pass, without the arguments themselves."""
     parameters, *rest = arguments
 
     def residuals(parameters: Any, *rest: Any) -> list[Any]:
-        _, pullback = jax.vjp(lambda p: loss(p, *rest), parameters)
+        _, pullback, *_ = jax.vjp(lambda p: loss(p, *rest), parameters, has_aux=has_aux)
         return jax.tree.leaves(pullback)
 
     jaxpr = inner_jaxpr(jax.make_jaxpr(residuals)(parameters, *rest))

@@ -5,7 +5,7 @@ written region by region: a loop's forward scan gets new stacks for what is save
 backward scan gets the recomputation in its body. Equations keep their name stack and source line.
 
 What is recomputed is tied to the cotangent that needs it (`schedule`), by an optimisation barrier, or, where someone
-else's compiler would expand the barrier, by a `lax.cond` that cannot be folded (`hold="cond"`).
+else's compiler would expand the barrier, by a predicate of it that cannot be folded (`hold="predicate"`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
-from jointcut.partition.hold import can_witness, guarded
+from jointcut.partition.hold import can_witness, number, tied, waiting
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import MOVEMENT
+from jointcut.partition.policy import CHEAP, MOVEMENT, REDUCTIONS
 from jointcut.partition.roles import Role
 from jointcut.partition.schedule import Order, Step, schedule
 
-Hold = Literal["barrier", "cond", "none"]
+Hold = Literal["barrier", "predicate", "none"]
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
 def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     exported = _exported(graph, facts.backward, gradients)
-    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold)
+    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, facts.late)
     top = _Scope(half, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
     cotangents = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in graph.role_inputs(Role.COTANGENT)]
     top.env.update(fed)
-    half.roots = frozenset(fed)
+    half.handed = set(plan.values) - {v for v, _ in (*graph.inputs, *graph.outputs)}
     top.run_backward(orders[TOP])
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
@@ -183,7 +183,10 @@ def _lifted(graph: Graph, v: int, loop: int) -> Any:
 
 @dataclass
 class _Half:
-    """What all regions of one half share."""
+    """What all regions of one half share.
+
+    `late` are the values that exist in the backward only, `handed` the residuals that it alone may overwrite.
+    """
 
     graph: Graph
     run: frozenset[int]
@@ -191,7 +194,8 @@ class _Half:
     orders: dict[int, Order]
     rounded: frozenset[int]
     hold: Hold
-    roots: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+    handed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -205,6 +209,8 @@ class _Scope:
     eqns: list[Any] = field(default_factory=list)
     consts: dict[int, Any] = field(default_factory=dict)
     xs: dict[int, Any] = field(default_factory=dict)
+    made_at: dict[int, int] = field(default_factory=dict)
+    passed: int = 0
 
     def define(self, v: int, var: Any) -> Any:
         self.env[v] = var
@@ -238,49 +244,49 @@ class _Scope:
 
     def run_backward(self, order: Order) -> None:
         for step in order.steps:
-            self.again(step)
-            self.op(self.half.graph.ops[step.op])
+            self.step(step)
         for i in order.last:
             self.op(self.half.graph.ops[i])
 
-    def again(self, step: Step) -> None:
-        """Recompute what a step reads, held back until its anchor is there."""
-        ops = [self.half.graph.ops[i] for i in step.again]
-        if not ops:
-            return
-        roots = self.starts(ops)
-        if step.anchor is None or self.half.hold == "none" or not roots:
-            for op in ops:
-                self.op(op)
-        elif self.half.hold == "cond":
-            # In a loop body there is nothing of the forward to be merged with.
-            witness = self.witness(roots, step.anchor) if self.region.id == TOP else None
-            if witness is None:
-                for op in ops:
-                    self.op(op)
-            else:
-                self.guarded(ops, witness)
-        else:
-            self.held_back(ops, roots, step.anchor)
+    def step(self, step: Step) -> None:
+        """One op of the backward after what it needs recomputed, which is held back until the anchor is there."""
+        ops = [self.half.graph.ops[i] for i in (*step.again, step.op)]
+        held = ops if step.whole else ops[:-1]
+        before = {} if step.anchor is None else self.hold(self.starts(held), step.anchor)
+        for op in held:
+            self.op(op)
+            self.made_at.update(dict.fromkeys(op.outputs, self.passed))
+        if step.whole:
+            from jointcut.partition.hold import branched
+            eqn = self.eqns.pop()
+            eqns, outs = branched([eqn], [v for v in eqn.invars], eqn.outvars, self.want(step.anchor))
+            self.eqns.extend(eqns)
+            for v, var in zip(ops[-1].outputs, outs, strict=True):
+                self.define(v, var)
+        self.env.update(before)
+        for op in ops[len(held) :]:
+            self.op(op)
+        self.passed += ops[-1].name not in CHEAP | REDUCTIONS
 
     def starts(self, ops: Sequence[Op]) -> list[int]:
-        """Residuals and inputs that the ops read; what was recomputed earlier is late already."""
+        """What the ops read of the forward: residuals, inputs, and what was recomputed for an earlier step."""
         made = {v for op in ops for v in op.outputs}
-        reads = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
-        return [v for v in reads if self.is_root(v) and _can_wait(self.want(v))]
+        reads = dict.fromkeys(v for op in ops for v in op.inputs if v not in made and v not in self.half.late)
+        return [v for v in reads if self.made_at.get(v, -9) < self.passed - 3 and _can_wait(self.want(v))]
 
-    def is_root(self, v: int) -> bool:
-        graph = self.half.graph
-        return v in self.half.roots or graph.values[v].loop != self.region.loop or v in self.xs
-
-    def held_back(self, ops: Sequence[Op], roots: Sequence[int], anchor: int) -> None:
-        before = {v: self.want(v) for v in roots}
-        eqn, held = jaxprs.barrier([*before.values(), self.want(anchor)])
-        self.eqns.append(eqn)
-        self.env.update(zip((*roots, anchor), held, strict=True))
-        for op in ops:
-            self.op(op)
-        self.env.update(before)
+    def hold(self, roots: Sequence[int], anchor: int) -> dict[int, Any]:
+        """Let roots wait for an anchor; returns the atoms to put back for those that read the roots later."""
+        if not roots or self.half.hold == "none":
+            return {}
+        if self.half.hold == "barrier":
+            before = {v: self.want(v) for v in roots}
+            eqn, held = jaxprs.barrier([*before.values(), self.want(anchor)])
+            self.eqns.append(eqn)
+            self.env.update(zip((*roots, anchor), held, strict=True))
+            return before
+        # In a loop body there is nothing of the forward to be merged with.
+        witness = self.witness(roots, anchor) if self.region.id == TOP else None
+        return {} if witness is None else self.tie(roots, witness)
 
     def witness(self, roots: Sequence[int], anchor: int) -> Any:
         """A variable that a predicate can be made of, if there is one: the anchor, unless that may be a constant."""
@@ -288,20 +294,21 @@ class _Scope:
         atoms = map(self.want, (*late, *roots))
         return next((a for a in atoms if can_witness(a.aval)), None)
 
-    def guarded(self, ops: Sequence[Op], witness: Any) -> None:
-        """Put a segment into a branch; its results are what ops outside it read."""
-        graph = self.half.graph
-        inner = _Scope(self.half, self.region, self.parent, dict(self.env))
-        for op in ops:
-            inner.op(op)
-        mine = {op.id for op in ops}
-        kept = [v for op in ops for v in op.outputs if set(graph.consumers[v]) - mine or v in graph_ends(graph)]
-        made = {v for eqn in inner.eqns for v in eqn.outvars}
-        read = (v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal))
-        inputs = list(dict.fromkeys(v for v in read if v not in made))
-        outputs = [inner.env[v] for v in kept]
-        self.eqns.extend(guarded(inner.eqns, inputs, outputs, witness))
-        self.env.update(zip(kept, outputs, strict=True))
+    def tie(self, roots: Sequence[int], witness: Any) -> dict[int, Any]:
+        """Hold roots without barriers: a residual waits once, for its first reader; the rest is selected."""
+        eqns, there = number(witness)
+        self.eqns.extend(eqns)
+        for v in [r for r in roots if r in self.half.handed]:
+            self.half.handed.remove(v)
+            eqns, held = waiting(self.want(v), there)
+            self.eqns.extend(eqns)
+            self.define(v, held)
+            roots = [r for r in roots if r != v]
+        before = {v: self.want(v) for v in roots}
+        eqns, selected = tied(list(before.values()), there)
+        self.eqns.extend(eqns)
+        self.env.update(zip(roots, selected, strict=True))
+        return before
 
     def op(self, op: Op) -> None:
         if op.name == SCAN:
@@ -341,11 +348,6 @@ class _Scope:
         init = [self.read(home, v) for v in eqn.invars[a:b]]
         xs = [self.want(v) for v in inner.xs]
         self.eqns.append(jaxprs.scan(eqn, closed, consts, init, xs, outvars))
-
-
-def graph_ends(graph: Graph) -> frozenset[int]:
-    """Values that leave the program."""
-    return frozenset(v for v, _ in graph.outputs if v is not None)
 
 
 def _can_wait(atom: Any) -> bool:

@@ -1,14 +1,15 @@
 """Hold recomputation back where a compiler expands barriers.
 
-A segment of the backward is put into a branch of `lax.cond` under a predicate that is always true but that XLA cannot
-fold. So it is neither merged with equal equations of the forward nor started before the value that the predicate is
-made of.
+What a segment of the backward starts from is made to depend on a *witness*, the cotangent that needs the segment, by a
+predicate that is always true but that XLA cannot fold. So the segment is neither merged with equal equations of the
+forward nor started before the witness is there. A residual waits in a branch of `lax.cond`, which also keeps XLA from
+fusing what made it into the backward; inputs, which a branch would have to copy, are selected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,49 +31,90 @@ from jointcut.partition.jaxprs import (
     opened,
     rebound,
     struct,
-    typed,
 )
 
 
-def guarded(
-    segment: Sequence[Equation], inputs: Sequence[Atom], outputs: Sequence[Atom], witness: Atom
-) -> list[Equation]:
-    """Run a segment inside `lax.cond` under a predicate that is always true but that XLA cannot fold.
+def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
+    """Hand an array on once `witness` is there, through a branch of `lax.cond` that does nothing.
 
-    So the segment is neither merged with equal equations outside nor started before `witness` is there. The other
-    branch, zeros, is never taken.
+    No fusion reaches across it, and where nothing else reads the array afterwards it works in place.
     """
-    run = build(inputs, outputs, segment)
 
-    def held(seed: Any, *operands: Any) -> list[Any]:
-        zeros = [typed(lax.full(v.aval.shape, 0, v.aval.dtype), v.aval) for v in outputs]
+    def held(seed: Any, x: Any) -> Any:
+        return lax.cond(always(seed), lambda x: x, lambda x: lax.full_like(x, 0), x)
+
+    eqns, (out,) = _traced(held, [witness, atom])
+    return eqns, out
+
+
+def branched(eqns: Sequence[Equation], inputs: Sequence[Var], outputs: Sequence[Var], witness: Atom) -> tuple[list[Equation], list[Var]]:
+    """Run equations in a branch of `lax.cond` that is always taken; what the compiler adds to them stays in there."""
+    run = build(inputs, outputs, eqns)
+
+    def held(seed: Any, *xs: Any) -> list[Any]:
+        zeros = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in outputs]
+        return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
+
+    return _traced(held, [witness, *inputs])
+
+
+def number(witness: Atom) -> tuple[list[Equation], Var]:
+    """The first element of an array as a number of its own, in a buffer of its own.
+
+    Made in a branch, like `waiting`: otherwise XLA may fuse the whole computation of that element into each of its
+    readers, and keep the operands of that computation alive for them.
+    """
+
+    def held(seed: Any) -> Any:
+        first = _first(seed)
+        return lax.cond(always(first), lambda x: x, lambda x: lax.full_like(x, 0), first)
+
+    eqns, (out,) = _traced(held, [witness])
+    return eqns, out
+
+
+def tied(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var]]:
+    """Select each array under a predicate of `witness` that is always true but that XLA cannot fold.
+
+    What is computed from the results is neither merged with equal equations elsewhere nor started before `witness` is
+    there. Where the array feeds an elementwise op the selection is fused into it and costs nothing.
+    """
+
+    def held(seed: Any, *xs: Any) -> list[Any]:
         true = always(seed)
-        return lax.cond(true, lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *operands)
+        return [lax.select_n(true, lax.full_like(x, 0), x) for x in xs]
 
-    traced, _ = opened(jax.make_jaxpr(held)(*(struct(v.aval) for v in (witness, *inputs))))
-    rename: dict[Var, Atom] = dict(zip(traced.invars, (witness, *inputs), strict=True))
-    ends = dict(zip(traced.outvars, outputs, strict=True))
-    return [_renamed(eqn, rename, ends) for eqn in traced.eqns]
+    return _traced(held, [witness, *atoms])
 
 
-def _renamed(eqn: Equation, rename: dict[Var, Atom], ends: dict[Var, Var]) -> Equation:
+def _traced(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
+    """The equations of a function of these atoms, and the variables of its results."""
+    traced, _ = opened(jax.make_jaxpr(function)(*(struct(v.aval) for v in atoms)))
+    rename: dict[Var, Atom] = dict(zip(traced.invars, atoms, strict=True))
+    eqns = [_renamed(eqn, rename) for eqn in traced.eqns]
+    return eqns, [rename[v] for v in traced.outvars]
+
+
+def _renamed(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
     invars = [v if isinstance(v, Literal) else rename[v] for v in eqn.invars]
-    outvars = []
-    for var in eqn.outvars:
-        new = ends.get(var, var if is_dropped(var) else fresh(var.aval))
-        rename[var] = new
-        outvars.append(new)
+    outvars = [v if is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
+    rename.update(zip(eqn.outvars, outvars, strict=True))
     return rebound(eqn, invars, outvars)
 
 
 def always(seed: Any) -> Any:
     """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
-    first = lax.reshape(lax.slice(seed, (0,) * seed.ndim, (1,) * seed.ndim), ())
+    first = _first(seed)
+    below, above = lax.lt(first, np.float32(2)), lax.gt(first, np.float32(1))
+    return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(first, first))
+
+
+def _first(x: Any) -> Any:
+    """The first element as a float32."""
+    first = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
     if jnp.issubdtype(first.dtype, np.complexfloating):
         first = lax.real(first)
-    number = lax.convert_element_type(first, np.float32)
-    below, above = lax.lt(number, np.float32(2)), lax.gt(number, np.float32(1))
-    return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(number, number))
+    return lax.convert_element_type(first, np.float32)
 
 
 def can_witness(aval: Any) -> bool:

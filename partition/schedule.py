@@ -17,14 +17,22 @@ from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
 
+#: Ops that XLA takes apart, so that what they do to a residual alone could start before the cotangent is there: the
+#: gradient of a maximum pooling first looks where the maxima are, in eight arrays of the residual's size on CPU.
+TAKEN_APART = frozenset({"select_and_scatter_add"})
+
 
 @dataclass(frozen=True)
 class Step:
-    """One op of the backward, the ops recomputed just before it, and the cotangent that they wait for."""
+    """One op of the backward, the ops recomputed just before it, and the cotangent that they wait for.
+
+    With `whole` the op itself waits too.
+    """
 
     op: int
     again: tuple[int, ...] = ()
     anchor: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ class _Scheduler:
             demands = self.demands(op)
             again = self.missing(demands, region.loop, have, reads)
             anchor = max((v for v in demands if self.facts.is_late(v)), default=None, key=self.made_by)
-            steps.append(Step(i, again, anchor if again else None))
+            whole = op.name in TAKEN_APART
+            steps.append(Step(i, again, anchor if again or whole else None, whole))
             have.update(op.outputs)
         last = self.missing(results, region.loop, have, reads)
         order = Order(tuple(steps), last, tuple(reads))

@@ -62,8 +62,8 @@ class Split:
 
     @cached_property
     def inlined(self) -> Halves:
-        """The halves with recomputation held back by `lax.cond`, which no compiler pass undoes."""
-        return emit(self.graph, self.facts, self.plan, "cond")
+        """The halves with recomputation held back by predicates, which no compiler pass undoes."""
+        return emit(self.graph, self.facts, self.plan, "predicate")
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""

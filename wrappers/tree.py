@@ -84,6 +84,11 @@ class Bound:
         """The dynamic arguments as a tree of positions."""
         return jax.tree.unflatten(self.tree, range(len(self.leaves)))
 
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that are not static, in the caller's trees: by position, by keyword."""
+        return jax.tree.unflatten(self.tree, self.leaves)
+
     def abstract(self) -> Bound:
         """The same call with shapes in the place of arrays, so that keeping it keeps no array alive."""
         return replace(self, leaves=tuple(map(struct, self.leaves)))

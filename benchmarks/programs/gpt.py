@@ -7,16 +7,18 @@ after attention and after the MLP. Nothing here knows jointcut: it is the model 
 list of layers and writes the blocks one after the other. The two compute the same function of the same draws.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs import text
+from benchmarks.programs.program import Program, Size, Wrap, identity
+
 Params = dict[str, Any]
-Policy = Callable[..., Any]
 
 VOCABULARY = 256  # one token per byte
 
@@ -76,25 +78,24 @@ def init_norm(width: int) -> Params:
     return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
 
 
-def loss(params: Params, batch: Array, key: Array, config: Config, remat: Policy | None = None) -> Array:
+def loss(params: Params, batch: Array, key: Array, config: Config, block: Wrap = identity) -> Array:
     """Mean cross-entropy in nats of the next byte; `batch` holds `context + 1` bytes per row.
 
-    `remat` wraps each block in `jax.checkpoint` with that policy.
+    `block` wraps each transformer block, which is also the body of the scan.
     """
     tokens, targets = batch[:, :-1], batch[:, 1:]
-    logits = apply(params, tokens, key, config, remat)
+    logits = apply(params, tokens, key, config, block)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
-def apply(params: Params, tokens: Array, key: Array, config: Config, remat: Policy | None = None) -> Array:
+def apply(params: Params, tokens: Array, key: Array, config: Config, wrap: Wrap = identity) -> Array:
     """The logits of the next byte at every position."""
 
     def step(x: Array, layer: tuple[Params, Array]) -> tuple[Array, None]:
         return block(*layer, x, config), None
 
-    if remat is not None:
-        step = jax.checkpoint(step, policy=remat)
+    step = wrap(step)
     keys = jax.random.split(key, config.layers)
     x = params["embed"][tokens] + params["position"][: tokens.shape[1]]
     if config.scan:
@@ -140,3 +141,35 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
     return jnp.where(keep, x / (1.0 - rate), 0.0)
+
+
+SIZES: dict[Size, dict[str, int]] = {
+    "tiny": {"layers": 2, "width": 16, "heads": 2, "context": 16, "rows": 2},
+    "small": {"layers": 6, "width": 128, "heads": 4, "context": 128, "rows": 8},
+    "large": {"layers": 24, "width": 1024, "heads": 16, "context": 1024, "rows": 16},
+}
+
+
+def of(name: str, config: Config, rows: int) -> Program:
+    """A training step on real text."""
+    parameters = init(jax.random.key(0), config)
+    batch = text.batch(text.load(megabytes=1.0), rows, config.context, seed=0)
+    sizes = asdict(config) | {"rows": rows}
+    depth = f"{config.layers} blocks {'in a scan' if config.scan else 'unrolled'}"
+    title = f"{depth}, width {config.width}, batch {rows}x{config.context}, dropout {config.dropout}"
+    arguments = (parameters, batch, jax.random.key(1))
+    return Program(name, title, partial(loss, config=config), arguments, places=("block",), sizes=sizes)
+
+
+def scan(size: Size) -> Program:
+    """A GPT that loops over its layers."""
+    sizes = dict(SIZES[size])
+    rows = sizes.pop("rows")
+    return of("gpt-scan", Config(**sizes), rows)
+
+
+def unrolled(size: Size) -> Program:
+    """The same GPT, its layers written one after the other."""
+    sizes = dict(SIZES[size])
+    rows = sizes.pop("rows")
+    return of("gpt-unrolled", Config(**sizes, scan=False), rows)
