@@ -35,8 +35,10 @@ def compiler_options() -> dict[str, Any] | None:
 
 def halves_for(split: Split, ours: bool) -> Halves:
     """The halves to run: with barriers in programs of our own (`ours`) or where barriers hold, else without."""
-    if not jaxprs.barriers_expand(jax.default_backend()):
+    if jax.default_backend() != "cpu":
         return split.halves
+    if not jaxprs.barriers_expand("cpu"):
+        return split.on_cpu
     return split.held if ours else split.inlined
 
 

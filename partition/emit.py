@@ -17,9 +17,9 @@ from typing import Any, Literal
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
-from jointcut.partition.hold import can_witness, number, tied, waiting
+from jointcut.partition.hold import branched, can_witness, number, tied, waiting
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, MOVEMENT, REDUCTIONS
+from jointcut.partition.policy import MOVEMENT
 from jointcut.partition.roles import Role
 from jointcut.partition.schedule import Order, Step, schedule
 
@@ -46,10 +46,14 @@ class Halves:
     residuals: tuple[Residual, ...]
 
 
-def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier") -> Halves:
-    """Write both halves of a plan that closes."""
+def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", branches: bool = False) -> Halves:
+    """Write both halves of a plan that closes.
+
+    `hold` says how recomputation is held back. With `branches`, an op that the compiler takes apart (`schedule`) goes
+    into a branch of its own, so that the arrays which the compiler adds to it live and die there.
+    """
     orders = schedule(graph, facts, plan)
-    backward, residuals = _backward(graph, facts, plan, orders, hold)
+    backward, residuals = _backward(graph, facts, plan, orders, hold, branches)
     return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
 
 
@@ -68,10 +72,10 @@ def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
     return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
 
 
-def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold) -> Any:
+def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, branches: bool) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     exported = _exported(graph, facts.backward, gradients)
-    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, facts.late)
+    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, branches)
     top = _Scope(half, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
@@ -185,7 +189,8 @@ def _lifted(graph: Graph, v: int, loop: int) -> Any:
 class _Half:
     """What all regions of one half share.
 
-    `late` are the values that exist in the backward only, `handed` the residuals that it alone may overwrite.
+    `branches` says whether ops that the compiler takes apart go into branches of their own, `handed` are the residuals
+    that the backward alone may overwrite.
     """
 
     graph: Graph
@@ -194,7 +199,7 @@ class _Half:
     orders: dict[int, Order]
     rounded: frozenset[int]
     hold: Hold
-    late: frozenset[int] = frozenset()
+    branches: bool = False
     handed: set[int] = field(default_factory=set)
 
 
@@ -209,8 +214,6 @@ class _Scope:
     eqns: list[Any] = field(default_factory=list)
     consts: dict[int, Any] = field(default_factory=dict)
     xs: dict[int, Any] = field(default_factory=dict)
-    made_at: dict[int, int] = field(default_factory=dict)
-    passed: int = 0
 
     def define(self, v: int, var: Any) -> Any:
         self.env[v] = var
@@ -250,32 +253,27 @@ class _Scope:
 
     def step(self, step: Step) -> None:
         """One op of the backward after what it needs recomputed, which is held back until the anchor is there."""
-        ops = [self.half.graph.ops[i] for i in (*step.again, step.op)]
-        held = ops if step.whole else ops[:-1]
-        before = {} if step.anchor is None else self.hold(self.starts(held), step.anchor)
-        for op in held:
-            self.op(op)
-            self.made_at.update(dict.fromkeys(op.outputs, self.passed))
-        if step.whole:
-            from jointcut.partition.hold import branched
-            eqn = self.eqns.pop()
-            eqns, outs = branched([eqn], [v for v in eqn.invars], eqn.outvars, self.want(step.anchor))
-            self.eqns.extend(eqns)
-            for v, var in zip(ops[-1].outputs, outs, strict=True):
-                self.define(v, var)
+        before = {} if step.anchor is None else self.hold(step.roots, step.anchor)
+        for i in step.again:
+            self.op(self.half.graph.ops[i])
+        op = self.half.graph.ops[step.op]
+        self.op(op)
+        if step.whole and self.half.branches:
+            self.into_branch(op)
         self.env.update(before)
-        for op in ops[len(held) :]:
-            self.op(op)
-        self.passed += ops[-1].name not in CHEAP | REDUCTIONS
 
-    def starts(self, ops: Sequence[Op]) -> list[int]:
-        """What the ops read of the forward: residuals, inputs, and what was recomputed for an earlier step."""
-        made = {v for op in ops for v in op.outputs}
-        reads = dict.fromkeys(v for op in ops for v in op.inputs if v not in made and v not in self.half.late)
-        return [v for v in reads if self.made_at.get(v, -9) < self.passed - 3 and _can_wait(self.want(v))]
+    def into_branch(self, op: Op) -> None:
+        """Put the equation just written into a branch of its own."""
+        eqn = self.eqns.pop()
+        witness = next((v for v in eqn.invars if can_witness(v.aval)), None)
+        eqns, outs = ([eqn], eqn.outvars) if witness is None else branched(eqn, witness)
+        self.eqns.extend(eqns)
+        for v, var in zip(op.outputs, outs, strict=True):
+            self.define(v, var)
 
     def hold(self, roots: Sequence[int], anchor: int) -> dict[int, Any]:
         """Let roots wait for an anchor; returns the atoms to put back for those that read the roots later."""
+        roots = [v for v in roots if _can_wait(self.want(v))]
         if not roots or self.half.hold == "none":
             return {}
         if self.half.hold == "barrier":

@@ -31,6 +31,7 @@ from jointcut.partition.jaxprs import (
     opened,
     rebound,
     struct,
+    typed,
 )
 
 
@@ -47,12 +48,13 @@ def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
     return eqns, out
 
 
-def branched(eqns: Sequence[Equation], inputs: Sequence[Var], outputs: Sequence[Var], witness: Atom) -> tuple[list[Equation], list[Var]]:
-    """Run equations in a branch of `lax.cond` that is always taken; what the compiler adds to them stays in there."""
-    run = build(inputs, outputs, eqns)
+def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
+    """Run an equation in a branch of `lax.cond` that is always taken; what the compiler adds to it stays in there."""
+    inputs = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
+    run = build(inputs, eqn.outvars, [eqn])
 
     def held(seed: Any, *xs: Any) -> list[Any]:
-        zeros = [lax.full(v.aval.shape, 0, v.aval.dtype) for v in outputs]
+        zeros = [typed(lax.full(v.aval.shape, 0, v.aval.dtype), v.aval) for v in eqn.outvars]
         return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
 
     return _traced(held, [witness, *inputs])

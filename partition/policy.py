@@ -46,6 +46,13 @@ CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_cal
 
 CHEAP = ELEMENTWISE | MOVEMENT
 
+#: Cheap, but dear enough to be run once only: a polynomial or more per element, or elements picked one by one.
+_DEAR = _names(
+    """acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 gather log log1p log2
+    logistic pow sin sinh tan tanh"""
+)
+LIGHT = CHEAP - _DEAR
+
 
 @dataclass(frozen=True)
 class Verdict:

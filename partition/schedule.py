@@ -9,12 +9,14 @@ transformer blocks 94 MB of temporaries, against 53 MB with these and 112 MB for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
+from jointcut.partition.policy import CHEAP, LIGHT, REDUCTIONS
 from jointcut.partition.roles import Role
 
 #: Ops that XLA takes apart, so that what they do to a residual alone could start before the cotangent is there: the
@@ -22,17 +24,50 @@ from jointcut.partition.roles import Role
 TAKEN_APART = frozenset({"select_and_scatter_add"})
 
 
+#: A recomputed value is *near* for as many products, convolutions and the like: the two by which the gradient passes a
+#: layer. Later it is recomputed once more where that costs little, so that it need not stay alive, or else held again.
+NEAR = 2
+
+#: How often the backward runs a light op.
+MOST_RUNS = int(__import__("os").environ.get("RUNS", "3"))
+
+
 @dataclass(frozen=True)
 class Step:
-    """One op of the backward, the ops recomputed just before it, and the cotangent that they wait for.
+    """One op of the backward, the ops recomputed just before it, and what these wait for.
 
-    With `whole` the op itself waits too.
+    The values `roots`, from which the ops start, wait for the cotangent `anchor`. With `whole` the op itself waits too.
     """
 
     op: int
     again: tuple[int, ...] = ()
+    roots: tuple[int, ...] = ()
     anchor: int | None = None
     whole: bool = False
+
+
+@dataclass
+class _Progress:
+    """How far the walk through one region has come.
+
+    `have` are the values at hand, `reads` those that it took from regions around it, `passed` how many heavy ops
+    lie behind, `made_at` that count when a value was last recomputed, `runs` how often an op was.
+    """
+
+    loop: int
+    have: set[int] = field(default_factory=set)
+    reads: dict[int, None] = field(default_factory=dict)
+    passed: int = 0
+    made_at: dict[int, int] = field(default_factory=dict)
+    runs: Counter[int] = field(default_factory=Counter)
+
+    def is_far(self, v: int) -> bool:
+        """Whether a value was recomputed long ago."""
+        return self.passed - self.made_at.get(v, self.passed) > NEAR
+
+    def is_near(self, v: int) -> bool:
+        """Whether a value was recomputed just now."""
+        return v in self.made_at and not self.is_far(v)
 
 
 @dataclass(frozen=True)
@@ -64,22 +99,29 @@ class _Scheduler:
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since what they read must be computed before."""
-        region = self.graph.regions[region_id]
-        have: set[int] = set()
-        reads: dict[int, None] = {}
-        steps = []
-        for i in self.backward[region_id]:
-            op = self.graph.ops[i]
-            demands = self.demands(op)
-            again = self.missing(demands, region.loop, have, reads)
-            anchor = max((v for v in demands if self.facts.is_late(v)), default=None, key=self.made_by)
-            whole = op.name in TAKEN_APART
-            steps.append(Step(i, again, anchor if again or whole else None, whole))
-            have.update(op.outputs)
-        last = self.missing(results, region.loop, have, reads)
-        order = Order(tuple(steps), last, tuple(reads))
+        progress = _Progress(self.graph.regions[region_id].loop)
+        steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
+        last = self.missing(results, progress)
+        order = Order(tuple(steps), last, tuple(progress.reads))
         self.orders[region_id] = order
         return order
+
+    def step(self, op: Op, progress: _Progress) -> Step:
+        """One op with what it needs recomputed; `progress` is extended."""
+        demands = self.demands(op)
+        again = self.missing(demands, progress)
+        whole = op.name in TAKEN_APART
+        waiting = [self.graph.ops[i] for i in again] + [op] * whole
+        made = {v for o in waiting for v in o.outputs}
+        reads = dict.fromkeys(v for o in waiting for v in o.inputs if v not in made and not self.facts.is_late(v))
+        roots = tuple(v for v in reads if not progress.is_near(v))
+        anchor = max((v for v in demands if self.facts.is_late(v)), default=None, key=self.made_by)
+        for o in waiting[: len(again)]:
+            progress.runs[o.id] += 1
+            progress.made_at.update(dict.fromkeys(o.outputs, progress.passed))
+        progress.have.update(op.outputs)
+        progress.passed += op.name not in CHEAP | REDUCTIONS
+        return Step(op.id, again, roots, anchor if roots else None, whole)
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """What an op reads at its own level; for a scan also what its body reads from there."""
@@ -92,30 +134,40 @@ class _Scheduler:
         own = [v for v in op.inputs if self.graph.values[v].loop in home]
         return tuple(dict.fromkeys([*own, *inner.reads]))
 
-    def missing(self, demands: Iterable[int], loop: int, have: set[int], reads: dict[int, None]) -> tuple[int, ...]:
-        """Ops to run again before `demands` are at hand, in program order; `have` and `reads` are extended."""
+    def missing(self, demands: Iterable[int], progress: _Progress) -> tuple[int, ...]:
+        """Ops to run again before `demands` are at hand, in program order; `progress` is extended."""
         ops: set[int] = set()
-        stack = [v for v in demands if v not in have]
+        fresh: set[int] = set()
+        stack = list(demands)
         while stack:
             v = stack.pop()
-            if v in have:
+            if v in fresh or (v in progress.have and not self.is_dropped(v, progress)):
                 continue
-            have.add(v)
+            fresh.add(v)
+            progress.have.add(v)
             value = self.graph.values[v]
             maker = None if value.maker is None else self.graph.ops[value.maker]
-            if value.loop != loop:
-                if loop in self.graph.ancestors[value.loop]:
+            if value.loop != progress.loop:
+                if progress.loop in self.graph.ancestors[value.loop]:
                     continue  # lives in a loop inside this one: its stack is at hand
-                reads[v] = None
+                progress.reads[v] = None
             elif maker is not None and maker.name == STEP:
-                reads[maker.inputs[0]] = None
+                progress.reads[maker.inputs[0]] = None
             elif maker is None or v in self.saved or self.facts.is_late(v) or maker.name in (SCAN, LITERAL):
                 continue
             else:
                 ops.add(maker.id)
-                have.update(maker.outputs)
-                stack.extend(u for u in maker.inputs if u not in have)
+                fresh.update(maker.outputs)
+                progress.have.update(maker.outputs)
+                stack.extend(maker.inputs)
         return tuple(sorted(ops))
+
+    def is_dropped(self, v: int, progress: _Progress) -> bool:
+        """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
+        if not progress.is_far(v):
+            return False
+        op = self.graph.ops[self.graph.values[v].maker or 0]
+        return op.name in LIGHT and progress.runs[op.id] < MOST_RUNS
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""

@@ -25,6 +25,7 @@ from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
+from jointcut.partition.schedule import TAKEN_APART
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -55,15 +56,23 @@ class Split:
         return self.halves.backward
 
     @cached_property
+    def on_cpu(self) -> Halves:
+        """The halves for XLA:CPU, with what it takes apart in branches."""
+        if not any(op.name in TAKEN_APART for op in self.graph.ops):
+            return self.halves
+        return emit(self.graph, self.facts, self.plan, branches=True)
+
+    @cached_property
     def held(self) -> Halves:
-        """The halves with barriers outside loops only, for a compiler that is told to keep them: XLA:CPU up to 0.11."""
+        """The same with barriers outside loops only, for a compiler that is told to keep them: XLA:CPU up to 0.11."""
         strip = rewrite.without_barriers_in_loops
-        return replace(self.halves, forward=strip(self.forward), backward=strip(self.backward))
+        halves = self.on_cpu
+        return replace(halves, forward=strip(halves.forward), backward=strip(halves.backward))
 
     @cached_property
     def inlined(self) -> Halves:
-        """The halves with recomputation held back by predicates, which no compiler pass undoes."""
-        return emit(self.graph, self.facts, self.plan, "predicate")
+        """The halves with recomputation held back by predicates, which no pass of XLA:CPU undoes."""
+        return emit(self.graph, self.facts, self.plan, "predicate", branches=True)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""

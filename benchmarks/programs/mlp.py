@@ -32,10 +32,12 @@ def init(key: Array, config: Config) -> list[dict[str, Array]]:
     """Draw the layers; the last one gives the logits."""
     widths = [config.features, *[config.width] * config.layers, config.classes]
     keys = jax.random.split(key, len(widths) - 1)
-    return [
+    layers = [
         {"w": jax.random.normal(k, (a, b)) * (2 / a) ** 0.5, "b": jnp.zeros(b), "scale": jnp.ones(b)}
         for k, a, b in zip(keys, widths[:-1], widths[1:], strict=True)
     ]
+    del layers[-1]["scale"]
+    return layers
 
 
 def hidden(layer: dict[str, Array], x: Array) -> Array:
