@@ -2,14 +2,14 @@
 
 Files, in reading order:
 
-- gpt: A byte-level GPT in plain JAX, looped or unrolled.
-- corpus: Read real text: the sources of Python's standard library.
+- programs: The programs that are measured: what people train with JAX, as they write it.
 - measure: Weigh and time compiled programs.
-- programs: List the programs that are measured.
 - methods: Build one training step in each of the ways that we compare.
+- scaling: Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step.
+- report: Lay out what was measured: tables for the terminal, targets, JSON.
 - wire: Read protocol buffers without their schema.
 - timeline: Replay how many bytes a compiled program holds at each instruction.
-- picture: Draw the loss and the memory of a training run.
-- bench: Put programs against methods, print the table, judge the targets.
+- picture: Draw a training run, and the suite.
+- bench: Put programs against methods, print the tables, judge the targets.
 - demo: Train a GPT with jointcut and show what it saves.
 """

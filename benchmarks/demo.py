@@ -21,15 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from benchmarks import corpus, gpt
 from benchmarks.measure import Timing, time_together, wide_console
-from benchmarks.methods import Step, all_methods
+from benchmarks.methods import MIN_CUT, Method, Step, methods_for
 from benchmarks.picture import draw
-from benchmarks.programs import Program, gpt_program
+from benchmarks.programs import Program, gpt, text
 from benchmarks.timeline import live_bytes
 from jointcut import aot
 
-SHOWN = {name: name for name in all_methods() if not name.startswith("jointcut")} | {"jointcut min_cut": "jointcut"}
 HEADINGS = (
     "activations\nMB",
     "÷ plain",
@@ -64,11 +62,11 @@ def main() -> None:
     """Compare, train, draw."""
     plan = parse_options()
     console = wide_console(106)
-    program = gpt_program("demo", plan.config, ROWS)
-    console.print(f"A byte-level GPT: {program.title}; {program.sizes['parameters'] / 1e6:.2f} M parameters.")
-    builds = len(SHOWN)
-    with tqdm(total=builds * (plan.rounds + 2) + plan.steps, unit="run", disable=None) as bar:
-        steps = build(program, bar)
+    program = gpt.of("demo", plan.config, ROWS)
+    console.print(f"A byte-level GPT: {program.title}; {program.num_parameters / 1e6:.2f} M parameters.")
+    shown = methods_shown(program)
+    with tqdm(total=len(shown) * (plan.rounds + 2) + plan.steps, unit="run", disable=None) as bar:
+        steps = build(program, shown, bar)
         bar.set_description("timing")
         calls = {name: step.call for name, step in steps.items()}
         timings = time_together(calls, "plain", plan.rounds, bar.update)
@@ -97,13 +95,19 @@ def parse_options() -> Plan:
     return Plan(config, options.rounds, options.steps, rate=3e-3, picture=options.picture)
 
 
-def build(program: Program, bar: tqdm) -> dict[str, Step]:
-    """Build the methods shown, by the names under which they are shown."""
+def methods_shown(program: Program) -> dict[str, Method]:
+    """Plain, `jax.checkpoint` around each block, and jointcut, by the names under which they are shown."""
+    methods = methods_for(program)
+    shown = {name: build for name, build in methods.items() if name == "plain" or "block" in name}
+    return shown | {"jointcut": methods[MIN_CUT]}
+
+
+def build(program: Program, methods: Mapping[str, Method], bar: tqdm) -> dict[str, Step]:
+    """Build the methods shown."""
     steps: dict[str, Step] = {}
-    methods = all_methods()
-    for name, shown in SHOWN.items():
-        bar.set_description(f"compiling {shown}")
-        steps[shown] = methods[name](program)
+    for name, method in methods.items():
+        bar.set_description(f"compiling {name}")
+        steps[name] = method(program)
         bar.update()
     return steps
 
@@ -160,13 +164,13 @@ def update(parameters: Any, gradients: Any, state: Adam, rate: float) -> tuple[A
 def train(plan: Plan, bar: tqdm) -> list[float]:
     """Train with jointcut as its user would; return the loss of each step."""
     loss = aot.function(partial(gpt.loss, config=plan.config))
-    text = corpus.load(megabytes=4.0)
+    corpus = text.load(megabytes=4.0)
     parameters = gpt.init(jax.random.key(0), plan.config)
     zeros = partial(jax.tree.map, jnp.zeros_like)
     state = Adam(jnp.zeros(()), zeros(parameters), zeros(parameters))
     losses: list[float] = []
     for step in range(plan.steps):
-        batch = corpus.batch(text, ROWS, plan.config.context, seed=step)
+        batch = text.batch(corpus, ROWS, plan.config.context, seed=step)
         value, gradients = loss.value_and_grad(parameters, batch, jax.random.key(step))
         warmth = min(1.0, (step + 1) / WARM_UP)
         parameters, state = update(parameters, gradients, state, warmth * plan.rate)

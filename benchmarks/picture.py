@@ -1,4 +1,4 @@
-"""Draw the loss and the memory of a training run."""
+"""Draw a training run, and the suite."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,9 @@ matplotlib.use("Agg")  # a file is written; no display is needed
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+
+from benchmarks.methods import MIN_CUT
+from benchmarks.report import Result
 
 COLOURS = {"plain": "#8a8f98", "jointcut": "#1f6feb"}
 MB = 1e6
@@ -58,3 +61,41 @@ def draw_memory(axes: Axes, memory: Mapping[str, Sequence[int]]) -> None:
     axes.set_xlabel("% of the step's instructions (XLA's scheduled program, replayed)")
     axes.set_ylabel("bytes alive, MB")
     axes.legend(frameon=False, loc="upper left", ncols=2)
+
+
+FAMILIES = {"plain": "#8a8f98", "checkpoint": "#d9822b", "jointcut": "#1f6feb"}
+COLUMNS = 4
+
+
+def scatter(path: Path, results: Sequence[Result]) -> None:
+    """Write a PNG: peak against time over plain's, one panel for each program, one point for each method."""
+    rows = -(-len(results) // COLUMNS)
+    figure, axes = plt.subplots(rows, COLUMNS, figsize=(3.4 * COLUMNS, 2.7 * rows), layout="constrained", squeeze=False)
+    for panel, result in zip(axes.flat, results, strict=False):
+        draw_panel(panel, result)
+    for panel in list(axes.flat)[len(results) :]:
+        panel.set_visible(False)
+    figure.supxlabel("time ÷ plain", fontsize=11)
+    figure.supylabel("peak memory ÷ plain (arguments and results included)", fontsize=11)
+    handles = [plt.Line2D([], [], marker="o", linestyle="", color=c, label=name) for name, c in FAMILIES.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_panel(axes: Axes, result: Result) -> None:
+    """One program: grey is plain, orange is `jax.checkpoint`, blue jointcut, a ring its min-cut in somebody's jit."""
+    axes.axhline(1.0, color="#cccccc", linewidth=0.8, zorder=0)
+    axes.axvline(1.0, color="#cccccc", linewidth=0.8, zorder=0)
+    for name in result.rows:
+        family = name.split()[0]
+        hollow = name.endswith("in jax.jit")
+        face = "none" if hollow else FAMILIES[family]
+        size = 46 if family == "jointcut" else 26
+        axes.scatter(result.time(name), result.peak(name), size, face, edgecolors=FAMILIES[family], alpha=0.85)
+    if MIN_CUT in result.rows:
+        at = (result.time(MIN_CUT), result.peak(MIN_CUT))
+        axes.annotate("min_cut", at, (5, -9), textcoords="offset points", fontsize=8, color=FAMILIES["jointcut"])
+    axes.set_title(result.program.name, fontsize=10)
+    axes.set_ylim(0, 1.3)
+    axes.spines[["top", "right"]].set_visible(False)

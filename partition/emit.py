@@ -53,6 +53,7 @@ def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", branche
     into a branch of its own, so that the arrays which the compiler adds to it live and die there.
     """
     orders = schedule(graph, facts, plan)
+    hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
     backward, residuals = _backward(graph, facts, plan, orders, hold, branches)
     return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
 

@@ -51,10 +51,10 @@ def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
 def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
     """Run an equation in a branch of `lax.cond` that is always taken; what the compiler adds to it stays in there."""
     inputs = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
-    run = build(inputs, eqn.outvars, [eqn])
+    run, avals = build(inputs, eqn.outvars, [eqn]), [struct(v.aval) for v in eqn.outvars]
 
     def held(seed: Any, *xs: Any) -> list[Any]:
-        zeros = [typed(lax.full(v.aval.shape, 0, v.aval.dtype), v.aval) for v in eqn.outvars]
+        zeros = [typed(lax.full(aval.shape, 0, aval.dtype), aval) for aval in avals]
         return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
 
     return _traced(held, [witness, *inputs])

@@ -11,7 +11,7 @@ Flow algorithm: Dinic (1970), as in `scipy.sparse.csgraph.maximum_flow`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,10 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.graph import LITERAL, STEP, Graph
+from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Value
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import Verdict, judge
+from jointcut.partition.policy import FUSED, Verdict, judge
 from jointcut.partition.roles import Role, Side
 
 _WORD = 2**31 - 1
@@ -102,12 +102,31 @@ def min_cut(graph: Graph) -> Plan:
     """Least bytes saved with nothing heavy recomputed: jointcut's default strategy."""
     facts = classify(graph)
     verdicts, prices = judge(graph, facts), saving_bytes(graph, facts)
-    net = network(graph, facts, prices, verdicts)
+    unit, ranked = with_ties(graph, prices)
+    net = network(graph, facts, ranked, verdicts)
     cut = minimum_cut(net)
     value_of = {int(node): v for v, node in enumerate(net.value_in) if node >= 0}
     saved = [value_of[int(net.tails[arc])] for arc in cut.severed]
     reasons = {v: _why(verdicts[v]) for v in saved}
-    return Plan.of(graph, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow, facts=facts)
+    return Plan.of(graph, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow // unit, facts=facts)
+
+
+def with_ties(graph: Graph, prices: Sequence[int]) -> tuple[int, list[int]]:
+    """Prices that decide between cuts of equally many bytes: `unit` times the bytes, and one more for some.
+
+    What a light elementwise op makes, XLA fuses into its readers; saved, it must be written beside the product or the
+    like that it is made from, which is written anyway. So the product is saved, and the op runs again, fused. Not so in
+    a loop, where either must be written into a stack.
+    """
+    fused = [bool(price) and _is_fused(graph, value) for price, value in zip(prices, graph.values, strict=True)]
+    unit = 1 << sum(fused).bit_length()
+    if sum(prices) >= INFINITE // unit:
+        return 1, list(prices)
+    return unit, [price * unit + more for price, more in zip(prices, fused, strict=True)]
+
+
+def _is_fused(graph: Graph, value: Value) -> bool:
+    return value.loop == TOP and value.maker is not None and graph.ops[value.maker].name in FUSED
 
 
 def _why(verdict: Verdict) -> str:

@@ -53,6 +53,9 @@ _DEAR = _names(
 )
 LIGHT = CHEAP - _DEAR
 
+#: What XLA computes within the loop of its reader.
+FUSED = ELEMENTWISE - _DEAR
+
 
 @dataclass(frozen=True)
 class Verdict:

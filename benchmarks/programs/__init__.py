@@ -1,12 +1,30 @@
 """The programs that are measured: what people train with JAX, as they write it.
 
-Each file is one program that knows nothing of jointcut, at three sizes: `tiny` for tests, `small` for two cores, `large`
-for a GPU. Files, in reading order:
+Each file is one program that knows nothing of jointcut, at three sizes: `tiny` for tests, `small` for two cores,
+`large` for a GPU. Files, in reading order:
 
 - program: Say what a program of the suite is: a loss, its arguments, and where a user could put `jax.checkpoint`.
 - text: Read real text: the sources of Python's standard library.
 - mlp: A multilayer perceptron with layer norm, on a batch of features: the smallest program worth measuring.
 - gpt: A byte-level GPT in plain JAX, looped or unrolled.
+- vit: A Vision Transformer that classifies images: patches, a class token, pre-norm blocks written one after the other.
+- resnet: A residual convolutional network for images: bottleneck blocks, and batch norm that keeps statistics.
+- unet: A U-Net that labels each pixel of an image: stages on the way down, and on the way up beside what they left.
+- moe: A language model whose blocks send each token to two of many experts, each with room for so many tokens.
+- lstm: A byte-level language model of stacked LSTM layers, trained by truncated backpropagation through time.
+- gru: An acoustic model: a deep GRU over frames of sound, its layers looped by a scan inside the scan over time.
+- mamba: A byte-level language model of selective state-space blocks, as in Mamba, its recurrence an associative scan.
+- gnn: A message-passing graph neural network that classifies the nodes of a random sparse graph.
+- ode: A neural ordinary differential equation that classifies: a learned flow in classical Runge-Kutta steps.
+- vae: A convolutional variational autoencoder of images, deep and residual, trained on the evidence lower bound.
+- diffusion: One training step of a diffusion transformer: noise images by random amounts, and predict the noise.
+- rollout: Policy search through a differentiable simulator: soft robots of masses and springs learn to run.
+- forces: An interatomic potential of continuous-filter convolutions, as in SchNet, trained on energies and on forces.
+- maml: Model-agnostic meta-learning: few-shot classifiers are trained by gradient steps, and these are differentiated.
+- flax_linen: A BERT-like encoder from Flax Linen's own layers, trained on masked tokens.
+- flax_nnx: A ConvNeXt from Flax NNX's own layers, with drop path, on a batch of images.
+- equinox_model: A vision transformer from Equinox's own layers, written for one image and vmapped over the batch.
+- haiku_resnet: Haiku's own pre-activation ResNet with batch norm, on a batch of small images.
 """
 
 from importlib import import_module

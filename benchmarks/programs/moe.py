@@ -1,4 +1,4 @@
-"""A language model whose blocks send each token to two of many experts, each of which takes so many tokens and no more.
+"""A language model whose blocks send each token to two of many experts, each with room for so many tokens.
 
 Routing is that of GShard: a softmax over experts, the best two with their gates, places in each expert's buffer given
 in the order of tokens (first choices before second ones), and one-hot products that fill the buffers and read them

@@ -1,4 +1,4 @@
-"""A neural ordinary differential equation that classifies: a learned flow, integrated by classical Runge-Kutta steps.
+"""A neural ordinary differential equation that classifies: a learned flow in classical Runge-Kutta steps.
 
 Beside the state it integrates the flow's kinetic energy, and the loss asks for little of it: such flows are straight
 and easy to integrate.

@@ -1,4 +1,4 @@
-"""A residual convolutional network that classifies images, with bottleneck blocks and batch norm that keeps statistics.
+"""A residual convolutional network for images: bottleneck blocks, and batch norm that keeps statistics.
 
 In training, batch norm uses the mean and variance of the batch; its running ones are an argument, and their new values
 come back beside the loss.

@@ -1,4 +1,4 @@
-"""Policy search through a differentiable simulator: soft robots of masses and springs learn to run at a given speed.
+"""Policy search through a differentiable simulator: soft robots of masses and springs learn to run.
 
 A policy reads the robot and a clock and draws how long each spring wants to be; the return is differentiated through
 the draws, the dynamics and the contact with the ground, over the whole episode.

@@ -18,7 +18,7 @@ from jointcut.partition import jaxprs
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import min_cut, minimum_cut, save_all
+from jointcut.partition.mincut import min_cut, minimum_cut, save_all, with_ties
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
 from jointcut.partition.policy import Verdict, judge
 from jointcut.partition.text import parse
@@ -305,3 +305,31 @@ def test_save_all_saves_more_where_a_constant_of_the_backward_occurs_in_the_forw
     assert plans[0].bytes_saved == kept_by_jax(traced(name), named(name)) + more
     assert "broadcast_in_dim" in [s.op for s in plans[0].saved]
     assert "broadcast_in_dim" not in [s.op for s in plans[1].saved]
+
+
+BIASED = """
+    primal %0:float32[8,8]
+    primal %1:float32[8]
+    cotangent %2:float32[8,8]
+    %3:float32[8,8] = dot_general %0 %0
+    %4:float32[8,8] = add %3 %1
+    %5:float32[8,8] = LAST %4
+    %6:float32[] = reduce_sum %5
+    backward:
+    %7:float32[8,8] = mul %2 %5
+    output %6
+    gradient %7
+"""
+
+
+def test_of_two_cheapest_cuts_the_product_is_saved_and_not_what_fuses_with_its_readers():
+    plan = min_cut(parse(BIASED.replace("LAST", "neg")))
+    assert plan.values == (3,)
+    assert min_cut(parse(BIASED.replace("LAST", "tanh"))).values == (5,)
+    assert (plan.bound_bytes, plan.bytes_saved) == (256, 256)
+
+
+def test_prices_too_large_for_a_second_rank_keep_the_first():
+    graph = parse(BIASED.replace("LAST", "neg"))
+    huge = [2**60] * len(graph.values)
+    assert with_ties(graph, huge) == (1, huge)

@@ -34,16 +34,16 @@ def test_what_is_saved_is_not_computed_again():
 
 
 def test_each_op_is_recomputed_once_before_its_first_reader():
-    assert order_of(CHAIN, [])[TOP].steps == (Step(3, (0, 1, 2), 1), Step(4), Step(5))
+    assert order_of(CHAIN, [])[TOP].steps == (Step(3, (0, 1, 2), (0,), 1), Step(4), Step(5))
 
 
 def test_recomputation_waits_for_the_latest_cotangent_of_its_reader():
-    assert order_of(CHAIN, [3, 4])[TOP].steps == (Step(3), Step(4), Step(5, (0,), 6))
+    assert order_of(CHAIN, [3, 4])[TOP].steps == (Step(3), Step(4), Step(5, (0,), (0,), 6))
 
 
 def test_a_gradient_that_needs_no_cotangent_is_computed_last():
     order = order_of(CHAIN.replace("gradient %7", "gradient %7\n    gradient %3"), [2, 4])[TOP]
-    assert order.steps == (Step(3), Step(4, (1,), 5), Step(5))
+    assert order.steps == (Step(3), Step(4, (1,), (2,), 5), Step(5))
     early = order_of(CHAIN.replace("mul %5 %3", "mul %5 %5") + "    gradient %3\n", [2, 4])[TOP]
     assert (early.steps, early.last) == ((Step(3), Step(4), Step(5)), (1,))
 
@@ -53,6 +53,91 @@ def test_all_results_of_one_op_come_from_one_run():
         "mul %6 %2", "mul %6 %8"
     )
     assert [step.again for step in order_of(text, [2, 4])[TOP].steps] == [(), (1,), ()]
+
+
+# %2 is read twice, with three matrix products between; it is light to compute from %0.
+FAR = """
+    primal %0:float32[8,8]
+    cotangent %1:float32[8,8]
+    %2:float32[8,8] = NAME %0
+    %3:float32[8,8] = sin %2
+    backward:
+    %4:float32[8,8] = mul %1 %2
+    %5:float32[8,8] = dot_general %4 %0
+    %6:float32[8,8] = dot_general %5 %0
+    %7:float32[8,8] = MIDDLE %6 %0
+    %8:float32[8,8] = mul %7 %2
+    %9:float32[8,8] = mul %8 %2
+    output %3
+    gradient %9
+"""
+
+
+def steps_of(name, middle):
+    steps = order_of(FAR.replace("NAME", name).replace("MIDDLE", middle), [])[TOP].steps
+    return [(step.again, step.anchor) for step in steps if step.again]
+
+
+def test_a_light_value_is_recomputed_once_more_where_its_next_reader_is_far():
+    assert steps_of("neg", "dot_general") == [((0,), 1), ((0,), 7)]
+
+
+def test_a_value_whose_next_reader_is_near_or_that_is_dear_stays():
+    assert steps_of("neg", "mul") == [((0,), 1)]
+    assert steps_of("exp", "dot_general") == [((0,), 1)]
+
+
+def test_a_light_value_is_recomputed_three_times_at_most():
+    more = "".join(
+        f"""%{n}:float32[8,8] = dot_general %{n - 1} %0
+        %{n + 1}:float32[8,8] = dot_general %{n} %0
+        %{n + 2}:float32[8,8] = dot_general %{n + 1} %0
+        %{n + 3}:float32[8,8] = mul %{n + 2} %2
+        """
+        for n in (10, 14, 18)
+    )
+    text = FAR.replace("NAME", "neg").replace("MIDDLE", "dot_general")
+    text = text.replace("    output %3", more + "    output %3").replace("gradient %9", "gradient %21")
+    steps = order_of(text, [])[TOP].steps
+    assert sum(step.again == (0,) for step in steps) == 3
+
+
+def test_what_was_recomputed_long_ago_waits_again_where_something_is_made_of_it():
+    text = """
+        primal %0:float32[8,8]
+        cotangent %1:float32[8,8]
+        %2:float32[8,8] = exp %0
+        %3:float32[8,8] = neg %2
+        %4:float32[8,8] = sin %3
+        backward:
+        %5:float32[8,8] = mul %1 %2
+        %6:float32[8,8] = dot_general %5 %0
+        %7:float32[8,8] = dot_general %6 %0
+        MORE
+        %9:float32[8,8] = mul %8 %3
+        output %4
+        gradient %9
+    """
+    near = order_of(text.replace("MORE", "%8:float32[8,8] = neg %7"), [])[TOP].steps[-1]
+    far = order_of(text.replace("MORE", "%8:float32[8,8] = dot_general %7 %0"), [])[TOP].steps[-1]
+    assert (near.again, near.roots, near.anchor) == ((1,), (), None)
+    assert (far.again, far.roots, far.anchor) == ((1,), (2,), 8)
+
+
+POOLED = """
+    primal %0:float32[8]
+    cotangent %1:float32[4]
+    %2:float32[8] = dot_general %0
+    %3:float32[4] = reduce_window_max %2
+    backward:
+    %4:float32[8] = select_and_scatter_add %1 %2
+    output %3
+    gradient %4
+"""
+
+
+def test_what_the_compiler_takes_apart_waits_as_a_whole():
+    assert order_of(POOLED, [2])[TOP].steps == (Step(2, (), (2,), 1, whole=True),)
 
 
 LOOP = """
@@ -83,6 +168,6 @@ LOOP = """
 
 def test_a_body_recomputes_in_its_own_step_and_asks_the_region_around_it_for_the_rest():
     orders = order_of(LOOP, [4])
-    assert orders[2].steps[0] == Step(6, (4,), None)
+    assert orders[2].steps[0] == Step(6, (4,))
     assert orders[2].reads == (2,)
-    assert orders[TOP].steps[0] == Step(2, (0,), 1)
+    assert orders[TOP].steps[0] == Step(2, (0,), (0,), 1)

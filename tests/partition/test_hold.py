@@ -1,0 +1,89 @@
+"""What waits for a witness is unchanged, for every value that the witness can have."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jointcut import aot
+from jointcut.partition import jaxprs
+from jointcut.partition.hold import always, branched, can_witness, number, tied, waiting
+
+NUMBERS = [0.0, 1.0, 1.5, 2.0, -3.0, np.inf, -np.inf, np.nan]
+WITNESSES = [
+    *(np.full((2, 3), x, np.float32) for x in NUMBERS),
+    np.full((), np.nan, np.float16),
+    np.array([1, 2], np.int32),
+    np.array([True]),
+    np.array([3 - 2j], np.complex64),
+]
+
+
+def run(build, *values):
+    """Run the equations that `build(*variables)` writes over these values."""
+    invars = [jaxprs.fresh(jax.typeof(jnp.asarray(v))) for v in values]
+    eqns, outs = build(*invars)
+    outs = outs if isinstance(outs, list) else [outs]
+    return jax.jit(lambda *xs: jaxprs.evaluate(jaxprs.build(invars, outs, eqns), *xs))(*values)
+
+
+@pytest.mark.parametrize("witness", WITNESSES, ids=str)
+def test_the_predicate_is_true_for_every_witness(witness):
+    assert bool(jax.jit(always)(witness)) is True
+
+
+@pytest.mark.parametrize("witness", WITNESSES, ids=str)
+def test_an_array_that_waits_is_unchanged(witness):
+    x = np.array([[1.0, -0.0], [np.inf, np.nan]], np.float32)
+    (out,) = run(lambda w, x: waiting(x, w), witness, x)
+    assert np.asarray(out).tobytes() == x.tobytes()
+
+
+def test_arrays_that_are_tied_are_unchanged_in_value_and_type():
+    xs = (np.arange(6, dtype=np.int8), np.array([True, False]), np.full((2, 2), -0.0, np.float32), np.array([2j]))
+    outs = run(lambda w, *xs: tied(xs, w), np.float32(7), *xs)
+    for x, out in zip(xs, outs, strict=True):
+        assert np.asarray(out).tobytes() == np.asarray(jnp.asarray(x)).tobytes()
+        assert out.dtype == jnp.asarray(x).dtype
+
+
+def test_a_number_is_the_first_element():
+    assert run(lambda w: number(w), np.array([[4.5, 1.0]], np.float32)) == [4.5]
+    assert run(lambda w: number(w), np.array([7, 1], np.int32)) == [7.0]
+
+
+def test_an_equation_in_a_branch_gives_what_it_gave():
+    x = np.array([3.0, 1.0, 2.0], np.float32)
+    eqn = jaxprs.opened(jax.make_jaxpr(jnp.cumsum)(x))[0].eqns[0]
+
+    def build(x):
+        return branched(jaxprs.rebound(eqn, [x], [jaxprs.fresh(v.aval) for v in eqn.outvars]), x)
+
+    np.testing.assert_array_equal(run(build, x)[0], np.cumsum(x))
+
+
+def test_only_an_array_with_an_element_can_be_a_witness():
+    assert can_witness(jax.typeof(jnp.zeros(3)))
+    assert not can_witness(jax.typeof(jnp.zeros((0, 3))))
+    assert not can_witness(jax.typeof(jax.random.key(0)))
+
+
+def pooled(w, x):
+    maxima = jax.lax.reduce_window(jnp.sin(x * w), -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID")
+    return jnp.sum(maxima**2)
+
+
+def test_the_gradient_of_a_maximum_pooling_stands_in_a_branch_on_cpu():
+    x = np.linspace(0.0, 9.0, 64, dtype=np.float32).reshape(8, 8)
+    cut = aot.function(pooled).trace(x, x).partition()
+
+    def names(halves):
+        return [eqn.primitive.name for eqn in jaxprs.opened(halves.backward)[0].eqns]
+
+    assert "select_and_scatter_add" in names(cut.split.halves)
+    assert "select_and_scatter_add" not in names(cut.split.on_cpu)
+    want = jax.grad(pooled)(x, x)
+    np.testing.assert_allclose(aot.function(pooled).grad(x, x), want, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(aot.function(pooled).grad)(x, x), want, rtol=1e-6)

@@ -1,0 +1,83 @@
+"""The suite that `benchmarks/` measures, at its tiny size: every program's gradient against plain JAX's."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import benchmarks.programs as suite
+from benchmarks.programs import PROGRAMS, Program, load
+from jointcut import aot
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def norm(tree) -> float:
+    return float(jnp.sqrt(sum(jnp.sum(jnp.abs(x.astype(jnp.float32)) ** 2) for x in jax.tree.leaves(tree))))
+
+
+def distance(a, b) -> float:
+    """Euclidean norm of the difference of two trees over that of the second."""
+    return norm(jax.tree.map(lambda x, y: x.astype(jnp.float32) - y.astype(jnp.float32), a, b)) / norm(b)
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    """Users let JAX promote dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def plain(program: Program):
+    """`jax.value_and_grad`: the loss and its gradient."""
+    value, gradient = jax.jit(jax.value_and_grad(program.loss, has_aux=program.has_aux))(*program.arguments)
+    return (value[0] if program.has_aux else value), gradient
+
+
+# One test for each program, since building the arguments takes as long as a compilation.
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_gradient_of_every_program_is_that_of_plain_jax(name):
+    source = load(name, "tiny")
+    wraps_where_it_says(source)
+    for dtype in DTYPES:
+        program = source.cast(DTYPES[dtype])
+        bound = program.tolerance[dtype]
+        value, wanted = plain(program)
+        ours = aot.function(program.loss, has_aux=program.has_aux)
+        calls = {"own": ours.value_and_grad} | ({"jit": jax.jit(ours.value_and_grad)} if dtype == "float32" else {})
+        for where, call in calls.items():
+            result, gradient = call(*program.arguments)
+            got = result[0] if program.has_aux else result
+            assert jax.tree.map(jax.typeof, gradient) == jax.tree.map(jax.typeof, wanted)
+            assert norm(wanted) > 0
+            assert distance(gradient, wanted) <= bound, (dtype, where)
+            assert abs(float(got) - float(value)) <= bound * max(1.0, abs(float(value))), (dtype, where)
+
+
+def wraps_where_it_says(program: Program) -> None:
+    """A wrapper goes to each place that the program names, and to no other."""
+    for place in ("loss", *program.places):
+        calls = []
+
+        def wrap(function, calls=calls):
+            calls.append(function)
+            return function
+
+        jax.eval_shape(program.wrapped(place, wrap), *program.arguments)
+        assert calls, place
+    with pytest.raises(ValueError, match=re.escape(f"{program.name} has no nook; it has {('loss', *program.places)}")):
+        program.wrapped("nook", lambda f: f)
+
+
+def test_an_unknown_program_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match=re.escape(f"unknown program 'bert'; there are {', '.join(PROGRAMS)}")):
+        load("bert")
+
+
+def test_the_list_of_programs_quotes_the_first_line_of_each_file():
+    folder = Path(suite.__file__).parent
+    listed = dict(re.findall(r"^- (\w+): (.*)$", suite.__doc__ or "", re.MULTILINE))
+    files = {p.stem: p.read_text().split('"""')[1].splitlines()[0] for p in folder.glob("[a-z]*.py")}
+    assert listed == files
