@@ -15,8 +15,8 @@ help: ## List these targets.
 demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a table, write a picture.
 	$(PY) -m benchmarks.demo
 
-bench: $(VENV)/.has-demo ## Measure programs x methods; PROGRAMS="gpt-scan" picks.
-	$(PY) -m benchmarks.bench $(PROGRAMS)
+bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, ARGS="--methods jointcut" too.
+	$(PY) -m benchmarks.bench $(PROGRAMS) $(ARGS)
 
 test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
 	$(PY) -m pytest --numprocesses=auto $(ARGS)
@@ -41,9 +41,13 @@ $(VENV)/.has-demo: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.has-dev: pyproject.toml | $(PY)
-	$(PIP) install --editable '.[dev,demo]'
+$(VENV)/.has-bench: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[bench]'
 	@touch $@ $(VENV)/.has-demo
+
+$(VENV)/.has-dev: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.has-demo $(VENV)/.has-bench
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit("jointcut needs Python 3.11 or later; name one with PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'

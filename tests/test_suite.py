@@ -24,9 +24,9 @@ def distance(a, b) -> float:
 
 
 @pytest.fixture(autouse=True)
-def promotion():
-    """Users let JAX promote dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
+def as_users_run():
+    """As users run them: dtypes are promoted, and JAX does not check each jaxpr, which takes as long as compiling."""
+    with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
         yield
 
 

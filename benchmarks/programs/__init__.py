@@ -62,8 +62,15 @@ PROGRAMS = tuple(FOUND_IN)
 
 
 def load(name: str, size: Size = "small") -> Program:
-    """Import one program's file and build it; raises `ValueError` for an unknown name."""
+    """Import one program's file and build it.
+
+    Raises `ValueError` for an unknown name, `ImportError` where the library of a model is not installed.
+    """
     if name not in FOUND_IN:
         raise ValueError(f"unknown program {name!r}; there are {', '.join(PROGRAMS)}")
     module, build = FOUND_IN[name].split(":")
-    return getattr(import_module(f"benchmarks.programs.{module}"), build)(size)
+    try:
+        found = import_module(f"benchmarks.programs.{module}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{name} needs {error.name}: pip install 'jointcut[bench]'") from error
+    return getattr(found, build)(size)
