@@ -68,7 +68,8 @@ def main() -> None:
         console.print(f"{verdict} {target.claim}: {target.measured:.3g}{target.unit}, bound {target.bound:g}")
     where = machine()
     folder = Path(tempfile.mkdtemp()) if options.size == "tiny" or options.partial else RESULTS
-    path = folder / f"bench-{where['backend']}-py{where['python']}-jax{where['jax']}.json"
+    only = f"-{options.methods.replace(' ', '_')}" if options.methods else ""
+    path = folder / f"bench-{where['backend']}-py{where['python']}-jax{where['jax']}{only}.json"
     write_results(where | {"size": options.size}, results, scaling, calls, targets, path)
     scatter(path.with_suffix(".png"), results)
     console.print(f"Written to {path} and {path.with_suffix('.png').name}")
@@ -87,7 +88,7 @@ def parse_options() -> argparse.Namespace:
         parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
     if options.rounds is not None and options.rounds < 2:
         parser.error("--rounds must be at least 2")
-    options.partial = bool(options.programs or options.methods)
+    options.partial = bool(options.programs)
     options.programs = options.programs or list(PROGRAMS)
     return options
 

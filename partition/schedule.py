@@ -7,7 +7,7 @@ names an *anchor*, the latest cotangent that it reads, and `emit` lets the recom
 transformer blocks 94 MB of temporaries, against 53 MB with these and 112 MB for the plain step.
 
 A step far from the last reader of a recomputed value computes it anew if that is light: a residual network of plain
-additions would otherwise keep its whole stream from the first reader on (81 MB against 53 on the ResNet of benchmarks/).
+additions would otherwise keep its whole stream from the first reader on (81 MB against 53 on the suite's ResNet).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointcut import aot
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import saving_bytes
@@ -333,3 +334,20 @@ def test_prices_too_large_for_a_second_rank_keep_the_first():
     graph = parse(BIASED.replace("LAST", "neg"))
     huge = [2**60] * len(graph.values)
     assert with_ties(graph, huge) == (1, huge)
+
+
+def test_save_all_keeps_a_stack_that_a_second_loop_goes_through():
+    def layer(w, xs):
+        def step(h, x):
+            h = jax.numpy.tanh(w * h + jax.numpy.sin(w) * x)
+            return h, 3.0 * h  # nothing in this loop's own backward reads the product
+
+        return jax.lax.scan(step, xs[0], xs)[1]
+
+    def loss(w, xs):
+        return jax.numpy.sum(layer(w, layer(w, xs)) ** 2)
+
+    w, xs = np.float32(0.5), np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    for strategy in ("save_all", "min_cut"):
+        gradient = aot.function(loss, strategy=strategy).grad(w, xs)
+        np.testing.assert_allclose(gradient, jax.grad(loss)(w, xs), rtol=1e-6)
