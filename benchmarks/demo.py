@@ -61,7 +61,7 @@ class Plan:
 def main() -> None:
     """Compare, train, draw."""
     plan = parse_options()
-    console = wide_console(106)
+    console = wide_console(112)
     program = gpt.of("demo", plan.config, ROWS)
     console.print(f"A byte-level GPT: {program.title}; {program.num_parameters / 1e6:.2f} M parameters.")
     shown = methods_shown(program)
@@ -98,7 +98,11 @@ def parse_options() -> Plan:
 def methods_shown(program: Program) -> dict[str, Method]:
     """Plain, `jax.checkpoint` around each block, and jointcut, by the names under which they are shown."""
     methods = methods_for(program)
-    shown = {name: build for name, build in methods.items() if name == "plain" or "block" in name}
+    shown = {
+        name: build
+        for name, build in methods.items()
+        if name == "plain" or ("block" in name and "everything" not in name)
+    }
     return shown | {"jointcut": methods[MIN_CUT]}
 
 
