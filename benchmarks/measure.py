@@ -27,11 +27,6 @@ KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 Call = Callable[[], Any]
 
 
-def barriers_expand() -> bool:
-    """Whether XLA removes barriers here unless `KEEP_BARRIERS` forbids it."""
-    return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 12)
-
-
 @dataclass(frozen=True)
 class Memory:
     """XLA's figures for one program, in bytes."""

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 from jax.stages import Compiled
 
-from benchmarks.measure import Call, barriers_expand, compile_program, memory_of, xla_clock
+from benchmarks.measure import Call, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
 from jointcut import aot
+from jointcut.partition.jaxprs import barriers_expand
 
 # Drop what earlier builds left in JAX's caches, so that each method pays for its own tracing.
 forget = jax.clear_caches
@@ -68,7 +69,7 @@ def methods_for(program: Program) -> dict[str, Method]:
         for name, policy in POLICIES.items():
             wrap = partial(jax.checkpoint, policy=policy)
             for form, keep_barriers in (("", False), (" + barriers", True)):
-                if keep_barriers and not barriers_expand():
+                if keep_barriers and not barriers_expand(jax.default_backend()):
                     continue
                 build = partial(build_jax, place=place, wrap=wrap, keep_barriers=keep_barriers)
                 methods[f"checkpoint {place}: {name}{form}"] = build

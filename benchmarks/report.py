@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,17 @@ def table_of(result: Result) -> Table:
     return table
 
 
+#: The ratios in a line of the summary, as `summary_of` heads them.
+_COLUMNS: tuple[Callable[[Result], float], ...] = (
+    lambda r: r.activations(MIN_CUT),
+    lambda r: r.peak(MIN_CUT),
+    lambda r: r.time(MIN_CUT),
+    lambda r: r.peak(INSIDE),
+    lambda r: r.time(INSIDE),
+    lambda r: r.forward.median,
+)
+
+
 def summary_of(results: Sequence[Result]) -> Table:
     """One line for each program."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The suite", caption=SUMMARY_CAPTION)
@@ -145,29 +156,18 @@ def summary_of(results: Sequence[Result]) -> Table:
         shown = (
             "none as fast" if best is None else f"{r.peak(best):.2f} {r.time(best):.2f} {best[len('checkpoint ') :]}"
         )
-        ours = (r.activations(MIN_CUT), r.peak(MIN_CUT), r.time(MIN_CUT), r.peak(INSIDE), r.time(INSIDE))
         table.add_row(
             r.program.name,
             f"{plain.step.peak_bytes / MB:.0f}",
             f"{plain.timing.seconds.median * 1e3:.0f}",
-            *(f"{x:.2f}" for x in (*ours, r.forward.median)),
+            *(f"{column(r):.2f}" for column in _COLUMNS),
             shown,
         )
     if len(results) > 1:
-        means = [geometric_mean(f(r) for r in results) for f in _COLUMNS]
+        means = [geometric_mean(map(column, results)) for column in _COLUMNS]
         table.add_section()
         table.add_row("geometric mean", "", "", *(f"{x:.3f}" for x in means), style="bold")
     return table
-
-
-_COLUMNS = (
-    lambda r: r.activations(MIN_CUT),
-    lambda r: r.peak(MIN_CUT),
-    lambda r: r.time(MIN_CUT),
-    lambda r: r.peak(INSIDE),
-    lambda r: r.time(INSIDE),
-    lambda r: r.forward.median,
-)
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
