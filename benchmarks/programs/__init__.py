@@ -4,6 +4,7 @@ Each file is one program that knows nothing of jointcut, at three sizes: `tiny` 
 `large` for a GPU. Files, in reading order:
 
 - program: Say what a program of the suite is: a loss, its arguments, and where a user could put `jax.checkpoint`.
+- layers: Layers that several programs are made of, in plain JAX; what differs stands in each program's file.
 - text: Read real text: the sources of Python's standard library.
 - mlp: A multilayer perceptron with layer norm, on a batch of features: the smallest program worth measuring.
 - gpt: A byte-level GPT in plain JAX, looped or unrolled.

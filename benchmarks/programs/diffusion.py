@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs.layers import attention, init_linear, linear, patches
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -69,11 +70,6 @@ def init_block(key: Array, width: int) -> Params:
     }
 
 
-def init_linear(key: Array, fan_in: int, fan_out: int) -> Params:
-    """Draw a linear map with a bias."""
-    return {"w": jax.random.normal(key, (fan_in, fan_out)) * fan_in**-0.5, "b": jnp.zeros(fan_out)}
-
-
 def loss(params: Params, images: Array, labels: Array, key: Array, config: Config, block: Wrap = identity) -> Array:
     """Mean squared error of the predicted noise; `images` is (rows, side, side, 4), `block` wraps each block.
 
@@ -108,14 +104,6 @@ def waves(times: Array) -> Array:
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
-def patches(images: Array, size: int) -> Array:
-    """Cut each image into squares and flatten them: (rows, patches, size * size * channels)."""
-    rows, side, _, channels = images.shape
-    n = side // size
-    cut = images.reshape(rows, n, size, n, size, channels).transpose(0, 1, 3, 2, 4, 5)
-    return cut.reshape(rows, n * n, size * size * channels)
-
-
 def images_of(flat: Array, size: int) -> Array:
     """Lay patches out as images again."""
     rows, count, _ = flat.shape
@@ -129,20 +117,6 @@ def transformer(p: Params, x: Array, steer: Array, heads: int) -> Array:
     shift1, scale1, gate1, shift2, scale2, gate2 = jnp.split(linear(p["modulation"], steer)[:, None], 6, axis=-1)
     x = x + gate1 * attention(p, norm(x) * (1 + scale1) + shift1, heads)
     return x + gate2 * linear(p["down"], jax.nn.gelu(linear(p["up"], norm(x) * (1 + scale2) + shift2)))
-
-
-def attention(p: Params, x: Array, heads: int) -> Array:
-    """Self-attention of every token to every token."""
-    rows, tokens, width = x.shape
-    q, k, v = jnp.split(linear(p["qkv"], x).reshape(rows, tokens, heads, -1), 3, axis=-1)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // heads) ** -0.5
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
-    return linear(p["out"], mixed.reshape(rows, tokens, width))
-
-
-def linear(p: Params, x: Array) -> Array:
-    """A linear map of the last axis."""
-    return x @ p["w"] + p["b"]
 
 
 def norm(x: Array) -> Array:

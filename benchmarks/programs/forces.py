@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from benchmarks.programs.layers import init_linear, linear
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -62,16 +63,6 @@ def init_interaction(key: Array, config: Config) -> Params:
         "receive": init_linear(keys[3], width, width),
         "update": init_linear(keys[4], width, width),
     }
-
-
-def init_linear(key: Array, inputs: int, outputs: int) -> Params:
-    """Draw one linear layer."""
-    return {"w": inputs**-0.5 * jax.random.normal(key, (inputs, outputs)), "b": jnp.zeros(outputs)}
-
-
-def linear(p: Params, x: Array) -> Array:
-    """A linear layer."""
-    return x @ p["w"] + p["b"]
 
 
 def smooth(x: Array) -> Array:

@@ -5,7 +5,7 @@ ends, gathers the messages at their receivers, and updates the nodes; both strea
 summed, or averaged with softmax weights over the edges that enter a node (`attention`).
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Config:
-    """The graph, its features, and the model; `heads` 0 sums the messages, else they are attended to."""
+    """The graph, its features, and the model."""
 
     nodes: int
     edges: int
@@ -28,7 +28,6 @@ class Config:
     width: int
     rounds: int
     classes: int
-    heads: int = 0
 
 
 SIZES: dict[Size, Config] = {
@@ -54,13 +53,10 @@ def init(key: Array, config: Config) -> Params:
 
 
 def init_round(key: Array, config: Config) -> Params:
-    """Draw one round; with heads it also has the projection of a message to one score per head."""
+    """Draw one round: the network of the edges and that of the nodes."""
     width = config.width
-    edge, node, attention = jax.random.split(key, 3)
-    params: Params = {"edge": init_mlp(edge, 3 * width, width, width), "node": init_mlp(node, 2 * width, width, width)}
-    if config.heads:
-        params["attention"] = jax.random.normal(attention, (width, config.heads)) * width**-0.5
-    return params
+    edge, node = jax.random.split(key)
+    return {"edge": init_mlp(edge, 3 * width, width, width), "node": init_mlp(node, 2 * width, width, width)}
 
 
 def init_mlp(key: Array, features: int, hidden: int, out: int) -> Params:
@@ -84,25 +80,10 @@ def mlp(p: Params, x: Array) -> Array:
     return centred * lax.rsqrt(variance + 1e-5) * p["scale"] + p["shift"]
 
 
-def segment_softmax(scores: Array, segments: Array, count: int) -> Array:
-    """Softmax of `(edges, heads)` scores over the edges of each segment."""
-    top = lax.stop_gradient(jax.ops.segment_max(scores, segments, count))
-    weights = jnp.exp(scores - top[segments])
-    return weights / jax.ops.segment_sum(weights, segments, count)[segments]
-
-
-def gather(p: Params, messages: Array, receivers: Array, count: int) -> Array:
-    """Bring the `(edges, width)` messages to their receivers, `(count, width)`: summed, or weighted per head."""
-    if "attention" in p:
-        weights = segment_softmax(messages @ p["attention"], receivers, count)
-        messages = (messages.reshape(*weights.shape, -1) * weights[..., None]).reshape(messages.shape)
-    return jax.ops.segment_sum(messages, receivers, count)
-
-
 def interact(p: Params, nodes: Array, edges: Array, senders: Array, receivers: Array) -> tuple[Array, Array]:
     """One round: update the `(edges, width)` and the `(nodes, width)` stream."""
     messages = mlp(p["edge"], jnp.concatenate([nodes[senders], nodes[receivers], edges], axis=-1))
-    gathered = gather(p, messages, receivers, nodes.shape[0])
+    gathered = jax.ops.segment_sum(messages, receivers, nodes.shape[0])
     return nodes + mlp(p["node"], jnp.concatenate([nodes, gathered], axis=-1)), edges + messages
 
 
@@ -116,8 +97,9 @@ def loss(params: Params, graph: dict[str, Array], labels: Array, known: Array, b
     return -jnp.mean(picked, where=known)
 
 
-def of(name: str, config: Config) -> Program:
+def program(size: Size) -> Program:
     """One step on a graph with random ends, features and labels, half of them known."""
+    config = SIZES[size]
     keys: Any = jax.random.split(jax.random.key(0), 7)
     graph = {
         "nodes": jax.random.normal(keys[1], (config.nodes, config.node_features)),
@@ -127,17 +109,6 @@ def of(name: str, config: Config) -> Program:
     }
     labels = jax.random.randint(keys[5], (config.nodes,), 0, config.classes)
     known = jax.random.bernoulli(keys[6], 0.5, (config.nodes,))
-    how = f"{config.heads}-head attention" if config.heads else "sums"
-    title = f"{config.rounds} rounds of {how}, width {config.width}, {config.nodes} nodes, {config.edges} edges"
+    title = f"{config.rounds} rounds of width {config.width}, {config.nodes} nodes, {config.edges} edges"
     arguments = (init(keys[0], config), graph, labels, known)
-    return Program(name, title, loss, arguments, places=("block",), sizes=asdict(config))
-
-
-def program(size: Size) -> Program:
-    """The network that sums its messages."""
-    return of("gnn", SIZES[size])
-
-
-def attention(size: Size) -> Program:
-    """The same network, its messages weighted by a softmax over the edges that enter a node."""
-    return of("gnn-attention", replace(SIZES[size], heads=2 if size == "tiny" else 8))
+    return Program("gnn", title, loss, arguments, places=("block",), sizes=asdict(config))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from benchmarks.programs import text
+from benchmarks.programs.layers import init_norm
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -71,11 +72,6 @@ def init_block(key: Array, config: Config) -> Params:
         "down": inward * jax.random.normal(down, (4 * width, width)),
         "down_bias": jnp.zeros(width),
     }
-
-
-def init_norm(width: int) -> Params:
-    """Start a layer norm as the identity."""
-    return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
 
 
 def loss(params: Params, batch: Array, key: Array, config: Config, block: Wrap = identity) -> Array:

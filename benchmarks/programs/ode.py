@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs.layers import init_linear
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -48,11 +49,6 @@ def init(key: Array, config: Config) -> Params:
         "field": [init_timed(k, a, b) for k, a, b in zip(keys, widths[:-1], widths[1:], strict=True)],
         "classifier": init_linear(classifier_key, config.dimensions, config.classes),
     }
-
-
-def init_linear(key: Array, inputs: int, outputs: int) -> Params:
-    """Draw one linear layer."""
-    return {"w": inputs**-0.5 * jax.random.normal(key, (inputs, outputs)), "b": jnp.zeros(outputs)}
 
 
 def init_timed(key: Array, inputs: int, outputs: int) -> Params:

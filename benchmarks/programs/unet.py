@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs.layers import init_conv
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -63,12 +64,6 @@ def init_stage(key: Array, channels_in: int, channels_out: int) -> Params:
         "conv2": init_conv(second, 3, channels_out, channels_out),
         "norm2": {"scale": jnp.ones(channels_out), "shift": jnp.zeros(channels_out)},
     }
-
-
-def init_conv(key: Array, side: int, channels_in: int, channels_out: int) -> Params:
-    """Draw a convolution with kernel (side, side, in, out) and a bias."""
-    w = jax.random.normal(key, (side, side, channels_in, channels_out)) * (side**2 * channels_in) ** -0.5
-    return {"w": w, "b": jnp.zeros(channels_out)}
 
 
 def loss(params: Params, images: Array, labels: Array, config: Config, block: Wrap = identity) -> Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs.layers import init_conv, init_linear
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -73,17 +74,6 @@ def init_unit(key: Array, channels: int) -> list[Params]:
     half = channels // 2
     shapes = [(1, channels, half), (3, half, half), (3, half, half), (1, half, channels)]
     return [init_conv(k, *shape) for k, shape in zip(jax.random.split(key, 4), shapes, strict=True)]
-
-
-def init_conv(key: Array, side: int, channels_in: int, channels_out: int) -> Params:
-    """Draw a convolution with kernel (side, side, in, out) and a bias."""
-    w = jax.random.normal(key, (side, side, channels_in, channels_out)) * (side**2 * channels_in) ** -0.5
-    return {"w": w, "b": jnp.zeros(channels_out)}
-
-
-def init_linear(key: Array, fan_in: int, fan_out: int) -> Params:
-    """Draw a linear map with a bias."""
-    return {"w": jax.random.normal(key, (fan_in, fan_out)) * fan_in**-0.5, "b": jnp.zeros(fan_out)}
 
 
 def loss(params: Params, images: Array, key: Array, config: Config, block: Wrap = identity) -> Array:

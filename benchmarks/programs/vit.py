@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.programs.layers import attention, init_linear, init_norm, linear, patches
 from benchmarks.programs.program import Program, Size, Wrap, identity
 
 Params = dict[str, Any]
@@ -62,16 +63,6 @@ def init_block(key: Array, width: int) -> Params:
     }
 
 
-def init_linear(key: Array, fan_in: int, fan_out: int) -> Params:
-    """Draw a linear map with a bias."""
-    return {"w": jax.random.normal(key, (fan_in, fan_out)) * fan_in**-0.5, "b": jnp.zeros(fan_out)}
-
-
-def init_norm(width: int) -> Params:
-    """Start a layer norm as the identity."""
-    return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
-
-
 def loss(params: Params, images: Array, labels: Array, config: Config, block: Wrap = identity) -> Array:
     """Mean cross-entropy in nats of `images` (rows, side, side, 3); `block` wraps each transformer block."""
     x = linear(params["patch"], patches(images, config.patch))
@@ -84,32 +75,10 @@ def loss(params: Params, images: Array, labels: Array, config: Config, block: Wr
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1))
 
 
-def patches(images: Array, size: int) -> Array:
-    """Cut each image into squares and flatten them: (rows, patches, size * size * channels)."""
-    rows, side, _, channels = images.shape
-    n = side // size
-    cut = images.reshape(rows, n, size, n, size, channels).transpose(0, 1, 3, 2, 4, 5)
-    return cut.reshape(rows, n * n, size * size * channels)
-
-
 def transformer(p: Params, x: Array, heads: int) -> Array:
     """One pre-norm block on `x` (rows, tokens, width)."""
     x = x + attention(p, norm(p["attention_norm"], x), heads)
     return x + linear(p["down"], jax.nn.gelu(linear(p["up"], norm(p["mlp_norm"], x))))
-
-
-def attention(p: Params, x: Array, heads: int) -> Array:
-    """Self-attention of every token to every token."""
-    rows, tokens, width = x.shape
-    q, k, v = jnp.split(linear(p["qkv"], x).reshape(rows, tokens, heads, -1), 3, axis=-1)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // heads) ** -0.5
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
-    return linear(p["out"], mixed.reshape(rows, tokens, width))
-
-
-def linear(p: Params, x: Array) -> Array:
-    """A linear map of the last axis."""
-    return x @ p["w"] + p["b"]
 
 
 def norm(p: Params, x: Array) -> Array:
