@@ -46,15 +46,16 @@ class Halves:
     residuals: tuple[Residual, ...]
 
 
-def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", branches: bool = False) -> Halves:
+def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu: bool = False) -> Halves:
     """Write both halves of a plan that closes.
 
-    `hold` says how recomputation is held back. With `branches`, an op that the compiler takes apart (`schedule`) goes
-    into a branch of its own, so that the arrays which the compiler adds to it live and die there.
+    `hold` says how recomputation is held back. With `on_cpu` two habits of XLA:CPU (`schedule`) are met: an op that it
+    takes apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and
+    recomputed operands that it would copy into another layout are written out first.
     """
     orders = schedule(graph, facts, plan)
     hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
-    backward, residuals = _backward(graph, facts, plan, orders, hold, branches)
+    backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
     return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
 
 
@@ -73,10 +74,10 @@ def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
     return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
 
 
-def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, branches: bool) -> Any:
+def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, on_cpu: bool) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     exported = _exported(graph, facts.backward, gradients)
-    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, branches)
+    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, on_cpu)
     top = _Scope(half, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
@@ -190,8 +191,8 @@ def _lifted(graph: Graph, v: int, loop: int) -> Any:
 class _Half:
     """What all regions of one half share.
 
-    `branches` says whether ops that the compiler takes apart go into branches of their own, `handed` are the residuals
-    that the backward alone may overwrite.
+    `on_cpu` says whether to meet the habits of XLA:CPU, `handed` are the residuals that the backward alone may
+    overwrite.
     """
 
     graph: Graph
@@ -200,7 +201,7 @@ class _Half:
     orders: dict[int, Order]
     rounded: frozenset[int]
     hold: Hold
-    branches: bool = False
+    on_cpu: bool = False
     handed: set[int] = field(default_factory=set)
 
 
@@ -257,11 +258,27 @@ class _Scope:
         before = {} if step.anchor is None else self.hold(step.roots, step.anchor)
         for i in step.again:
             self.op(self.half.graph.ops[i])
+        if self.half.on_cpu:
+            self.write_out(step.written)
         op = self.half.graph.ops[step.op]
         self.op(op)
-        if step.whole and self.half.branches:
+        if step.whole and self.half.on_cpu:
             self.into_branch(op)
         self.env.update(before)
+
+    def write_out(self, values: Iterable[int]) -> None:
+        """Keep XLA from fusing values into what reads them from here on."""
+        for v in values:
+            atom = self.want(v)
+            if not can_witness(atom.aval) or self.half.hold == "none":
+                continue
+            if self.half.hold == "barrier":
+                eqn, (held,) = jaxprs.barrier([atom])
+                eqns = [eqn]
+            else:
+                eqns, held = waiting(atom, atom)
+            self.eqns.extend(eqns)
+            self.define(v, held)
 
     def into_branch(self, op: Op) -> None:
         """Put the equation just written into a branch of its own."""

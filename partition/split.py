@@ -25,7 +25,7 @@ from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
-from jointcut.partition.schedule import TAKEN_APART
+from jointcut.partition.schedule import LAID_OUT_ANEW, TAKEN_APART
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -57,10 +57,10 @@ class Split:
 
     @cached_property
     def on_cpu(self) -> Halves:
-        """The halves for XLA:CPU, with what it takes apart in branches."""
-        if not any(op.name in TAKEN_APART for op in self.graph.ops):
+        """The halves for XLA:CPU, which takes some ops apart and copies the operands of others."""
+        if not any(op.name in TAKEN_APART | LAID_OUT_ANEW for op in self.graph.ops):
             return self.halves
-        return emit(self.graph, self.facts, self.plan, branches=True)
+        return emit(self.graph, self.facts, self.plan, on_cpu=True)
 
     @cached_property
     def held(self) -> Halves:
@@ -72,7 +72,7 @@ class Split:
     @cached_property
     def inlined(self) -> Halves:
         """The halves with recomputation held back by predicates, which no pass of XLA:CPU undoes."""
-        return emit(self.graph, self.facts, self.plan, "predicate", branches=True)
+        return emit(self.graph, self.facts, self.plan, "predicate", on_cpu=True)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
