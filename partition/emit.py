@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
+from jointcut.partition.cpu import ends_of_chains
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
 from jointcut.partition.hold import branched, can_witness, number, tied, waiting
 from jointcut.partition.plan import Plan
@@ -49,23 +50,24 @@ class Halves:
 def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu: bool = False) -> Halves:
     """Write both halves of a plan that closes.
 
-    `hold` says how recomputation is held back. With `on_cpu` two habits of XLA:CPU (`schedule`) are met: an op that it
-    takes apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and
-    recomputed operands that it would copy into another layout are written out first.
+    `hold` says how recomputation is held back. With `on_cpu` the habits of XLA:CPU (`cpu`) are met: an op that it takes
+    apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and some
+    values are written out before the ops that read them.
     """
     orders = schedule(graph, facts, plan)
     hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
     backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
-    return Halves(_forward(graph, facts, plan), jaxprs.build(*backward), residuals)
+    forward = _forward(graph, facts, plan, hold, ends_of_chains(graph, plan) if on_cpu else frozenset())
+    return Halves(forward, jaxprs.build(*backward), residuals)
 
 
-def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
+def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozenset[int]) -> Any:
     outputs = graph.role_outputs(Role.OUTPUT)
     shown = {v for v in outputs if v is not None}
     handed = [v for v in plan.values if v not in shown]
     run = _needed_forward(graph, facts, plan)
     exported = _exported(graph, run, {*shown, *plan.values})
-    half = _Half(graph, run, exported, {}, _rounded(graph, plan), "none")
+    half = _Half(graph, run, exported, {}, _rounded(graph, plan), hold, apart=apart)
     primals = graph.role_inputs(Role.PRIMAL)
     top = _Scope(half, graph.regions[TOP], None)
     invars = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in primals]
@@ -77,7 +79,7 @@ def _forward(graph: Graph, facts: Facts, plan: Plan) -> Any:
 def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, on_cpu: bool) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     exported = _exported(graph, facts.backward, gradients)
-    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, on_cpu)
+    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, on_cpu=on_cpu)
     top = _Scope(half, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
@@ -191,8 +193,8 @@ def _lifted(graph: Graph, v: int, loop: int) -> Any:
 class _Half:
     """What all regions of one half share.
 
-    `on_cpu` says whether to meet the habits of XLA:CPU, `handed` are the residuals that the backward alone may
-    overwrite.
+    `apart` are values kept from being fused into their readers, `on_cpu` says whether to do so in the backward where
+    the schedule asks for it, `handed` are the residuals that the backward alone may overwrite.
     """
 
     graph: Graph
@@ -201,6 +203,7 @@ class _Half:
     orders: dict[int, Order]
     rounded: frozenset[int]
     hold: Hold
+    apart: frozenset[int] = frozenset()
     on_cpu: bool = False
     handed: set[int] = field(default_factory=set)
 
@@ -340,6 +343,7 @@ class _Scope:
                 eqn, rounded = jaxprs.reduce_precision(var)
                 self.eqns.append(eqn)
                 self.define(v, rounded)
+        self.write_out(v for v in op.outputs if v in self.half.apart)
 
     def scan(self, op: Op) -> None:
         """Write one scan of a loop: its body first, which tells what the scan reads and what it must stack."""

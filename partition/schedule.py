@@ -17,20 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jointcut.partition.classify import Facts
+from jointcut.partition.cpu import LAID_OUT_ANEW, TAKEN_APART
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import CHEAP, LIGHT, REDUCTIONS
 from jointcut.partition.roles import Role
-
-#: Ops that XLA takes apart, so that what they do to a residual alone could start before the cotangent is there: the
-#: gradient of a maximum pooling first looks where the maxima are, in eight arrays of the residual's size on CPU.
-TAKEN_APART = frozenset({"select_and_scatter_add"})
-
-#: Ops whose operands XLA:CPU first copies into another layout. An elementwise chain that is fused into such a copy is
-#: computed in the copy's order, with each array that it reads out of step with the cache: twice as slow with two
-#: arrays as with one. What is recomputed for such an op is therefore written out first (the suite's variational
-#: autoencoder then takes 0.95 of plain's time instead of 1.10, its U-Net 0.97 instead of 1.06).
-LAID_OUT_ANEW = frozenset({"conv_general_dilated"})
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
 REPEATING = frozenset({"broadcast", "broadcast_in_dim"})

@@ -25,7 +25,6 @@ from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
-from jointcut.partition.schedule import LAID_OUT_ANEW, TAKEN_APART
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -57,9 +56,7 @@ class Split:
 
     @cached_property
     def on_cpu(self) -> Halves:
-        """The halves for XLA:CPU, which takes some ops apart and copies the operands of others."""
-        if not any(op.name in TAKEN_APART | LAID_OUT_ANEW for op in self.graph.ops):
-            return self.halves
+        """The halves for XLA:CPU, whose habits (`cpu`) they meet."""
         return emit(self.graph, self.facts, self.plan, on_cpu=True)
 
     @cached_property
