@@ -210,7 +210,9 @@ class _Half:
 
 @dataclass
 class _Scope:
-    """The equations of one region while they are written: `env` maps value ids to atoms at this level."""
+    """The equations of one region while they are written: `env` maps value ids to atoms at this level, `whole` are the
+    atoms written out for their readers.
+    """
 
     half: _Half
     region: Region
@@ -219,6 +221,7 @@ class _Scope:
     eqns: list[Any] = field(default_factory=list)
     consts: dict[int, Any] = field(default_factory=dict)
     xs: dict[int, Any] = field(default_factory=dict)
+    whole: set[Any] = field(default_factory=set)
 
     def define(self, v: int, var: Any) -> Any:
         self.env[v] = var
@@ -273,7 +276,7 @@ class _Scope:
         """Keep XLA from fusing values into what reads them from here on."""
         for v in values:
             atom = self.want(v)
-            if not can_witness(atom.aval) or self.half.hold == "none":
+            if self.half.hold == "none" or atom in self.whole or not can_witness(atom.aval):
                 continue
             if self.half.hold == "barrier":
                 eqn, (held,) = jaxprs.barrier([atom])
@@ -281,7 +284,7 @@ class _Scope:
             else:
                 eqns, held = waiting(atom, atom)
             self.eqns.extend(eqns)
-            self.define(v, held)
+            self.whole.add(self.define(v, held))
 
     def into_branch(self, op: Op) -> None:
         """Put the equation just written into a branch of its own."""

@@ -8,6 +8,7 @@ fusing what made it into the backward; inputs, which a branch would have to copy
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,12 +41,12 @@ def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
 
     No fusion reaches across it, and where nothing else reads the array afterwards it works in place.
     """
-
-    def held(seed: Any, x: Any) -> Any:
-        return lax.cond(always(seed), lambda x: x, lambda x: lax.full_like(x, 0), x)
-
-    eqns, (out,) = _traced(held, [witness, atom])
+    eqns, (out,) = _written(_wait, [witness, atom])
     return eqns, out
+
+
+def _wait(seed: Any, x: Any) -> Any:
+    return lax.cond(always(seed), lambda x: x, lambda x: lax.full_like(x, 0), x)
 
 
 def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
@@ -57,7 +58,7 @@ def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
         zeros = [typed(lax.full(aval.shape, 0, aval.dtype), aval) for aval in avals]
         return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
 
-    return _traced(held, [witness, *inputs])
+    return _renamed(_traced(held, [witness, *inputs]), [witness, *inputs])
 
 
 def number(witness: Atom) -> tuple[list[Equation], Var]:
@@ -66,13 +67,13 @@ def number(witness: Atom) -> tuple[list[Equation], Var]:
     Made in a branch, like `waiting`: otherwise XLA may fuse the whole computation of that element into each of its
     readers, and keep the operands of that computation alive for them.
     """
-
-    def held(seed: Any) -> Any:
-        first = _first(seed)
-        return lax.cond(always(first), lambda x: x, lambda x: lax.full_like(x, 0), first)
-
-    eqns, (out,) = _traced(held, [witness])
+    eqns, (out,) = _written(_number, [witness])
     return eqns, out
+
+
+def _number(seed: Any) -> Any:
+    first = _first(seed)
+    return _wait(first, first)
 
 
 def tied(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var]]:
@@ -81,27 +82,41 @@ def tied(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var
     What is computed from the results is neither merged with equal equations elsewhere nor started before `witness` is
     there. Where the array feeds an elementwise op the selection is fused into it and costs nothing.
     """
-
-    def held(seed: Any, *xs: Any) -> list[Any]:
-        true = always(seed)
-        return [lax.select_n(true, lax.full_like(x, 0), x) for x in xs]
-
-    return _traced(held, [witness, *atoms])
+    return _written(_select, [witness, *atoms])
 
 
-def _traced(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
-    """The equations of a function of these atoms, and the variables of its results."""
-    traced, _ = opened(jax.make_jaxpr(function)(*(struct(v.aval) for v in atoms)))
-    rename: dict[Var, Atom] = dict(zip(traced.invars, atoms, strict=True))
-    eqns = [_renamed(eqn, rename) for eqn in traced.eqns]
-    return eqns, [rename[v] for v in traced.outvars]
+def _select(seed: Any, *xs: Any) -> list[Any]:
+    true = always(seed)
+    return [lax.select_n(true, lax.full_like(x, 0), x) for x in xs]
 
 
-def _renamed(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
-    invars = [v if isinstance(v, Literal) else rename[v] for v in eqn.invars]
-    outvars = [v if is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
-    rename.update(zip(eqn.outvars, outvars, strict=True))
-    return rebound(eqn, invars, outvars)
+def _written(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
+    """The equations of one of the functions above, and the variables of its results.
+
+    Traced once for arguments of one kind: tracing each anew took most of the time to emit a large program.
+    """
+    return _renamed(_traced_once(function, *(struct(v.aval) for v in atoms)), atoms)
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced_once(function: Callable[..., Any], *avals: Any) -> Any:
+    return opened(jax.make_jaxpr(function)(*avals))[0]
+
+
+def _traced(function: Callable[..., Any], atoms: Sequence[Atom]) -> Any:
+    return opened(jax.make_jaxpr(function)(*(struct(v.aval) for v in atoms)))[0]
+
+
+def _renamed(jaxpr: Any, atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
+    """The equations of a jaxpr with atoms for its inputs and new variables for all else."""
+    rename: dict[Var, Atom] = dict(zip(jaxpr.invars, atoms, strict=True))
+    eqns: list[Equation] = []
+    for eqn in jaxpr.eqns:
+        invars = [v if isinstance(v, Literal) else rename[v] for v in eqn.invars]
+        outvars = [v if is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
+        rename.update(zip(eqn.outvars, outvars, strict=True))
+        eqns.append(rebound(eqn, invars, outvars))
+    return eqns, [rename[v] for v in jaxpr.outvars]
 
 
 def always(seed: Any) -> Any:

@@ -46,14 +46,11 @@ CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_cal
 
 CHEAP = ELEMENTWISE | MOVEMENT
 
-#: Cheap, but dear enough to be run once only: a polynomial or more per element, or elements picked one by one.
+#: A polynomial or more per element. XLA computes other elementwise ops anew within the loop of each reader, not these.
 _DEAR = _names(
-    """acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 gather log log1p log2
-    logistic pow sin sinh tan tanh"""
+    """acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow
+    sin sinh tan tanh"""
 )
-LIGHT = CHEAP - _DEAR
-
-#: What XLA computes within the loop of its reader.
 FUSED = ELEMENTWISE - _DEAR
 
 
@@ -99,6 +96,11 @@ def _not_recomputed(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
     return heavy(graph, op) if op.id in facts.forward else ""
+
+
+def light(graph: Graph, op: Op) -> bool:
+    """Whether an op may run several times: it is elementwise, or moves elements in order, or is a call of such ops."""
+    return op.name in CHEAP - {"gather"} or (op.name in CALLS and not heavy(graph, op))
 
 
 def heavy(graph: Graph, op: Op) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jointcut.partition.classify import Facts
-from jointcut.partition.cpu import LAID_OUT_ANEW, TAKEN_APART
+from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, LIGHT, REDUCTIONS
+from jointcut.partition.policy import CHEAP, REDUCTIONS, light
 from jointcut.partition.roles import Role
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
@@ -39,7 +39,7 @@ class Step:
     """One op of the backward, the ops recomputed just before it, and what these wait for.
 
     The values `roots`, from which the ops start, wait for the cotangent `anchor`. With `whole` the op itself waits too.
-    The values `written` are operands just recomputed that the op would rather find in memory (`LAID_OUT_ANEW`).
+    The values `written` are those that the op, a product, had better find in memory (`cpu.PRODUCTS`).
     """
 
     op: int
@@ -115,8 +115,7 @@ class _Scheduler:
         demands = self.demands(op)
         again = self.missing(demands, progress)
         whole = op.name in TAKEN_APART
-        fresh = {v for i in again for v in self.graph.ops[i].outputs}
-        written = tuple(dict.fromkeys(v for v in op.inputs if v in fresh)) if op.name in LAID_OUT_ANEW else ()
+        written = self.written(op, progress) if op.name in PRODUCTS else ()
         waiting = [self.graph.ops[i] for i in again] + [op] * whole
         made = {v for o in waiting for v in o.outputs}
         reads = dict.fromkeys(v for o in waiting for v in o.inputs if v not in made and not self.facts.is_late(v))
@@ -129,6 +128,11 @@ class _Scheduler:
         progress.have.update(op.outputs)
         progress.passed += op.name not in CHEAP | REDUCTIONS
         return Step(op.id, again, roots if anchor is not None else (), anchor, whole, written)
+
+    def written(self, op: Op, progress: _Progress) -> tuple[int, ...]:
+        """What a product reads of the elementwise chains that the backward computes in the same region."""
+        here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
+        return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """What an op reads at its own level; for a scan also what its body reads from there."""
@@ -174,7 +178,7 @@ class _Scheduler:
         if not progress.is_far(v):
             return False
         op = self.graph.ops[self.graph.values[v].maker or 0]
-        return op.name in LIGHT and progress.runs[op.id] < MOST_RUNS
+        return progress.runs[op.id] < MOST_RUNS and light(self.graph, op)
 
     def repeated(self, v: int) -> int:
         """What a cotangent repeats, if it does: a barrier would have to write all of it out."""

@@ -87,3 +87,34 @@ def test_the_gradient_of_a_maximum_pooling_stands_in_a_branch_on_cpu():
     want = jax.grad(pooled)(x, x)
     np.testing.assert_allclose(aot.function(pooled).grad(x, x), want, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(aot.function(pooled).grad)(x, x), want, rtol=1e-6)
+
+
+def layer(w, x):
+    gated = jnp.tanh(x @ w) * (x @ w)
+    return jnp.sum((gated @ w) ** 2)
+
+
+def read_by_products(jaxpr):
+    """For each product, how its operands are made."""
+    eqns = jaxprs.opened(jaxpr)[0].eqns
+    made = {v: eqn.primitive.name for eqn in eqns for v in eqn.outvars}
+    dots = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
+    return [tuple(made.get(v, "input") for v in eqn.invars) for eqn in dots]
+
+
+def made_for_products(jaxpr):
+    return {name for pair in read_by_products(jaxpr) for name in pair}
+
+
+def test_on_cpu_products_read_no_elementwise_op():
+    w = x = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8)
+    split = aot.function(layer).trace(w, x).partition().split
+    assert read_by_products(split.halves.forward)[-1] == ("mul", "input")
+    assert read_by_products(split.on_cpu.forward)[-1] == ("optimization_barrier", "input")
+    assert read_by_products(split.inlined.forward)[-1] == ("cond", "input")
+    assert "mul" in made_for_products(split.halves.backward)
+    assert made_for_products(split.on_cpu.backward) == {"input", "optimization_barrier"}
+    assert made_for_products(split.inlined.backward) == {"input", "cond"}
+    want = jax.grad(layer)(w, x)
+    np.testing.assert_allclose(aot.function(layer).grad(w, x), want, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(aot.function(layer).grad)(w, x), want, rtol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jointcut.partition.classify import classify
+from jointcut.partition.cpu import ends_of_chains
 from jointcut.partition.graph import TOP
 from jointcut.partition.plan import Plan
 from jointcut.partition.schedule import Order, Step, schedule
@@ -84,7 +85,7 @@ def test_a_light_value_is_recomputed_once_more_where_its_next_reader_is_far():
 
 def test_a_value_whose_next_reader_is_near_or_that_is_dear_stays():
     assert steps_of("neg", "mul") == [((0,), 1)]
-    assert steps_of("exp", "dot_general") == [((0,), 1)]
+    assert steps_of("gather", "dot_general") == [((0,), 1)]
 
 
 def test_a_light_value_is_recomputed_three_times_at_most():
@@ -106,7 +107,7 @@ def test_what_was_recomputed_long_ago_waits_again_where_something_is_made_of_it(
     text = """
         primal %0:float32[8,8]
         cotangent %1:float32[8,8]
-        %2:float32[8,8] = exp %0
+        %2:float32[8,8] = gather %0
         %3:float32[8,8] = neg %2
         %4:float32[8,8] = sin %3
         backward:
@@ -122,6 +123,49 @@ def test_what_was_recomputed_long_ago_waits_again_where_something_is_made_of_it(
     far = order_of(text.replace("MORE", "%8:float32[8,8] = dot_general %7 %0"), [])[TOP].steps[-1]
     assert (near.again, near.roots, near.anchor) == ((1,), (), None)
     assert (far.again, far.roots, far.anchor) == ((1,), (2,), 8)
+
+
+def test_recomputation_waits_for_what_a_broadcast_repeats():
+    text = CHAIN.replace("cotangent %1:float32[8]", "cotangent %1:float32[]").replace(
+        "%5:float32[8] = mul %1 %4",
+        """%8:float32[1] = broadcast_in_dim %1
+        %9:float32[8] = broadcast_in_dim %8
+        %5:float32[8] = mul %9 %4""",
+    )
+    steps = order_of(text, [3])[TOP].steps
+    assert [(s.again, s.roots, s.anchor) for s in steps if s.again] == [((2,), (3,), 1), ((0,), (0,), 6)]
+
+
+PRODUCTS = """
+    primal %0:float32[8,8]
+    cotangent %1:float32[8,8]
+    %2:float32[8,8] = dot_general %0 %0
+    %3:float32[8,8] = tanh %2
+    %4:float32[8,8] = dot_general %3 %0
+    backward:
+    %5:float32[8,8] = mul %1 %3
+    %6:float32[64] = reshape %5
+    %7:float32[8,8] = transpose %3
+    %8:float32[8,8] = dot_general %3 %5
+    %9:float32[8,8] = conv_general_dilated %2 %6
+    %10:float32[8,8] = dot_general %7 %8
+    output %4
+    gradient %9
+    gradient %10
+"""
+
+
+def test_products_find_the_ends_of_elementwise_chains_written_out():
+    steps = order_of(PRODUCTS, [2])[TOP].steps
+    assert {s.op: s.written for s in steps if s.written} == {6: (3, 5), 7: (6,)}
+    assert {s.op: s.written for s in order_of(PRODUCTS, [2, 3])[TOP].steps if s.written} == {6: (5,), 7: (6,)}
+
+
+def test_the_forward_writes_out_what_the_backward_recomputes_for_a_product():
+    graph = parse(PRODUCTS)
+    facts = classify(graph)
+    assert ends_of_chains(graph, Plan.of(graph, [2], facts=facts)) == {3}
+    assert ends_of_chains(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
 
 
 POOLED = """
