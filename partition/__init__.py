@@ -17,6 +17,7 @@ Files, in reading order:
     plan: Record a decision: what is saved, what is recomputed, and why.
     network: Turn values, prices and rules into a flow network.
     mincut: Find the cheapest set of values to save.
+    cpu: Meet the habits of XLA:CPU: which values to keep apart from the ops that read them.
     schedule: Order the backward so that a recomputed value lives briefly.
     hold: Hold recomputation back where a compiler expands barriers.
     emit: Write the plan out as two jaxprs.

@@ -1,4 +1,4 @@
-"""What XLA:CPU does to some ops, and which values `emit` therefore keeps apart from their readers.
+"""Meet the habits of XLA:CPU: which values to keep apart from the ops that read them.
 
 Measured on the suite (`make bench`) with JAX 0.10 and 0.12. Other backends are left to fuse as they like.
 """
