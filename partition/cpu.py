@@ -30,7 +30,7 @@ def ends_chain(graph: Graph, v: int) -> bool:
     return maker is not None and graph.ops[maker].name in _CHAIN
 
 
-def ends_of_chains(graph: Graph, plan: Plan) -> frozenset[int]:
+def written_forward(graph: Graph, plan: Plan) -> frozenset[int]:
     """Values that the forward writes out for a product though the backward computes them anew.
 
     Plain JAX keeps these, so that its forward writes them out as well. Outside loops only: inside it gained nothing.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
-from jointcut.partition.cpu import ends_of_chains
+from jointcut.partition.cpu import written_forward
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
 from jointcut.partition.hold import branched, can_witness, number, tied, waiting
 from jointcut.partition.plan import Plan
@@ -57,7 +57,7 @@ def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu:
     orders = schedule(graph, facts, plan)
     hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
     backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
-    forward = _forward(graph, facts, plan, hold, ends_of_chains(graph, plan) if on_cpu else frozenset())
+    forward = _forward(graph, facts, plan, hold, written_forward(graph, plan) if on_cpu else frozenset())
     return Halves(forward, jaxprs.build(*backward), residuals)
 
 
@@ -210,8 +210,8 @@ class _Half:
 
 @dataclass
 class _Scope:
-    """The equations of one region while they are written: `env` maps value ids to atoms at this level, `whole` are the
-    atoms written out for their readers.
+    """The equations of one region while they are written: `env` maps value ids to atoms at this level, `written` are
+    the atoms that stand in memory for their readers.
     """
 
     half: _Half
@@ -221,7 +221,7 @@ class _Scope:
     eqns: list[Any] = field(default_factory=list)
     consts: dict[int, Any] = field(default_factory=dict)
     xs: dict[int, Any] = field(default_factory=dict)
-    whole: set[Any] = field(default_factory=set)
+    written: set[Any] = field(default_factory=set)
 
     def define(self, v: int, var: Any) -> Any:
         self.env[v] = var
@@ -276,7 +276,7 @@ class _Scope:
         """Keep XLA from fusing values into what reads them from here on."""
         for v in values:
             atom = self.want(v)
-            if self.half.hold == "none" or atom in self.whole or not can_witness(atom.aval):
+            if self.half.hold == "none" or atom in self.written or not can_witness(atom.aval):
                 continue
             if self.half.hold == "barrier":
                 eqn, (held,) = jaxprs.barrier([atom])
@@ -284,7 +284,7 @@ class _Scope:
             else:
                 eqns, held = waiting(atom, atom)
             self.eqns.extend(eqns)
-            self.whole.add(self.define(v, held))
+            self.written.add(self.define(v, held))
 
     def into_branch(self, op: Op) -> None:
         """Put the equation just written into a branch of its own."""

@@ -58,7 +58,8 @@ def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
         zeros = [typed(lax.full(aval.shape, 0, aval.dtype), aval) for aval in avals]
         return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
 
-    return _renamed(_traced(held, [witness, *inputs]), [witness, *inputs])
+    atoms = [witness, *inputs]
+    return _renamed(_traced(held, *(struct(v.aval) for v in atoms)), atoms)
 
 
 def number(witness: Atom) -> tuple[list[Equation], Var]:
@@ -98,13 +99,11 @@ def _written(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[
     return _renamed(_traced_once(function, *(struct(v.aval) for v in atoms)), atoms)
 
 
-@functools.lru_cache(maxsize=1024)
-def _traced_once(function: Callable[..., Any], *avals: Any) -> Any:
+def _traced(function: Callable[..., Any], *avals: Any) -> Any:
     return opened(jax.make_jaxpr(function)(*avals))[0]
 
 
-def _traced(function: Callable[..., Any], atoms: Sequence[Atom]) -> Any:
-    return opened(jax.make_jaxpr(function)(*(struct(v.aval) for v in atoms)))[0]
+_traced_once = functools.lru_cache(maxsize=1024)(_traced)
 
 
 def _renamed(jaxpr: Any, atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:

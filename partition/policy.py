@@ -52,6 +52,7 @@ _DEAR = _names(
     sin sinh tan tanh"""
 )
 FUSED = ELEMENTWISE - _DEAR
+_IN_ORDER = CHEAP - {"gather"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _not_recomputed(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
 
 def light(graph: Graph, op: Op) -> bool:
     """Whether an op may run several times: it is elementwise, or moves elements in order, or is a call of such ops."""
-    return op.name in CHEAP - {"gather"} or (op.name in CALLS and not heavy(graph, op))
+    return op.name in _IN_ORDER or (op.name in CALLS and not heavy(graph, op))
 
 
 def heavy(graph: Graph, op: Op) -> str:

@@ -121,7 +121,7 @@ class _Scheduler:
         reads = dict.fromkeys(v for o in waiting for v in o.inputs if v not in made and not self.facts.is_late(v))
         roots = tuple(v for v in reads if not progress.is_near(v))
         late = (self.repeated(v) for v in demands if roots and self.facts.is_late(v))
-        anchor = max(late, default=None, key=self.made_by)
+        anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
         for i in again:
             progress.runs[i] += 1
             progress.made_at.update(dict.fromkeys(self.graph.ops[i].outputs, progress.passed))
@@ -183,10 +183,15 @@ class _Scheduler:
     def repeated(self, v: int) -> int:
         """What a cotangent repeats, if it does: a barrier would have to write all of it out."""
         maker = self.graph.values[v].maker
-        while maker is not None and self.graph.ops[maker].name in REPEATING:
-            (v,) = self.graph.ops[maker].inputs
+        while maker is not None and self.graph.ops[maker].name in REPEATING and not self.is_constant(v):
+            v = self.graph.ops[maker].inputs[0]
             maker = self.graph.values[v].maker
         return v
+
+    def is_constant(self, v: int) -> bool:
+        """Whether a value is made of nothing, as zeros in the body of a backward loop: nothing can wait for it."""
+        maker = self.graph.values[v].maker
+        return maker is not None and not self.graph.ops[maker].inputs
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""

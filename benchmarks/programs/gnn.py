@@ -1,8 +1,7 @@
 """A message-passing graph neural network that classifies the nodes of a random sparse graph.
 
 Encode, process, decode: nodes and edges are embedded, then each round forms a message on every edge from its two
-ends, gathers the messages at their receivers, and updates the nodes; both streams are residual. The messages are
-summed, or averaged with softmax weights over the edges that enter a node (`attention`).
+ends, sums the messages at their receivers, and updates the nodes; both streams are residual.
 """
 
 from dataclasses import asdict, dataclass

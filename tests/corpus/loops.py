@@ -37,6 +37,20 @@ def scan_with_constants(constants, sequence):
 
 
 @program(
+    "A scan whose backward selects between a cotangent and zeros of its own.",
+    lambda: (normal(170, 3, 3), normal(171, 4, 2, 3)),
+    argnums=(0, 1),
+    tags="scan",
+)
+def scan_that_selects(matrix, sequence):
+    def step(h, x):
+        h = jnp.tanh(h @ matrix + x)
+        return jnp.where(h > 0.1, h * jnp.sin(h), 0.0) + jnp.maximum(h, 0.0), jnp.sum(jnp.where(h > 0, h, 0.0))
+
+    return jnp.sum(lax.scan(step, sequence[0], sequence)[1])
+
+
+@program(
     "A scan without xs that applies one map four times.",
     lambda: (normal(108, 3, 3), normal(109, 3)),
     argnums=(0, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jointcut.partition.classify import classify
-from jointcut.partition.cpu import ends_of_chains
+from jointcut.partition.cpu import written_forward
 from jointcut.partition.graph import TOP
 from jointcut.partition.plan import Plan
 from jointcut.partition.schedule import Order, Step, schedule
@@ -164,8 +164,8 @@ def test_products_find_the_ends_of_elementwise_chains_written_out():
 def test_the_forward_writes_out_what_the_backward_recomputes_for_a_product():
     graph = parse(PRODUCTS)
     facts = classify(graph)
-    assert ends_of_chains(graph, Plan.of(graph, [2], facts=facts)) == {3}
-    assert ends_of_chains(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
+    assert written_forward(graph, Plan.of(graph, [2], facts=facts)) == {3}
+    assert written_forward(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
 
 
 POOLED = """
