@@ -301,10 +301,12 @@ class _Scope:
         if not roots or self.half.hold == "none":
             return {}
         if self.half.hold == "barrier":
+            # One barrier for each root: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
             before = {v: self.want(v) for v in roots}
-            eqn, held = jaxprs.barrier([*before.values(), self.want(anchor)])
-            self.eqns.append(eqn)
-            self.env.update(zip((*roots, anchor), held, strict=True))
+            for v in roots:
+                eqn, (held, _) = jaxprs.barrier([before[v], self.want(anchor)])
+                self.eqns.append(eqn)
+                self.define(v, held)
             return before
         # In a loop body there is nothing of the forward to be merged with.
         witness = self.witness(roots, anchor) if self.region.id == TOP else None

@@ -39,14 +39,15 @@ from jointcut.partition.jaxprs import (
 def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
     """Hand an array on once `witness` is there, through a branch of `lax.cond` that does nothing.
 
-    No fusion reaches across it, and where nothing else reads the array afterwards it works in place.
+    No fusion reaches across it, and where nothing else reads the array afterwards it works in place. (The branch taken
+    must be the first, which is the one for false: XLA copies what a later branch returns of its operands.)
     """
     eqns, (out,) = _written(_wait, [witness, atom])
     return eqns, out
 
 
 def _wait(seed: Any, x: Any) -> Any:
-    return lax.cond(always(seed), lambda x: x, lambda x: lax.full_like(x, 0), x)
+    return lax.cond(lax.bitwise_not(always(seed)), lambda x: lax.full_like(x, 0), lambda x: x, x)
 
 
 def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
