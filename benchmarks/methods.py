@@ -30,6 +30,7 @@ POLICIES = {
 }
 
 PLAIN, SAVE_ALL, MIN_CUT = "plain", "jointcut save_all", "jointcut min_cut"
+AGAIN = "plain again"  # the same program, timed as if it were another: what the noise alone does
 INSIDE, TWO = "jointcut min_cut in jax.jit", "jointcut min_cut, 2 programs"
 
 

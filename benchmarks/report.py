@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.measure import Spread, Timing
-from benchmarks.methods import INSIDE, MIN_CUT, PLAIN, Step
+from benchmarks.methods import AGAIN, INSIDE, MIN_CUT, PLAIN, Step
 from benchmarks.programs import Program
 from benchmarks.scaling import CallCost, Scaling
 
@@ -35,10 +35,12 @@ CAPTION = (
     "activations: XLA's temp bytes, and residuals between programs; peak: arguments and results as well; "
     "saved: residuals by the jaxprs\n"
     "dots: matrix products in the jaxprs, a loop's counted once; "
-    "+ barriers: without the CPU pass that expands them"
+    "+ barriers: without the CPU pass that expands them; plain again: the same program, what the noise alone does"
 )
 SUMMARY_CAPTION = (
-    "activations, peak and time over plain's; in jit: inside the user's own jax.jit; forward: f(x) over jax.jit(f)(x)\n"
+    "again: plain over plain, the noise; activations, peak and time over plain's; "
+    "in jit: inside the user's own jax.jit\n"
+    "forward: f(x) over jax.jit(f)(x)\n"
     "checkpoint: of the methods with jax.checkpoint that take no more time than jointcut, or 3 % more than plain, "
     "the one with the lowest peak"
 )
@@ -124,6 +126,7 @@ def table_of(result: Result) -> Table:
 
 #: The ratios in a line of the summary, as `summary_of` heads them.
 _COLUMNS: tuple[Callable[[Result], float], ...] = (
+    lambda r: r.time(AGAIN),
     lambda r: r.activations(MIN_CUT),
     lambda r: r.peak(MIN_CUT),
     lambda r: r.time(MIN_CUT),
@@ -141,6 +144,7 @@ def summary_of(results: Sequence[Result]) -> Table:
     headings = (
         "plain\npeak MB",
         "ms",
+        "again",
         "jointcut\nactivations",
         "peak",
         "time",
