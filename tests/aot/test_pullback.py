@@ -93,7 +93,7 @@ def test_it_holds_the_callers_arrays_and_no_copies():
 def test_min_cut_holds_less_than_jaxs_own_pullback():
     def deep(x):
         for _ in range(8):
-            x = jnp.sin(jnp.exp(jnp.cos(x)))
+            x = x * x * x / (1.0 + x * x)
         return x
 
     x = jnp.ones((32, 32))

@@ -41,6 +41,18 @@ def test_an_array_that_waits_is_unchanged(witness):
     assert np.asarray(out).tobytes() == x.tobytes()
 
 
+def test_what_only_waits_is_not_copied():
+    def step(x, w):
+        made = jnp.sin(x) * 2
+        invar = jaxprs.fresh(jax.typeof(made))
+        eqns, held = waiting(invar, invar)
+        (made,) = jaxprs.evaluate(jaxprs.build([invar], [held], eqns), made)
+        return made @ w
+
+    x, w = np.ones((256, 128), np.float32), np.ones((128, 8), np.float32)
+    assert jax.jit(step).lower(x, w).compile().memory_analysis().temp_size_in_bytes < 1.5 * x.nbytes
+
+
 def test_arrays_that_are_tied_are_unchanged_in_value_and_type():
     xs = (np.arange(6, dtype=np.int8), np.array([True, False]), np.full((2, 2), -0.0, np.float32), np.array([2j]))
     outs = run(lambda w, *xs: tied(xs, w), np.float32(7), *xs)

@@ -101,3 +101,53 @@ def test_a_small_value_in_a_checkpointed_region_is_not_saved_in_place_of_its_res
     waves = jax.checkpoint(lambda y: jnp.sin(y) * jnp.cos(y))
     cut = aot.function(lambda x: waves(wide(x)).sum()).trace(np.ones(8, np.float32)).partition("min_cut")
     assert [s.op for s in cut.plan.saved] == ["broadcast_in_dim"]
+
+
+ENDS = "it ends a chain of transcendental functions"
+
+CHAINS = {
+    "two in a chain": ("%1:float32[8] = exp %0\n%2:float32[8] = neg %1\n%3:float32[8] = log1p %2", ENDS),
+    "two in a call": ("%1:float32[8] = jit %0 holds exp log1p mul", ENDS),
+    "one in a call": ("%1:float32[8] = jit %0 holds tanh mul", ""),
+    "side by side": ("%1:float32[8] = exp %0\n%2:float32[8] = sin %0\n%3:float32[8] = mul %1 %2", ""),
+    "a chain begins anew": ("%1:float32[8] = exp %0\n%2:float32[8] = sin %1\n%3:float32[8] = tanh %2", ""),
+    "a product between": ("%1:float32[8] = exp %0\n%2:float32[8] = dot_general %1\n%3:float32[8] = tanh %2", ""),
+    "fewer elements": (
+        "%1:float32[1] = slice %0\n%2:float32[1] = exp %1\n%3:float32[8] = broadcast_in_dim %2\n%4:float32[8] = sin %3",
+        "",
+    ),
+    "more elements": ("%1:float32[8] = exp %0\n%2:float32[1] = slice %1\n%3:float32[1] = sin %2", ENDS),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_two_transcendental_functions_for_each_element_do_not_run_twice(chain):
+    text, reason = CHAINS[chain]
+    last = len(text.splitlines())
+    graph = parse(f"primal %0:float32[8]\n{text}\noutput %{last}")
+    assert judge(graph, classify(graph))[last].not_recomputed == reason
+
+
+CARRIED = """
+    loop 1 x5
+    primal %0:float32[3]
+    cotangent %1:float32[3]
+    %2:float32[3] %3:float32[3]@1 = loop %0 %4 body 1 of loop 1 {
+        #3 %4:float32[3] = cos %3
+        %5:float32[3] = tanh %4
+        %6:float32[3] = exp %5
+        next %4
+    }
+    %7:float32[3] = reduce_sum %6
+    backward:
+    %8:float32[3] = mul %1 %2
+    output %7
+    gradient %8
+"""
+
+
+def test_what_a_loop_carries_begins_a_chain():
+    graph = parse(CARRIED)
+    verdicts = judge(graph, classify(graph))
+    assert verdicts[5] == Verdict()
+    assert verdicts[6].not_recomputed == ENDS
