@@ -58,6 +58,8 @@ FUSED = ELEMENTWISE - _DEAR
 #: So many of them for each element, one upon the other, are not worth running twice. Softplus is two, and saving it the
 #: suite's interatomic potential takes 0.97 of plain's time instead of 1.06, its simulated robots 0.87 instead of 1.05.
 _TOO_DEAR = 2
+
+#: A gather moves elements too, but reads them from anywhere, past the cache.
 _IN_ORDER = CHEAP - {"gather"}
 
 
@@ -120,7 +122,7 @@ def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
     for op in graph.ops:
         if op.id not in facts.forward or op.name not in CHEAP | CALLS or heavy(graph, op):
             continue
-        size = max(math.prod(graph.values[v].shape) for v in op.outputs)
+        size = max((math.prod(graph.values[v].shape) for v in op.outputs), default=0)
         own = len(op.inner & _DEAR) if op.name in CALLS else int(op.name in _DEAR)
         read = (counts[v] * min(1.0, math.prod(graph.values[v].shape) / max(size, 1)) for v in op.inputs if v in counts)
         count = own + max(read, default=0.0)
