@@ -2,13 +2,14 @@
 
     python -m benchmarks.bench                      # all programs and methods: an hour or so on two cores
     python -m benchmarks.bench resnet lstm          # some programs
+    python -m benchmarks.bench --resume             # go on where a run was stopped
     python -m benchmarks.bench --methods jointcut   # methods whose name holds a word; plain is always there
     python -m benchmarks.bench --size tiny          # a smoke test: few rounds, no claim
     python -m benchmarks.bench --size large         # for a GPU
 
-The figures go to `benchmarks/results/` as JSON, with the machine and the versions they were measured on, and as a
-scatter plot of peak against time. Each method of jointcut is timed in close pairs with plain; the many methods with
-`jax.checkpoint` go round with plain, fewer times.
+The figures go to `benchmarks/results/` after each program, as JSON with the machine and the versions they were measured
+on, and in the end as a scatter plot of peak against time. Each method of jointcut is timed in close pairs with plain;
+the many methods with `jax.checkpoint` go round with plain, fewer times.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from benchmarks.measure import Spread, Timing, machine, time_together, wide_cons
 from benchmarks.methods import AGAIN, OURS, PLAIN, Method, Step, methods_for
 from benchmarks.picture import scatter
 from benchmarks.programs import PROGRAMS, SIZES, Program, load
-from benchmarks.report import Result, Row, judge, summary_of, table_of, write_results
+from benchmarks.report import Result, Row, judge, read_results, summary_of, table_of, write_results
 from benchmarks.scaling import DEPTHS, measure_call, measure_scaling
 from jointcut import aot
 
@@ -36,12 +37,15 @@ def main() -> None:
     """Measure, print, judge, write."""
     options = parse_options()
     console = wide_console(150)
+    where, path = machine() | {"size": options.size}, results_path(options)
+    results = read_results(where, path) if options.resume else []
     warm_up()
-    results: list[Result] = []
-    with tqdm(options.programs, unit="program", disable=None) as bar:
+    measured = {r.name for r in results}
+    with tqdm([name for name in options.programs if name not in measured], unit="program", disable=None) as bar:
         for name in bar:
             bar.set_description(name)
             results.append(measure_program(load(name, options.size), options, bar))
+            write_results(where, results, [], [], [], path)
             with bar.external_write_mode():
                 console.print(table_of(results[-1]))
     scaling = [measure_scaling(layers) for layers in (DEPTHS[:1] if options.size == "tiny" else DEPTHS)]
@@ -66,11 +70,7 @@ def main() -> None:
     for target in targets:
         verdict = "[green]reached[/]" if target.reached else "[red]missed [/]"
         console.print(f"{verdict} {target.claim}: {target.measured:.3g}{target.unit}, bound {target.bound:g}")
-    where = machine()
-    folder = Path(tempfile.mkdtemp()) if options.size == "tiny" or options.partial else RESULTS
-    only = f"-{options.methods.replace(' ', '_')}" if options.methods else ""
-    path = folder / f"bench-{where['backend']}-py{where['python']}-jax{where['jax']}{only}.json"
-    write_results(where | {"size": options.size}, results, scaling, calls, targets, path)
+    write_results(where, results, scaling, calls, targets, path)
     scatter(path.with_suffix(".png"), results)
     console.print(f"Written to {path} and {path.with_suffix('.png').name}")
 
@@ -82,15 +82,26 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--methods", default="", help="only methods whose name holds this, and plain")
     parser.add_argument("--rounds", type=int, default=None, help="timing rounds of jointcut's methods (16)")
     parser.add_argument("--size", choices=SIZES, default="small", help="how large the programs are (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep the programs that a stopped run has measured")
     options = parser.parse_args()
     unknown = sorted(set(options.programs) - set(PROGRAMS))
     if unknown:
         parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
     if options.rounds is not None and options.rounds < 2:
         parser.error("--rounds must be at least 2")
+    if options.resume and (options.programs or options.size == "tiny"):
+        parser.error("--resume goes on with the whole suite at its small or large size; name no programs")
     options.partial = bool(options.programs)
     options.programs = options.programs or list(PROGRAMS)
     return options
+
+
+def results_path(options: argparse.Namespace) -> Path:
+    """Where the figures go: with the project's own, if the whole suite is measured at a size that counts."""
+    where = machine()
+    folder = Path(tempfile.mkdtemp()) if options.size == "tiny" or options.partial else RESULTS
+    only = f"-{options.methods.replace(' ', '_')}" if options.methods else ""
+    return folder / f"bench-{where['backend']}-py{where['python']}-jax{where['jax']}{only}.json"
 
 
 def warm_up() -> None:
@@ -118,7 +129,9 @@ def measure_program(program: Program, options: argparse.Namespace, bar: tqdm) ->
     others = {name: step for name, step in steps.items() if name not in OURS}
     timings = timed(others, fewer) if len(others) > 2 else {}
     timings |= timed(ours, rounds)
-    return Result(program, {name: Row(step, timings[name]) for name, step in steps.items()}, forward(program, rounds))
+    rows = {name: Row(step.figures, timings[name]) for name, step in steps.items()}
+    sizes = dict(program.sizes) | {"parameters": program.num_parameters}
+    return Result(program.name, program.title, sizes, rows, forward(program, rounds))
 
 
 def timed(steps: Mapping[str, Step], rounds: int) -> dict[str, Timing]:

@@ -7,6 +7,7 @@ so that a slow minute of the machine slows all of them alike.
 
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -101,9 +102,10 @@ class Timing:
 def time_together(
     calls: Mapping[str, Call], reference: str, rounds: int, on_call: Callable[[], object] = lambda: None
 ) -> dict[str, Timing]:
-    """Time all calls in rotating order; ratios are to `reference` in the same round.
+    """Time all calls in an order drawn anew for each round; ratios are to `reference` in the same round.
 
-    Each call runs once before the first round. `on_call` is told of every call that ended, for a progress
+    In turn, plain came out 2 % slower behind itself than behind another, by what the one before leaves in caches and
+    heaps. Each call runs once before the first round. `on_call` is told of every call that ended, for a progress
     bar.
     """
     if rounds < 2:
@@ -114,8 +116,7 @@ def time_together(
         jax.block_until_ready(calls[name]())
         on_call()
     for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in random.Random(turn).sample(names, len(names)):
             start = time.perf_counter()
             jax.block_until_ready(calls[name]())
             seconds[name].append(time.perf_counter() - start)

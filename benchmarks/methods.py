@@ -7,7 +7,7 @@ and wherever else the program has a place for it, compiled as it comes and with 
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -34,16 +34,14 @@ AGAIN = "plain again"  # the same program, timed as if it were another: what the
 INSIDE, TWO = "jointcut min_cut in jax.jit", "jointcut min_cut, 2 programs"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One training step, built.
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a training step costs before it runs.
 
     `saved_bytes` and `dots` are counted in the jaxprs, the other bytes are XLA's. `compile_s` is XLA's own time,
     `lower_s` what it takes JAX to bring the program there.
     """
 
-    call: Call
-    programs: tuple[Compiled, ...]
     activation_bytes: int
     peak_bytes: int
     saved_bytes: int
@@ -58,6 +56,19 @@ class Step:
     def share_of_compile(self) -> float:
         """Seconds to trace and to cut, for each second that XLA compiles."""
         return (self.trace_s + self.cut_s) / self.compile_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Figures):
+    """One training step, built: what to call, and the compiled programs behind it."""
+
+    call: Call
+    programs: tuple[Compiled, ...]
+
+    @property
+    def figures(self) -> Figures:
+        """The figures alone, without the programs that they belong to."""
+        return Figures(**{field.name: getattr(self, field.name) for field in fields(Figures)})
 
 
 Method = Callable[[Program], Step]

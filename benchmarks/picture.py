@@ -96,7 +96,7 @@ def draw_panel(axes: Axes, result: Result) -> None:
     if MIN_CUT in result.rows:
         at = (result.time(MIN_CUT), result.peak(MIN_CUT))
         axes.annotate("min_cut", at, (5, -9), textcoords="offset points", fontsize=8, color=FAMILIES["jointcut"])
-    axes.set_title(result.program.name, fontsize=10)
+    axes.set_title(result.name, fontsize=10)
     axes.set_ylim(0, 1.3)
     axes.set_xlim(0.6, max(1.3, 1.05 * max(map(result.time, result.rows))))  # one scale, unless something is slower yet
     axes.spines[["top", "right"]].set_visible(False)

@@ -12,8 +12,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.measure import Spread, Timing
-from benchmarks.methods import AGAIN, INSIDE, MIN_CUT, PLAIN, Step
-from benchmarks.programs import Program
+from benchmarks.methods import AGAIN, INSIDE, MIN_CUT, PLAIN, Figures
 from benchmarks.scaling import CallCost, Scaling
 
 MB = 1e6
@@ -50,7 +49,7 @@ SUMMARY_CAPTION = (
 class Row:
     """One method on one program: as built, and as timed beside plain."""
 
-    step: Step
+    step: Figures
     timing: Timing
 
 
@@ -58,7 +57,9 @@ class Row:
 class Result:
     """One program under all methods; `forward` is the time of a call without gradient over that of `jax.jit`."""
 
-    program: Program
+    name: str
+    title: str
+    sizes: Mapping[str, Any]
     rows: Mapping[str, Row]
     forward: Spread
 
@@ -98,8 +99,7 @@ class Target:
 
 def table_of(result: Result) -> Table:
     """All methods on one program."""
-    program = result.program
-    title = f"{program.name}: {program.title}"
+    title = f"{result.name}: {result.title}"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=CAPTION, caption_justify="left")
     table.add_column("method", no_wrap=True)
     for heading in HEADINGS:
@@ -161,7 +161,7 @@ def summary_of(results: Sequence[Result]) -> Table:
             "none as fast" if best is None else f"{r.peak(best):.2f} {r.time(best):.2f} {best[len('checkpoint ') :]}"
         )
         table.add_row(
-            r.program.name,
+            r.name,
             f"{plain.step.peak_bytes / MB:.0f}",
             f"{plain.timing.seconds.median * 1e3:.0f}",
             *(f"{column(r):.2f}" for column in _COLUMNS),
@@ -183,7 +183,7 @@ def judge(results: Sequence[Result], scaling: Sequence[Scaling], calls: Sequence
     """Hold the figures against what the project has promised."""
     targets: list[Target] = []
     for r in results:
-        name = r.program.name
+        name = r.name
         for method, where in ((MIN_CUT, ""), (INSIDE, " in jit")):
             targets.append(Target(f"{name}{where}: peak over plain's", r.peak(method), 1.00))
             targets.append(Target(f"{name}{where}: time over plain's", r.time(method), 1.03))
@@ -212,9 +212,9 @@ def judge(results: Sequence[Result], scaling: Sequence[Scaling], calls: Sequence
 
 def _of_gpt(r: Result) -> list[Target]:
     plain, ours = r.rows[PLAIN].step, r.rows[MIN_CUT].step
-    if r.program.name == "gpt-scan":
+    if r.name == "gpt-scan":
         return [Target("gpt-scan: activation bytes over plain's", r.activations(MIN_CUT), 0.50)]
-    if r.program.name == "gpt-unrolled":
+    if r.name == "gpt-unrolled":
         saved = ours.saved_bytes / plain.saved_bytes
         return [
             Target("gpt-unrolled: bytes saved over JAX's residuals", saved, 0.40),
@@ -240,23 +240,49 @@ def write_results(
     targets: Sequence[Target],
     path: Path,
 ) -> None:
-    """Write everything measured as JSON."""
+    """Write everything measured as JSON; a file that is there is replaced whole or not at all."""
     record = {
         "machine": dict(where),
-        "programs": {r.program.name: _record(r) for r in results},
+        "programs": {r.name: _record(r) for r in results},
         "scaling": [asdict(s) for s in scaling],
         "calls": [asdict(c) for c in calls],
         "targets": [asdict(t) | {"reached": t.reached} for t in targets],
     }
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(record, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def read_results(where: Mapping[str, Any], path: Path) -> list[Result]:
+    """The programs that were measured when the file was last written; none if there is no file.
+
+    Raises `ValueError` if that was on another machine, with other versions or at another size.
+    """
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    for key in where:
+        there, here = record["machine"].get(key), where[key]
+        if key != "date" and there != here:
+            raise ValueError(f"{path} was measured with {key} {there}, here it is {here}: measure all again")
+    return [_result(name, fields) for name, fields in record["programs"].items()]
 
 
 def _record(result: Result) -> dict[str, Any]:
-    unwritten = {"call", "programs"}
-    methods = {
-        name: {k: v for k, v in vars(row.step).items() if k not in unwritten} | {"timing": asdict(row.timing)}
-        for name, row in result.rows.items()
+    methods = {name: asdict(row.step) | {"timing": asdict(row.timing)} for name, row in result.rows.items()}
+    return {
+        "title": result.title,
+        "sizes": dict(result.sizes),
+        "forward": asdict(result.forward),
+        "methods": methods,
     }
-    sizes = dict(result.program.sizes) | {"parameters": result.program.num_parameters}
-    return {"sizes": sizes, "forward": asdict(result.forward), "methods": methods}
+
+
+def _result(name: str, record: Mapping[str, Any]) -> Result:
+    rows = {}
+    for method, fields in record["methods"].items():
+        timing = {part: Spread(**spread) for part, spread in fields["timing"].items()}
+        step = Figures(**{key: value for key, value in fields.items() if key != "timing"})
+        rows[method] = Row(step, Timing(**timing))
+    return Result(name, record["title"], record["sizes"], rows, Spread(**record["forward"]))

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import benchmarks.programs as suite
+from benchmarks.measure import Spread, Timing, machine
+from benchmarks.methods import PLAIN, Figures
 from benchmarks.programs import PROGRAMS, Program, load
+from benchmarks.report import Result, Row, read_results, write_results
 from jointcut import aot
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -81,3 +84,27 @@ def test_the_list_of_programs_quotes_the_first_line_of_each_file():
     listed = dict(re.findall(r"^- (\w+): (.*)$", suite.__doc__ or "", re.MULTILINE))
     files = {p.stem: p.read_text().split('"""')[1].splitlines()[0] for p in folder.glob("[a-z]*.py")}
     assert listed == files
+
+
+def measured(name: str) -> Result:
+    spread = Spread(0.9, 1.0, 1.25)
+    whole = dict.fromkeys(("activation_bytes", "peak_bytes", "saved_bytes", "dots"), 7)
+    seconds = dict.fromkeys(("trace_s", "cut_s", "lower_s", "compile_s"), 0.5)
+    row = Row(Figures(**whole, **seconds), Timing(spread, spread))
+    return Result(name, "of some size", {"width": 3}, {PLAIN: row}, spread)
+
+
+def test_a_stopped_run_goes_on_with_what_it_has_measured(tmp_path):
+    where, path = machine() | {"size": "small"}, tmp_path / "results" / "bench.json"
+    assert read_results(where, path) == []
+    write_results(where, [measured("mlp"), measured("vit")], [], [], [], path)
+    assert read_results(where | {"date": "later"}, path) == [measured("mlp"), measured("vit")]
+    assert [p.name for p in path.parent.iterdir()] == ["bench.json"]
+
+
+def test_figures_of_another_machine_are_not_mixed_in(tmp_path):
+    where, path = machine() | {"size": "small"}, tmp_path / "bench.json"
+    write_results(where, [measured("mlp")], [], [], [], path)
+    refusal = f"{path} was measured with jax {where['jax']}, here it is 9.9: measure all again"
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        read_results(where | {"jax": "9.9"}, path)
