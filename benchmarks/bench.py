@@ -16,6 +16,7 @@ import argparse
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -37,7 +38,8 @@ def main() -> None:
     """Measure, print, judge, write."""
     options = parse_options()
     console = wide_console(150)
-    where, path = machine() | {"size": options.size}, results_path(options)
+    where = machine() | {"size": options.size}
+    path = results_path(where, options)
     results = read_results(where, path) if options.resume else []
     warm_up()
     measured = {r.name for r in results}
@@ -96,9 +98,8 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def results_path(options: argparse.Namespace) -> Path:
+def results_path(where: Mapping[str, Any], options: argparse.Namespace) -> Path:
     """Where the figures go: with the project's own, if the whole suite is measured at a size that counts."""
-    where = machine()
     folder = Path(tempfile.mkdtemp()) if options.size == "tiny" or options.partial else RESULTS
     only = f"-{options.methods.replace(' ', '_')}" if options.methods else ""
     return folder / f"bench-{where['backend']}-py{where['python']}-jax{where['jax']}{only}.json"

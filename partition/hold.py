@@ -42,7 +42,7 @@ def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
     No fusion reaches across it, and where nothing else reads the array afterwards it works in place. (The branch taken
     must be the first, which is the one for false: XLA copies what a later branch returns of its operands.)
     """
-    eqns, (out,) = _written(_wait, [witness, atom])
+    eqns, (out,) = _equations(_wait, [witness, atom])
     return eqns, out
 
 
@@ -69,7 +69,7 @@ def number(witness: Atom) -> tuple[list[Equation], Var]:
     Made in a branch, like `waiting`: otherwise XLA may fuse the whole computation of that element into each of its
     readers, and keep the operands of that computation alive for them.
     """
-    eqns, (out,) = _written(_number, [witness])
+    eqns, (out,) = _equations(_number, [witness])
     return eqns, out
 
 
@@ -84,7 +84,7 @@ def tied(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var
     What is computed from the results is neither merged with equal equations elsewhere nor started before `witness` is
     there. Where the array feeds an elementwise op the selection is fused into it and costs nothing.
     """
-    return _written(_select, [witness, *atoms])
+    return _equations(_select, [witness, *atoms])
 
 
 def _select(seed: Any, *xs: Any) -> list[Any]:
@@ -92,7 +92,7 @@ def _select(seed: Any, *xs: Any) -> list[Any]:
     return [lax.select_n(true, lax.full_like(x, 0), x) for x in xs]
 
 
-def _written(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
+def _equations(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
     """The equations of one of the functions above, and the variables of its results.
 
     Traced once for arguments of one kind: tracing each anew took most of the time to emit a large program.

@@ -183,7 +183,7 @@ class _Scheduler:
     def repeated(self, v: int) -> int:
         """What a cotangent repeats, if it does: a barrier would have to write all of it out."""
         maker = self.graph.values[v].maker
-        while maker is not None and self.graph.ops[maker].name in REPEATING and not self.is_constant(v):
+        while maker is not None and self.graph.ops[maker].name in REPEATING and self.graph.ops[maker].inputs:
             v = self.graph.ops[maker].inputs[0]
             maker = self.graph.values[v].maker
         return v

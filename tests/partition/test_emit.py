@@ -106,6 +106,12 @@ def equations(closed):
     return jaxprs.opened(closed)[0].eqns
 
 
+def within(closed):
+    """The equations in the bodies of a jaxpr's scans."""
+    scans = [eqn for eqn in equations(closed) if eqn.primitive.name == "scan"]
+    return [eqn for scan in scans for eqn in jaxprs.scan_layout(scan).body.eqns]
+
+
 def test_a_cotangent_goes_on_unheld_when_recomputation_waits_for_it(traced):
     """Only what starts the recomputation waits, each value behind a barrier of its own."""
     source = traced("two_layers")
@@ -116,12 +122,6 @@ def test_a_cotangent_goes_on_unheld_when_recomputation_waits_for_it(traced):
     for held, cotangent in (eqn.outvars for eqn in barriers):
         assert held in read
         assert cotangent not in read
-
-
-def within(closed):
-    """The equations in the bodies of a jaxpr's scans."""
-    scans = [eqn for eqn in equations(closed) if eqn.primitive.name == "scan"]
-    return [eqn for scan in scans for eqn in jaxprs.scan_layout(scan).body.eqns]
 
 
 # ------------------------------------------------------------------------------------ where an op comes from

@@ -83,7 +83,7 @@ def test_a_light_value_is_recomputed_once_more_where_its_next_reader_is_far():
     assert steps_of("neg", "dot_general") == [((0,), 1), ((0,), 7)]
 
 
-def test_a_value_whose_next_reader_is_near_or_that_is_dear_stays():
+def test_a_value_whose_next_reader_is_near_or_that_is_gathered_stays():
     assert steps_of("neg", "mul") == [((0,), 1)]
     assert steps_of("gather", "dot_general") == [((0,), 1)]
 
