@@ -54,11 +54,12 @@ def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu:
     apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and some
     values are written out before the ops that read them.
     """
-    orders = schedule(graph, facts, plan)
     hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
-    backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
-    forward = _forward(graph, facts, plan, hold, written_forward(graph, plan) if on_cpu else frozenset())
-    return Halves(forward, jaxprs.build(*backward), residuals)
+    with jaxprs.paused_collection():
+        orders = schedule(graph, facts, plan)
+        backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
+        forward = _forward(graph, facts, plan, hold, written_forward(graph, plan) if on_cpu else frozenset())
+        return Halves(forward, jaxprs.build(*backward), residuals)
 
 
 def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozenset[int]) -> Any:
