@@ -5,6 +5,10 @@ Files, in reading order:
     options: List every choice a user can make, with its default.
     compile: Lower and compile the two jaxprs for a device.
     joint: Trace the function and its gradient as one jaxpr.
+    analyse: Run the function on shapes to learn what it reads, writes and aliases.
+    traced: Hold one traced call, and put flat results back into the caller's trees.
+    signature: Describe a pair by names and positions.
+    gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     pullback: Hold a forward's residuals until the cotangent comes.

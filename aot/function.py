@@ -13,10 +13,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
@@ -24,12 +26,14 @@ from jointcut.aot import pipeline
 from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
-from jointcut.aot.stages import Cut, Traced, value_and_gradients
+from jointcut.aot.stages import Cut, Traced
+from jointcut.aot.traced import unfinished, value_and_gradients
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.split import Strategy, split
+from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
+from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, duplicates, tree_paths
 
 _KEPT_SIGNATURES = 256
 
@@ -70,7 +74,8 @@ class Function:
         """Run the function; nothing is kept for a backward."""
         if jaxprs.tracing():
             return self._inside(args, kwargs)
-        return self._jitted("call", self._function)(*args, **kwargs)
+        result = self._jitted("call", self._call)(*args, **kwargs)
+        return self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad(function, argnums, has_aux)`.
@@ -80,7 +85,9 @@ class Function:
         if jaxprs.tracing():
             return self._value_and_grad(False, None, *args, **kwargs)
         captured = self._lifted(self._options.chosen, args, kwargs)
-        return self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))(captured, *args, **kwargs)
+        run = self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))
+        result = run(captured, *args, **kwargs)
+        return self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -97,7 +104,9 @@ class Function:
             main, aux, pullback = self._vjp(False, None, *args, **kwargs)
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
-            main, aux, pullback = run(self._lifted(None, args, kwargs), *args, **kwargs)
+            result = run(self._lifted(None, args, kwargs), *args, **kwargs)
+            done = self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
+            main, aux, pullback = done
         traced = pullback.program.cut.traced
         pullback = pullback.with_inputs(traced.flat(bind(args, kwargs, self._statics)))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
@@ -124,24 +133,29 @@ class Function:
                 bound = bind(args, kwargs, self._statics)
             except TypeError:
                 return []  # the call itself will say what is wrong
-            self._captured = [c for c in self._cut(bound, positions).traced.consts if jaxprs.is_shared(c)]
+            self._captured = [c for c in self._cut(bound, positions).traced.consts if _is_shared(c)]
         return self._captured
+
+    def _finished(self, result: alias.Unfinished, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A program's result with the caller's own arrays where outputs are inputs."""
+        return alias.finished(result.result, bind(args, kwargs, self._statics).leaves)
 
     def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         program = self.__dict__.get(f"_jit_{name}")
         if program is None:
             front = 0 if name == "call" else 1  # captured arrays come first
-            program = _Explained(
-                jax.jit(
-                    run,
-                    static_argnums=tuple(n + front for n in sorted(self._statics.argnums)),
-                    static_argnames=tuple(sorted(self._statics.argnames)),
-                    keep_unused=self._options.keep_unused,
-                    compiler_options=compiling.compiler_options() if front else None,
-                ),
-                self,
-                front,
-            )
+            chosen = self._options
+            options: dict[str, Any] = {
+                "static_argnums": tuple(n + front for n in sorted(self._statics.argnums)),
+                "static_argnames": tuple(sorted(self._statics.argnames)),
+                "keep_unused": chosen.keep_unused,
+                "compiler_options": compiling.compiler_options() if front else None,
+            }
+            if name != "vjp":  # whose backward may read the arguments again
+                positions, names = chosen.donated
+                options["donate_argnums"] = tuple(n + front for n in positions)
+                options["donate_argnames"] = names
+            program = _Program(run, self, front, options)
             self.__dict__[f"_jit_{name}"] = program
         return program
 
@@ -150,25 +164,40 @@ class Function:
         known = {id(c): given for c, given in zip(self._captured or (), captured or (), strict=False)}
         return [known.get(id(c), c) for c in cut.traced.flat(bound)]
 
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
+        refuse_twice()
+        with pipeline.explained(self._name):
+            out = self._function(*args, **kwargs)
+        leaves, tree = jax.tree.flatten(out)
+        refs.refuse_results(tree_paths("result", tree), [jax.typeof(x) for x in leaves])
+        bound = bind(args, kwargs, self._statics)
+        donated = bound.leaves_of(*self._options.donated)
+        found = alias.kept_out(alias.identities(bound.leaves, leaves), donated)
+        return alias.Unfinished(jax.tree.unflatten(tree, alias.replaced(leaves, found))) if found else out
+
     def _value_and_grad(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+        if ours:
+            refuse_twice()
         bound = bind(args, kwargs, self._statics)
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
-        if traced.program.uses_references and not ours:
-            options = self._options
-            return jax.value_and_grad(self._function, options.argnums, options.has_aux)(*args, **kwargs)
         halves = compiling.halves_for(cut.split, ours)
         flat = self._flat(cut, bound, captured)
-        outputs, gradients = compiling.run_step(cut.split, halves, flat, [traced.one()])
-        return value_and_gradients(traced, outputs, gradients, bound)
+        outputs, gradients = compiling.run_step(cut.split, halves, flat, traced.ones())
+        result = value_and_gradients(traced, outputs, gradients, bound)
+        return unfinished(traced, result) if ours else result
 
-    def _vjp(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> tuple[Any, Any, Pullback]:
+    def _vjp(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+        if ours:
+            refuse_twice()
         bound = bind(args, kwargs, self._statics)
         cut = self._cut(bound, None)
         halves = compiling.halves_for(cut.split, ours)
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
         main, aux = cut.traced.results(outputs)
-        return main, aux, Pullback.of(cut, halves, residuals, main)
+        result = main, aux, Pullback.of(cut, halves, residuals)
+        return unfinished(cut.traced, result) if ours else result
 
     def _cut(self, bound: Bound, positions: tuple[int, ...] | None) -> Cut:
         """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
@@ -190,23 +219,39 @@ class Function:
         else:
             with pipeline.explained(self._name):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
-            if source.uses_references:  # JAX has no custom rules for functions that touch references
-                call = functools.partial(jaxprs.evaluate, source.closed)
-            else:
-                cut = functools.partial(self._cut_inside, source, bound.abstract())
-                call = differentiable(source.closed, cut)
+            call = self._call_inside(source, bound.abstract())
             if not any(map(jaxprs.is_tracer, source.consts)):
                 _keep(self._insides, key, (source, call))
         outputs = call(*source.consts, *bound.leaves)
         return jax.tree.unflatten(source.results.out_tree, outputs)
 
-    def _cut_inside(self, source: Any, bound: Bound, mask: tuple[bool, ...]) -> Any:
+    def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
+        """A flat function with the halves as its derivative."""
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        flat = functools.partial(jaxprs.evaluate, source.closed)
+        if not source.uses_references:
+            return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
+        pure = refs.Pure.of(source.closed)
+        if pure is None:  # JAX itself must differentiate it
+            return functools.partial(jaxprs.evaluate, source.closed)
+        run = differentiable(pure.closed, functools.partial(self._cut_inside, pure.closed, paths))
+
+        def call(*flat: Any) -> list[Any]:
+            with pipeline.explained(self._name):
+                return pure.write_back(flat, run(*pure.read(flat)))
+
+        return call
+
+    def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
+        flat = functools.partial(jaxprs.evaluate, closed)
         with pipeline.explained(self._name):
-            program = joint(flat, jaxprs.input_structs(source.closed), False, mask, paths)
+            program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
         made = split(program.closed, program.roles, self._options.strategy)
         return made.graph, compiling.halves_for(made, False), program.consts
+
+
+def _is_shared(x: Any) -> bool:
+    """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
+    return isinstance(x, jax.Array | np.ndarray | jax.Ref)
 
 
 def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
@@ -216,23 +261,72 @@ def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
         known.pop(next(iter(known)))
 
 
-class _Explained:
-    """A jitted function that says by the user's path which argument it cannot take."""
+class _Twice(Exception):
+    """Raised while a program is traced for arguments among which an array stands twice."""
 
-    def __init__(self, program: Callable[..., Any], owner: Function, front: int) -> None:
-        self.program, self.owner, self.front = program, owner, front
+
+_pending = threading.local()  # the arguments of the call that is under way, for the trace that it may set off
+
+
+class _Program:
+    """A jitted function on the call path.
+
+    It says by the user's path which argument it cannot take. Once it has met an array that stands twice among the
+    arguments, or an object that JAX does not take but that can give its array, it looks for such at each call; before
+    that a call costs what it costs `jax.jit`.
+    """
+
+    def __init__(self, run: Callable[..., Any], owner: Function, front: int, options: dict[str, Any]) -> None:
+        self.program = jax.jit(run, **options)
+        self.run, self.owner, self.front, self.options = run, owner, front, options
+        self.looks_closer = False
+        self.deduplicated: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.looks_closer:
+            return self.closer(args, kwargs)
+        _pending.call = args[self.front :], kwargs
         try:
             return self.program(*args, **kwargs)
+        except _Twice:
+            return self.closer(args, kwargs)
         except JointcutError:
             raise
         except jax.errors.JAXTypeError as error:
             pipeline.note(error, self.owner._name)
             raise
         except (TypeError, ValueError):
-            bind(args[self.front :], kwargs, self.owner._statics)
-            raise
+            if not bind(args[self.front :], kwargs, self.owner._statics).has_objects:
+                raise
+        finally:
+            _pending.call = None
+        return self.closer(args, kwargs)
+
+    def closer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run with the arrays of objects, and each array once."""
+        self.looks_closer, _pending.call = True, None
+        front, bound = args[: self.front], bind(args[self.front :], kwargs, self.owner._statics)
+        if not bound.duplicates:
+            given, named = bound.rebuild(bound.leaves)
+            return self.program(*front, *given, **named)
+        key = (bound.tree, bound.places, bound.statics)
+        if key not in self.deduplicated:
+            shapes = bound.abstract()
+
+            def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
+                given, named = shapes.rebuild([unique[p] for p in shapes.places])
+                return self.run(*front, *given, **named)
+
+            kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
+            _keep(self.deduplicated, key, jax.jit(run, **kept))
+        return self.deduplicated[key](front, bound.unique)
+
+
+def refuse_twice() -> None:
+    """Stop a trace that was set off by a call in which an array stands twice: that one has a program of its own."""
+    call = getattr(_pending, "call", None)
+    if call is not None and duplicates(jax.tree.leaves(call)):
+        raise _Twice
 
 
 class Method:
@@ -273,6 +367,8 @@ def function(
     static_argnames: str | Sequence[str] | None = None,
     strategy: Strategy = "min_cut",
     keep_unused: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -285,12 +381,16 @@ def function(
         strategy: `"min_cut"` (least bytes saved with nothing heavy recomputed), `"save_all"` (what JAX keeps), or a
             function from a `jointcut.partition.Graph` to a `jointcut.partition.Plan`.
         keep_unused: keep arguments of compiled programs that nothing reads.
+        donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them.
+        donate_argnames: their names.
 
     Raises:
         TraceError: `fun` is not callable, or an option names no position.
         StrategyError: the strategy is unknown.
     """
-    options = Options(argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused)
+    options = Options(
+        argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
+    )
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

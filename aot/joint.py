@@ -17,7 +17,9 @@ import jax
 from jointcut.partition import jaxprs, rewrite
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
+from jointcut.wrappers import refs
 from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.tree import tree_paths
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,22 @@ class Results:
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
         avals = tuple(map(jax.typeof, leaves))
-        return leaves, cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves))
+        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves))
+        if any(map(jaxprs.is_reference, avals)):
+            refs.refuse_results(results.paths, avals)
+        return leaves, results
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """How the user reaches each output, `result['loss']`."""
+        return tree_paths("result", self.tree)
+
+    @property
+    def tree(self) -> Any:
+        """The tree of all that the function returns, a pair with `has_aux`."""
+        if self.aux_tree is None:
+            return self.out_tree
+        return jax.tree_util.treedef_tuple((self.out_tree, self.aux_tree))
 
     @property
     def with_cotangent(self) -> tuple[bool, ...]:
@@ -104,23 +121,39 @@ class Joint:
         return any(map(jaxprs.is_tracer, self.consts))
 
     @property
+    def is_train(self) -> bool:
+        """Whether there is a backward: something is differentiated, and something can carry a cotangent."""
+        return Role.GRADIENT in self.roles.outputs and Role.COTANGENT in self.roles.inputs
+
+    @property
     def uses_references(self) -> bool:
         """Whether the program reads or writes a `jax.Ref`."""
         return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
 
 
 def joint(
-    function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool, mask: Sequence[bool], paths: Sequence[str]
+    function: Callable[..., Any],
+    leaves: Sequence[Any],
+    has_aux: bool,
+    mask: Sequence[bool],
+    paths: Sequence[str],
+    places: Sequence[int] | None = None,
 ) -> Joint:
-    """Trace forward and backward of a flat function for the leaves chosen by `mask`.
+    """Trace forward and backward of a flat function for the arguments chosen by `mask`.
 
+    `places` says for each argument of the function which of the `leaves` stands there (by default each its own), and
+    `paths` what the leaves are called: an array that stands at two places is one input with a gradient for each place.
+    Without any chosen leaf nothing needs a gradient: the program is the function alone, and no derivative is traced.
     Where the user's `jax.checkpoint` shows in the backward, the function is traced once more as a jaxpr whose
     equations know that they stand under it, and that is differentiated.
     """
-    made, has_checkpoint = _joint(function, leaves, has_aux, mask, paths)
+    places = range(len(leaves)) if places is None else places
+    if not any(mask):
+        return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
+    made, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
     if not has_checkpoint:
         return made
-    source = primal(function, leaves, has_aux)
+    source = primal(function, [leaves[p] for p in places], has_aux)
     count = len(source.consts)
     results = source.results
 
@@ -131,17 +164,40 @@ def joint(
         return (trees, jax.tree.unflatten(results.aux_tree, out[main:])) if has_aux else trees
 
     names = [*(f"constant {i}" for i in range(count)), *paths]
-    made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names)
+    shifted = [*range(count), *(count + p for p in places)]
+    made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
     return replace(made, consts=(*made.consts, *source.consts))
 
 
+def _inference(source: Primal, paths: Sequence[str]) -> Joint:
+    """The program of a function that nothing is differentiated of: `(constants, leaves) -> outputs`."""
+    jaxpr, consts = jaxprs.opened(rewrite.inlined(source.closed))
+    eqns, ends, boundary = rewrite.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    values = (*consts, *source.consts)
+    roles = Roles(
+        (Role.PRIMAL,) * len(invars),
+        (Role.OUTPUT,) * len(ends),
+        boundary,
+        (*(f"constant {i}" for i in range(len(values))), *paths),
+    )
+    return Joint(jaxprs.build(invars, ends, eqns), roles, values, source.results)
+
+
 def _joint(
-    function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool, mask: Sequence[bool], paths: Sequence[str]
+    function: Callable[..., Any],
+    leaves: Sequence[Any],
+    has_aux: bool,
+    mask: Sequence[bool],
+    paths: Sequence[str],
+    places: Sequence[int],
 ) -> tuple[Joint, bool]:
     kept, found = _Residuals(), list[Results]()
 
     @functools.wraps(function)
-    def forward(*xs: Any) -> tuple[list[Any], list[Any]]:
+    def forward(*entered: Any) -> tuple[list[Any], list[Any]]:
+        xs = [entered[p] for p in places]
+
         @functools.wraps(function)
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
             given = iter(picked)
@@ -153,7 +209,7 @@ def _joint(
 
         main, pull, rest = jax.vjp(chosen, *(x for x, on in zip(xs, mask, strict=True) if on), has_aux=True)
         main, rest = iter(main), iter(rest)
-        return [next(main) if on else next(rest) for on in found[0].with_cotangent], kept.take(pull, xs)
+        return [next(main) if on else next(rest) for on in found[0].with_cotangent], kept.take(pull, entered)
 
     front, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
     results = found[0]

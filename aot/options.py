@@ -9,6 +9,7 @@ from typing import Any
 from jointcut.partition import mincut
 from jointcut.partition.errors import StrategyError, TraceError, choices, message
 from jointcut.partition.split import Strategy
+from jointcut.wrappers.tree import Statics
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Options:
         static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
         strategy: `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`.
         keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
+        donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them,
+            since its backward may read them.
     """
 
     argnums: int | Sequence[int] = 0
@@ -29,11 +32,23 @@ class Options:
     static_argnames: str | Sequence[str] | None = None
     strategy: Strategy = "min_cut"
     keep_unused: bool = False
+    donate_argnums: int | Sequence[int] = ()
+    donate_argnames: str | Sequence[str] = ()
 
     @property
     def chosen(self) -> tuple[int, ...]:
         """The differentiated positions as a tuple."""
         return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+
+    @property
+    def donated(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The donated positions and names as tuples."""
+        nums, names = self.donate_argnums, self.donate_argnames
+        return _as_tuple(nums), _as_tuple(names)
+
+
+def _as_tuple(given: Any) -> Any:
+    return (given,) if isinstance(given, int | str) else tuple(given)
 
 
 def checked(function: Any, options: Options) -> Options:
@@ -55,7 +70,10 @@ def checked(function: Any, options: Options) -> Options:
         raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
-    return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused)
+    _integers("donate_argnums", options.donate_argnums)
+    donated = Statics.of(function, options.donate_argnums or None, options.donate_argnames or None, "donate")
+    given, given_names = tuple(sorted(donated.argnums)), tuple(sorted(donated.argnames))
+    return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names)
 
 
 def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:

@@ -41,7 +41,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     wrapped = stack.pre_compile((TreeWrapper(shapes), GuardsWrapper(shapes)), Target(function, Convention((), ())))
     with explained(name), jaxprs.paused_collection():
         mask = [i in wanted for i in range(len(bound.leaves))]
-        program = joint(wrapped.target.function, bound.leaves, options.has_aux, mask, bound.paths())
+        paths = [path for i, path in enumerate(bound.paths()) if i not in bound.duplicates]
+        program = joint(wrapped.target.function, bound.unique, options.has_aux, mask, paths, bound.places)
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
 
 
@@ -53,7 +54,7 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
     spans = bound.spans
     if positions is None:
         leaves = [i for span in spans for i in span]
-        return tuple(i for i in leaves if is_inexact(slot("", bound.leaves[i]).dtype))
+        return tuple(i for i in leaves if _carries_derivative(bound.leaves[i]))
     for place in positions:
         if not -len(spans) <= place < len(spans):
             what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {len(spans)}."
@@ -61,13 +62,24 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
     if len({place % len(spans) for place in positions}) < len(positions):
         raise TraceError(message(f"argnums={options.argnums}", "names an argument twice.", "Name each once."))
     chosen = [i for place in positions for i in spans[place]]
+    chosen = [i for i in chosen if _carries_derivative(bound.leaves[i]) or i not in bound.contained]
     for i in chosen:
+        if isinstance(bound.leaves[i], jax.Ref):
+            what = "is a jax.Ref: value_and_grad differentiates arrays."
+            cure = (
+                f"Leave it out of argnums={options.argnums}, or pass what it holds, ref[...], and differentiate that."
+            )
+            raise TraceError(message(bound.paths()[i], what, cure))
         found = slot("", bound.leaves[i])
         if not is_inexact(found.dtype):
             what = f"is {found.dtype}: value_and_grad differentiates floating-point arguments."
             cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
             raise TraceError(message(bound.paths()[i], what, cure))
     return tuple(sorted(set(chosen)))
+
+
+def _carries_derivative(leaf: Any) -> bool:
+    return not jaxprs.is_reference(jax.typeof(leaf)) and is_inexact(slot("", leaf).dtype)
 
 
 @contextmanager
@@ -84,6 +96,14 @@ def explained(name: str) -> Iterator[None]:
         what = f"cannot be differentiated: {error}"
         cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
+    except Exception as error:  # JAX raises a bare Exception here
+        if type(error) is not Exception or "differentiated value on a non-differentiated array reference" not in str(
+            error
+        ):
+            raise
+        what = "writes a value that is differentiated into a jax.Ref that is not."
+        cure = "Write jax.lax.stop_gradient(value): statistics and counters need no derivative."
+        raise TraceError(message(name, what, cure)) from error
 
 
 def note(error: BaseException, name: str) -> None:

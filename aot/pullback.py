@@ -7,42 +7,43 @@ cotangent tree per positional argument. It is a pytree, so it can leave a `jax.j
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.tree_util import keystr, tree_flatten_with_path
+import jax.numpy as jnp
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.stages import Cut
-from jointcut.partition import jaxprs, verify
+from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
-from jointcut.partition.errors import CallError, message
-from jointcut.wrappers.convention import is_inexact, slot
-from jointcut.wrappers.tree import is_array_like
+from jointcut.wrappers.zeros import Backwards
 
-_CURE = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 @dataclass(frozen=True)
 class Program:
-    """The static part of a pullback: the cut, the halves it runs, and what the output looked like."""
+    """The static part of a pullback: the cut, and the halves it runs."""
 
     cut: Cut = field(compare=False)
     halves: Halves = field(compare=False)
-    outputs: tuple[jax.ShapeDtypeStruct, ...] = field(compare=False)
     key: int
     made: dict[str, Any] = field(compare=False, default_factory=dict, repr=False)
 
-    def run(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """The flat gradients, in this trace or compiled."""
-        if jaxprs.tracing():
-            return verify.backward(self.halves, residuals, cotangents)
-        if "run" not in self.made:
-            run = functools.partial(verify.backward, self.halves)
-            self.made["run"] = jax.jit(run, compiler_options=compiling.compiler_options())
-        return self.made["run"](residuals, cotangents)
+    def run(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
+        """The flat gradients, in this trace or compiled; None stands for a cotangent that is zero."""
+        name = "inlined" if jaxprs.tracing() else "compiled"
+        if name not in self.made:
+            options = compiling.compiler_options()
+            wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
+            self.made[name] = Backwards(self.halves, wrap)
+        gradients = self.made[name](residuals, cotangents)
+        ends = jaxprs.opened(self.halves.backward)[0].outvars
+        return [jnp.zeros(v.aval.shape, v.aval.dtype) if g is None else g for g, v in zip(gradients, ends, strict=True)]
 
 
 @jax.tree_util.register_dataclass
@@ -55,11 +56,10 @@ class Pullback:
     program: Program = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, cut: Cut, halves: Halves, residuals: list[Any], main: Any) -> Pullback:
+    def of(cls, cut: Cut, halves: Halves, residuals: list[Any]) -> Pullback:
         """The pullback of one forward run."""
-        shown = tuple(slot("", x).struct for x in jax.tree.leaves(main))
         kept = [x for x, r in zip(residuals, halves.residuals, strict=True) if r.kind != "input"]
-        return cls(kept, [], Program(cut, halves, shown, id(halves)))
+        return cls(kept, [], Program(cut, halves, id(halves)))
 
     def with_inputs(self, flat: Sequence[Any]) -> Pullback:
         """The same with the caller's own arrays, which never pass through a program."""
@@ -82,26 +82,5 @@ class Pullback:
         Raises `CallError` where the cotangent does not fit the output.
         """
         traced = self.program.cut.traced
-        leaves = self._fitting(cotangent)
-        flat = self.program.run(self.residuals, leaves)
+        flat = self.program.run(self.residuals, traced.cotangents(cotangent))
         return traced.gradients(flat, range(len(traced.bound.spans)), traced.bound)
-
-    def _fitting(self, cotangent: Any) -> list[Any]:
-        """The flat cotangents of the outputs that can carry one."""
-        tree = self.program.cut.traced.program.results.out_tree
-        found, given = tree_flatten_with_path(cotangent)
-        if given != tree:
-            raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _CURE))
-        leaves = []
-        for (path, leaf), out in zip(found, self.program.outputs, strict=True):
-            name = f"cotangent{keystr(path)}"
-            if not is_array_like(leaf):
-                raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _CURE))
-            got, exact = slot(name, leaf), not is_inexact(out.dtype)
-            if got.shape != out.shape or (got.dtype != out.dtype and not exact):
-                want = str(replace(got, shape=out.shape, dtype=out.dtype)).split(": ")[1]
-                what = f"is {str(got).split(': ')[1]}, the output {want}."
-                raise CallError(message(name, what, _CURE))
-            if not exact:
-                leaves.append(leaf)
-        return leaves

@@ -14,22 +14,21 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.compile import Cost, Memory, ProgramMemory
-from jointcut.aot.joint import Joint
-from jointcut.aot.options import Options
+from jointcut.aot.gradient import Gradient, gradient
+from jointcut.aot.signature import graph_signature
+from jointcut.aot.traced import TracedCall, unfinished, value_and_gradients
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Residual
-from jointcut.partition.errors import CallError, TraceError, message
-from jointcut.partition.graph import Graph
-from jointcut.partition.loops import read
+from jointcut.partition.errors import CallError, message
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
 from jointcut.partition.split import Split, Strategy, split
-from jointcut.wrappers.convention import Convention
-from jointcut.wrappers.stack import Wrapped
+from jointcut.wrappers import alias
+from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
 from jointcut.wrappers.tree import Bound, struct
 
 
@@ -44,46 +43,8 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A function traced for one signature into a joint forward and backward program.
-
-    `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
-    flat position is which. `wanted` are the flat argument positions that are differentiated, `wrapped` what the
-    wrappers made of the function.
-    """
-
-    name: str
-    options: Options
-    bound: Bound
-    wrapped: Wrapped
-    program: Joint
-    wanted: tuple[int, ...]
-    trace_ms: float
-
-    @property
-    def convention(self) -> Convention:
-        """What each flat argument means to the caller."""
-        return self.wrapped.target.convention
-
-    @property
-    def joint(self) -> Any:
-        """The joint program as a closed jaxpr without constants."""
-        return self.program.closed
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The joint program as ops and values, the bodies of its loops joined."""
-        return read(self.program.closed, self.program.roles)
-
-    @property
-    def consts(self) -> tuple[Any, ...]:
-        """The arrays that the function closes over: leading inputs of every program made from it."""
-        return self.program.consts
-
-    @property
-    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of the flat arguments."""
-        return tuple(slot.struct for slot in self.convention.inputs)
+class Traced(TracedCall):
+    """A function traced for one signature into a joint forward and backward program, ready to be cut."""
 
     def partition(self, strategy: Strategy | None = None) -> Cut:
         """Choose what the forward saves for the backward, and write the two jaxprs.
@@ -97,54 +58,6 @@ class Traced:
         with jaxprs.paused_collection():
             made = split(self.program.closed, self.program.roles, strategy or self.options.strategy, graph=graph)
         return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
-
-    def flat(self, bound: Bound) -> list[Any]:
-        """The flat inputs of the programs for one call."""
-        return [*self.consts, *bound.leaves]
-
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
-        """The function's output and its aux (None without `has_aux`) in the caller's trees."""
-        count = len(outputs) - self.program.results.num_aux
-        main = jax.tree.unflatten(self.program.results.out_tree, outputs[:count])
-        aux = None
-        if self.program.results.aux_tree is not None:
-            aux = jax.tree.unflatten(self.program.results.aux_tree, outputs[count:])
-        return main, aux
-
-    def gradients(self, flat: Sequence[Any], positions: Sequence[int], bound: Bound) -> tuple[Any, ...]:
-        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero."""
-        by_leaf = dict(zip(self.wanted, flat, strict=True))
-        out = []
-        fixed = {i for i, _ in bound.static_args}
-        for place in positions:
-            if place in fixed:
-                out.append(None)
-                continue
-            leaves = [by_leaf[i] if i in by_leaf else _float0(bound.leaves[i]) for i in bound.spans[place]]
-            out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
-        return tuple(out)
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
-        main = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
-        bare = self.program.results.out_tree == jax.tree.structure(0)
-        return bare and main[0].shape == () and jaxprs.is_real(main[0].dtype)
-
-    def one(self) -> Any:
-        """The cotangent of a scalar output; raises `TraceError` where the output is none."""
-        outs = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
-        if not self.is_scalar:
-            shown = ", ".join(a.str_short() for a in outs) or "nothing"
-            cure = (
-                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
-            )
-            raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return jaxprs.typed(1, outs[0])
-
-
-def _float0(leaf: Any) -> np.ndarray:
-    return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
 
 @dataclass(frozen=True)
@@ -173,6 +86,24 @@ class Cut:
     def residuals(self) -> tuple[Residual, ...]:
         """Where each leading input of the backward comes from."""
         return self.split.halves.residuals
+
+    @property
+    def metadata(self) -> ViewAndMutationMeta:
+        """As `Traced.metadata`, with the residuals that the backward may overwrite."""
+        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.split.halves))
+
+    @cached_property
+    def signature(self) -> GraphSignature:
+        """Which input and output of the halves is which, by name and position."""
+        return graph_signature(self.traced)
+
+    @cached_property
+    def gradient(self) -> Gradient:
+        """The halves in the form of TorchScript's `Gradient`."""
+        traced = self.traced
+        results, places = traced.program.results, traced.bound.places
+        carries = [on and traced.program.is_train for on in results.with_cotangent]
+        return gradient(self.split, traced.consts, carries, [places[i] for i in traced.wanted])
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
@@ -222,36 +153,60 @@ class Compiled:
 
     def _compiled_step(self) -> Any:
         made, traced = self.cut.split, self.cut.traced
-        one = traced.one()
+        ones = traced.ones()
 
-        def step(consts: Sequence[Any], arguments: Any) -> Any:
-            flat = [*consts, *jax.tree.leaves(arguments)]
-            outputs, gradients = compiling.run_step(made, compiling.halves_for(made, True), flat, [one])
-            return value_and_gradients(traced, outputs, gradients, traced.bound)
+        def step(consts: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
+            halves = compiling.halves_for(made, True)
+            outputs, gradients = compiling.run_step(made, halves, [*consts, *bound.unique], ones)
+            return unfinished(traced, value_and_gradients(traced, outputs, gradients, bound))
 
-        structs = (list(map(struct, traced.consts)), traced.bound.arguments)
-        return compiling.compiled(step, structs, traced.options.keep_unused)
+        args, kwargs = traced.bound.arguments
+        positions, names = traced.options.donated
+        program = jax.jit(
+            step,
+            keep_unused=traced.options.keep_unused,
+            donate_argnums=tuple(1 + i for i, n in enumerate(traced.bound.dynamic) if n in positions),
+            donate_argnames=tuple(name for name in names if name in kwargs),
+        )
+        lowered = program.lower(list(map(struct, traced.consts)), *args, **kwargs)
+        return lowered.compile(compiler_options=compiling.compiler_options())
 
     @property
     def _forward(self) -> Any:
         closed = compiling.halves_for(self.cut.split, True).forward
         keep = self.cut.traced.options.keep_unused
-        run = _runner(closed)
+        out = self.cut.traced.handed_back
+
+        def run(*flat: Any) -> list[Any]:
+            return [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in out]
+
         return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
 
     @property
     def _backward(self) -> Any:
+        return self._backward_that(overwrite=True)
+
+    def _backward_that(self, overwrite: bool) -> Any:
+        name = "backward" if overwrite else "keeping backward"
+        if name in self._made:
+            return self._made[name]
         made = self.cut.split
         closed = compiling.halves_for(made, True).backward
         structs = self._residual_structs(closed)
-        gone = compiling.donated(made.halves)
-        return self._once("backward", lambda: compiling.compiled(_runner(closed), structs, True, gone))
+        gone = compiling.donated(made.halves) if overwrite else ()
+        return self._once(name, lambda: compiling.compiled(_runner(closed), structs, True, gone))
 
     def _residual_structs(self, closed: Any) -> list[Any]:
         """What the backward is lowered for: residuals lie where the forward leaves them."""
-        count = len(self.cut.traced.program.results.avals)
-        left, given = list(self._forward.output_shardings), self._structs()
-        structs = [s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        if self.cut.traced.program.uses_references:  # JAX counts references among the results whose places it tells
+            return structs
+        traced, given = self.cut.traced, self._structs()
+        left = self._with_handed_back(
+            list(self._forward.output_shardings), [getattr(s, "sharding", None) for s in given]
+        )
+        count = len(traced.program.results.avals)
         for i, r in enumerate(self.cut.residuals):
             places = {"input": [getattr(s, "sharding", None) for s in given], "output": left, "saved": left[count:]}
             where = places[r.kind][r.index]
@@ -261,7 +216,18 @@ class Compiled:
 
     def _structs(self) -> list[Any]:
         traced = self.cut.traced
-        return [*map(struct, traced.consts), *traced.bound.leaves]
+        return [*map(struct, traced.consts), *traced.bound.unique]
+
+    def _with_handed_back(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
+        """The forward's results, with what stays out of the program in its place."""
+        traced = self.cut.traced
+        start = len(traced.consts)
+        for i, found in sorted(traced.handed_back.items()):
+            if found.source == "input":
+                results.insert(i, flat[start + traced.bound.places[found.alias]])
+            else:
+                results.insert(i, results[found.alias])
+        return results
 
     @property
     def timings(self) -> Timings:
@@ -288,23 +254,34 @@ class Compiled:
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
         traced = self.cut.traced
-        if self.executables == 2 or traced.bound.statics:
+        if self.executables == 2 or traced.bound.statics or traced.bound.duplicates:
             return traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
         try:  # JAX compares the arguments with those the program was made for, in no time
-            return self._step(list(traced.consts), (args, kwargs))
+            result = self._step(list(traced.consts), *args, **kwargs)
         except (TypeError, ValueError) as error:
-            return traced.wrapped.post_compile(functools.partial(_reraised, error))(*args, **kwargs)
+            return traced.wrapped.post_compile(functools.partial(self._again, error))(*args, **kwargs)
+        if type(result) is alias.Unfinished:
+            return alias.finished(result.result, jax.tree.leaves((args, kwargs)))
+        return result
+
+    def _again(self, error: Exception, bound: Bound) -> Any:
+        """Run with the arrays of objects that gave them; raise an error of JAX's where there are none."""
+        if not bound.has_objects:
+            raise error
+        return self._run_value_and_grad(bound)
 
     def _run_value_and_grad(self, bound: Bound) -> Any:
         traced = self.cut.traced
         if self.executables == 1:
-            return self._step(list(traced.consts), bound.arguments)
+            args, kwargs = bound.arguments
+            result = self._step(list(traced.consts), *args, **kwargs)
+            return alias.finished(result.result, bound.leaves) if type(result) is alias.Unfinished else result
         outputs, residuals = self._run_forward(traced.flat(bound))
-        gradients = self._backward(*residuals, traced.one())
+        gradients = self._backward(*residuals, *traced.ones())
         return value_and_gradients(traced, outputs, gradients, bound)
 
     def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results = self._forward(*flat)
+        results = self._with_handed_back(list(self._forward(*flat)), flat)
         count = len(self.cut.traced.program.results.avals)
         places = {"input": flat, "output": results[:count], "saved": results[count:]}
         return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
@@ -312,20 +289,14 @@ class Compiled:
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
         """The function's output and a pullback: cotangent of the output in, trees of the arguments in `argnums` out.
 
-        The pullback may be called once: the backward reuses the residuals' memory.
+        The backward turns the residuals' memory into the gradients, so that the pullback may be called once;
+        `pullback(cotangent, keep_residuals=True)` leaves them for another call.
         """
         return self.cut.traced.wrapped.post_compile(self._run_vjp)(*args, **kwargs)
 
     def _run_vjp(self, bound: Bound) -> tuple[Any, Callable[..., Any]]:
-        traced = self.cut.traced
         main, residuals = self._run_forward_in_trees(bound)
-
-        def pullback(cotangent: Any) -> Any:
-            flat = self.backward(residuals, *jax.tree.leaves(cotangent))
-            trees = traced.gradients(flat, traced.options.chosen, bound)
-            return trees[0] if isinstance(traced.options.argnums, int) else trees
-
-        return main, pullback
+        return main, _Pullback(self, residuals, bound)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
         """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
@@ -344,18 +315,26 @@ class Compiled:
         return self._backward(*residuals, *cotangents)
 
 
-def value_and_gradients(traced: Traced, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
-    """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""
-    main, aux = traced.results(outputs)
-    trees = traced.gradients(gradients, traced.options.chosen, bound)
-    value = (main, aux) if traced.options.has_aux else main
-    return value, trees[0] if isinstance(traced.options.argnums, int) else trees
+class _Pullback:
+    """The backward of one run of compiled halves, which gives up its residuals when it is called."""
 
+    def __init__(self, compiled: Compiled, residuals: list[Any], bound: Bound) -> None:
+        self._compiled, self._residuals, self._bound = compiled, residuals, bound
+        self._gone = False
 
-def _reraised(error: Exception, bound: Bound) -> Any:
-    """Raise an error of JAX's over arguments in which the guards found no fault."""
-    del bound
-    raise error
+    def __call__(self, cotangent: Any, *, keep_residuals: bool = False) -> Any:
+        traced = self._compiled.cut.traced
+        if self._gone:
+            what = "was called before, and its residuals' memory has become the gradients."
+            cure = "Say pullback(cotangent, keep_residuals=True) at every call but the last."
+            raise CallError(message(f"The pullback of {traced.name}", what, cure))
+        leaves = traced.cotangents(cotangent)
+        shapes = [v.aval for v in jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :]]
+        full = [jnp.zeros(a.shape, a.dtype) if ct is None else ct for ct, a in zip(leaves, shapes, strict=True)]
+        flat = self._compiled._backward_that(overwrite=not keep_residuals)(*self._residuals, *full)
+        self._gone = not keep_residuals
+        trees = traced.gradients(flat, traced.options.chosen, self._bound)
+        return trees[0] if isinstance(traced.options.argnums, int) else trees
 
 
 def _runner(closed: Any) -> Callable[..., list[Any]]:

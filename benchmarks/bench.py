@@ -144,7 +144,7 @@ def forward(program: Program, rounds: int) -> Spread:
     """The time of a call without gradient over that of `jax.jit` of the same function."""
     jitted, ours = jax.jit(program.loss), aot.function(program.loss, has_aux=program.has_aux)
     calls = {"jit": lambda: jitted(*program.arguments), "ours": lambda: ours(*program.arguments)}
-    return time_together(calls, "jit", 2 * rounds)["ours"].ratio
+    return time_together(calls, "jit", 4 * rounds)["ours"].ratio
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ The tree of everything that jointcut raises on its own account::
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
+    ├── RecordError        a record has no JSON form, or a JSON text is none of ours
     ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
@@ -39,6 +40,10 @@ class GraphError(JointcutError, ValueError):
 
 class VerifyError(JointcutError):
     """The two halves together do not mean what the joint program meant: a fault of jointcut."""
+
+
+class RecordError(JointcutError, ValueError):
+    """A record holds something that JSON cannot hold, or a JSON text does not say what a record must say."""
 
 
 class CallError(JointcutError, TypeError, ValueError):

@@ -24,8 +24,10 @@ import numpy as np
 from jax import lax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src import source_info_util as _source
 from jax._src.lax import lax as _lax
+from jax._src.state import discharge as _discharge
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
@@ -33,6 +35,8 @@ try:  # JAX 0.11 and later describe a scan's operands by flat trees
     _flattree = importlib.import_module("jax._src.flattree")
 except ModuleNotFoundError:  # JAX 0.10
     _flattree = None
+
+_INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect")  # effects that nobody outside can see
 
 Jaxpr = jex.Jaxpr
 ClosedJaxpr = jex.ClosedJaxpr
@@ -107,6 +111,12 @@ def has_effects(eqn: Equation) -> bool:
 def touches_references(eqn: Equation) -> bool:
     """Whether the equation reads or writes a `jax.Ref` that it was given."""
     return any(hasattr(effect, "input") for effect in eqn.effects)
+
+
+def effect_names(eqn: Equation, ordered: bool = False) -> list[str]:
+    """What an equation does to the world outside, touched references apart; only what happens `ordered`, if asked."""
+    effects = [e for e in eqn.effects if not hasattr(e, "input") and type(e).__name__ not in _INWARD]
+    return sorted(str(e) for e in effects if not ordered or _effects.ordered_effects.contains(e))
 
 
 def is_reference(aval: Any) -> bool:
@@ -191,6 +201,16 @@ def check(closed: ClosedJaxpr) -> None:
     """Run JAX's own type checker over a jaxpr where `jax_enable_checks` asks for it; raises where it is malformed."""
     if _config.enable_checks.value:
         jex.check_jaxpr(opened(closed)[0])
+
+
+def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr without constants made pure: references become arrays, and their last states trailing results.
+
+    Raises `NotImplementedError` where JAX has no rule for a primitive that touches them.
+    """
+    jaxpr, consts = opened(_discharge.discharge_state(closed, lower=False))
+    assert not consts, "JAX's rules for references make no constants"
+    return build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns)
 
 
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
@@ -303,11 +323,6 @@ def is_tracer(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def is_shared(x: Any) -> bool:
-    """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
-    return isinstance(x, jax.Array | np.ndarray) or is_reference(jax.typeof(x))
-
-
 @contextmanager
 def paused_collection() -> Iterator[None]:
     """Pause Python's garbage collector: tracing makes 10^5 small objects, all kept, and each sweep visits them all."""
@@ -336,7 +351,8 @@ def barriers_expand(platform: str) -> bool:
 class LinearRules:
     """What a linear map needs to know of itself: its results' avals, its value and its transpose.
 
-    All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`.
+    All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`, where None is a cotangent
+    known to be zero, and returns None for a result that is.
     """
 
     avals: Callable[..., list[Any]]
@@ -364,10 +380,11 @@ def linear_primitive(name: str) -> Any:
 
     def transpose(cts: Any, *operands: Any, rules: LinearRules, num_residuals: int) -> list[Any]:
         linear = operands[num_residuals:]
-        filled = [ad.instantiate_zeros(ct) for ct in cts]
-        back = rules.transpose(operands[:num_residuals], filled)
+        known = [None if type(ct) is ad.Zero else ct for ct in cts]
+        back = rules.transpose(operands[:num_residuals], known)
         return [None] * num_residuals + [
-            b if ad.is_undefined_primal(x) else None for b, x in zip(back, linear, strict=True)
+            (ad.Zero(x.aval) if b is None else b) if ad.is_undefined_primal(x) else None
+            for b, x in zip(back, linear, strict=True)
         ]
 
     def batch(operands: Any, dims: Any, **params: Any) -> Any:

@@ -2,10 +2,17 @@
 
 Files, in reading order:
 
+    record: Write a record as JSON, and read it back equal.
+    metadata: Say what one look at the function taught us of its inputs and outputs.
     convention: Say what each flat input and output means to the caller.
+    containers: Open array-like objects into arrays, and close them again.
     wrapper: Define a wrapper: one half before compiling, one half after.
     tree: Flatten nested arguments and results, and build them again.
     guards: Refuse a call that the compiled program was not made for.
+    checks: Name the first op that made a NaN or an infinity.
+    alias: Pass an array once when the caller passed it twice; return inputs as themselves.
+    refs: Turn writes to references into extra results, then write them back.
+    zeros: Run the backward that a pattern of zero cotangents asks for.
     autograd: Tie the forward and backward programs into jax.grad.
     stack: Apply every wrapper in order before, and in reverse after.
 """

@@ -22,6 +22,7 @@ from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
 from jointcut.partition.graph import Graph
 from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.zeros import Backwards
 
 _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
@@ -30,11 +31,13 @@ _linear_p = jaxprs.linear_primitive("jointcut_linear")
 class Differential:
     """The two halves for one set of differentiated inputs, and the rules of the linear map between them.
 
-    Both halves are jitted, so that they are compiled when nobody's `jax.jit` is around, and open when one is.
+    Both halves are jitted, so that they are compiled when nobody's `jax.jit` is around, and open when one is. `moving`
+    says which outputs have a tangent: floating-point ones on which something differentiated has an effect.
     """
 
     forward: Callable[..., tuple[list[Any], list[Any]]]
     extra: tuple[Any, ...]
+    moving: tuple[bool, ...]
     rules: jaxprs.LinearRules
 
     @classmethod
@@ -42,7 +45,10 @@ class Differential:
         """The two halves of one cut, with the constants that they start with."""
         graph, halves, extra = cut
         forward = jax.jit(functools.partial(verify.forward, halves, graph), inline=True)
-        return cls(forward, extra, _rules(primal, mask, halves))
+        backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
+        read = iter(backwards.read)
+        moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in jaxprs.opened(primal)[0].outvars)
+        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards))
 
 
 def differentiable(
@@ -68,22 +74,22 @@ def differentiable(
         outputs, residuals = this.forward([*this.extra, *primals])
         operands = [*residuals, *primals, *(t for t, wanted in zip(tangents, mask, strict=True) if wanted)]
         count = len(residuals) + len(primals)
-        moved = iter(_linear_p.bind(*operands, rules=this.rules, num_residuals=count))
-        return outputs, [next(moved) if is_inexact(_dtype(out)) else _no_tangent(out) for out in outputs]
+        moved = iter(_linear_p.bind(*operands, rules=this.rules, num_residuals=count) if any(this.moving) else ())
+        pairs = zip(outputs, this.moving, strict=True)
+        return outputs, [next(moved) if moves else _no_tangent(out) for out, moves in pairs]
 
     call.defjvp(rule, symbolic_zeros=True)
     return call
 
 
-def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.LinearRules:
-    """The linear map from the tangents of the chosen inputs to those of the outputs, and its transpose."""
-    count = len(halves.residuals)
-    backward = jax.jit(functools.partial(verify.backward, halves), inline=True)
+def _rules(primal: Any, mask: tuple[bool, ...], moving: tuple[bool, ...], backwards: Backwards) -> jaxprs.LinearRules:
+    """The linear map from the tangents of the chosen inputs to those of the outputs that move, and its transpose."""
+    count = len(backwards.halves.residuals)
+    avals_of = [v.aval for v in jaxprs.opened(primal)[0].outvars]
 
     def avals(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
         del residuals, linear
-        outs = (v.aval for v in jaxprs.opened(primal)[0].outvars)
-        return [jaxprs.tangent_aval(aval) for aval in outs if is_inexact(aval.dtype)]
+        return [jaxprs.tangent_aval(aval) for aval, moves in zip(avals_of, moving, strict=True) if moves]
 
     def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
         primals = residuals[count:]
@@ -92,13 +98,19 @@ def _rules(primal: Any, mask: tuple[bool, ...], halves: Halves) -> jaxprs.Linear
             given = iter(xs)
             full = [next(given) if wanted else x for x, wanted in zip(primals, mask, strict=True)]
             outs = jaxprs.evaluate(primal, *full)
-            return [out for out in outs if is_inexact(_dtype(out))]
+            return [out for out, moves in zip(outs, moving, strict=True) if moves]
 
         picked = tuple(x for x, wanted in zip(primals, mask, strict=True) if wanted)
         return jax.jvp(chosen, picked, tuple(linear))[1]
 
-    def transpose(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return backward(list(residuals[:count]), list(cotangents))
+    def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
+        given = iter(cotangents)
+        full = [
+            next(given) if moves else None
+            for aval, moves in zip(avals_of, moving, strict=True)
+            if is_inexact(aval.dtype)
+        ]
+        return backwards(list(residuals[:count]), full)
 
     return jaxprs.LinearRules(avals, apply, transpose)
 
@@ -112,5 +124,8 @@ def _dtype(x: Any) -> Any:
     return aval.dtype
 
 
-def _no_tangent(x: Any) -> np.ndarray:
-    return np.zeros(jax.typeof(x).shape, jax.dtypes.float0)
+def _no_tangent(x: Any) -> Any:
+    """The tangent of an output that nothing differentiated has an effect on."""
+    if not is_inexact(_dtype(x)):
+        return np.zeros(jax.typeof(x).shape, jax.dtypes.float0)
+    return SymbolicZero(jaxprs.tangent_aval(jax.typeof(x)))

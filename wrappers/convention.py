@@ -6,7 +6,7 @@ is the whole signature. Every wrapper is a step from one convention to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Slot:
-    """One flat input or output: its path (`args[0]['w']`), shape, dtype, weak type, and whether it is differentiated
-    (an input whose gradient is wanted, an output that can carry a cotangent).
-    """
+    """One flat input or output: its path (`args[0]['w']`), shape, dtype and weak type."""
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool = False
-    differentiated: bool = False
 
     def __str__(self) -> str:
         """`args[0]['w']: float32[128,64]`."""
@@ -46,18 +43,14 @@ class Convention:
     in_tree: Any = None
     out_tree: Any = None
 
-    def differentiated(self) -> Iterator[int]:
-        """Positions of the inputs whose gradient is wanted."""
-        return (i for i, slot in enumerate(self.inputs) if slot.differentiated)
 
-
-def slot(path: str, leaf: Any, differentiated: bool = False) -> Slot:
+def slot(path: str, leaf: Any) -> Slot:
     """The slot that an array, scalar, tracer, reference or `ShapeDtypeStruct` fills."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type), differentiated)
+        return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type))
     aval = jax.typeof(leaf)
     inner = getattr(aval, "inner_aval", aval)
-    return Slot(path, inner.shape, inner.dtype, bool(getattr(inner, "weak_type", False)), differentiated)
+    return Slot(path, inner.shape, inner.dtype, bool(getattr(inner, "weak_type", False)))
 
 
 def is_inexact(dtype: Any) -> bool:

@@ -6,17 +6,20 @@ it, and says by the user's own path what differs, before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, message
-from jointcut.wrappers.convention import slot
-from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.convention import Slot, is_inexact, slot
+from jointcut.wrappers.tree import Bound, is_array_like
 from jointcut.wrappers.wrapper import Target
 
+_COTANGENT = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
 _CURE = "Trace and compile for this signature too, or call the function itself, which does so by need."
 
 
@@ -38,6 +41,10 @@ class GuardsWrapper:
             if bound.tree != self.traced.tree:
                 raise CallError(message("The arguments", _tree_difference(self.traced, bound), _CURE))
             self.same_statics(bound)
+            for i, j in self.traced.duplicates.items():
+                if bound.duplicates.get(i) != j:
+                    what = f"was the same array as {inputs[j].path} when traced, and is another one now."
+                    raise CallError(message(inputs[i].path, what, _CURE))
             for want, leaf in zip(inputs, bound.leaves, strict=True):
                 got = slot(want.path, leaf)
                 if (got.shape, got.dtype) != (want.shape, want.dtype):
@@ -57,6 +64,34 @@ class GuardsWrapper:
             if old[path] != new[path]:
                 what = f"is static and {new[path][1]!r}, but {old[path][1]!r} was traced."
                 raise CallError(message(path, what, _CURE))
+
+
+def fitting(tree: Any, avals: Sequence[Any], cotangent: Any) -> list[Any | None]:
+    """The flat cotangents of the outputs that can carry one, None for those that are zero by their type.
+
+    `tree` and `avals` are those of the output. Raises `CallError` where the cotangent does not fit it.
+    """
+    found, given = tree_flatten_with_path(cotangent)
+    if given != tree:
+        raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _COTANGENT))
+    leaves: list[Any | None] = []
+    for (path, leaf), aval in zip(found, avals, strict=True):
+        name, exact, zero = f"cotangent{keystr(path)}", not is_inexact(aval.dtype), is_zero(leaf)
+        if not zero and not is_array_like(leaf):
+            raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _COTANGENT))
+        want = Slot(name, aval.shape, aval.dtype)
+        got = Slot(name, leaf.shape, aval.dtype) if zero else slot(name, leaf)
+        if got.shape != want.shape or (got.dtype != want.dtype and not exact):
+            what = f"is {str(got).split(': ')[1]}, the output {str(want).split(': ')[1]}."
+            raise CallError(message(name, what, _COTANGENT))
+        if not exact:
+            leaves.append(None if zero else leaf)
+    return leaves
+
+
+def is_zero(cotangent: Any) -> bool:
+    """Whether a cotangent says by its type that it is zero: symbolic, or a `float0` array."""
+    return isinstance(cotangent, SymbolicZero) or getattr(cotangent, "dtype", None) == jax.dtypes.float0
 
 
 def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.jaxprs import is_reference, is_tracer
+from jointcut.wrappers import containers
+from jointcut.wrappers.containers import needs_opening, opened
 from jointcut.wrappers.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
 
@@ -31,7 +34,7 @@ class Statics:
     count: int | None = None  # how many positional parameters the function has, if that is known
 
     @classmethod
-    def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any) -> Statics:
+    def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any, kind: str = "static") -> Statics:
         """Complete positions by names and names by positions, as `jax.jit` does, from the function's signature."""
         nums = {argnums} if isinstance(argnums, int) else set(argnums or ())
         names = {argnames} if isinstance(argnames, str) else set(argnames or ())
@@ -42,7 +45,7 @@ class Statics:
         known = {p.name for p in parameters}
         if names - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise CallError(
-                message("static_argnames", f"holds {min(names - known)!r}.", choices(min(names - known), known))
+                message(f"{kind}_argnames", f"holds {min(names - known)!r}.", choices(min(names - known), known))
             )
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         nums = {n + len(positional) if n < 0 else n for n in nums}
@@ -62,6 +65,8 @@ class Bound:
     static_args: tuple[tuple[int, Any], ...]
     static_kwargs: tuple[tuple[str, Any], ...]
     spans: tuple[range, ...] = field(compare=False)
+    duplicates: Mapping[int, int] = field(default_factory=dict)  # a leaf's position to that of the same array before it
+    has_objects: bool = field(default=False, compare=False)  # whether leaves were objects that gave their arrays
 
     def rebuild(self, leaves: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The call's arguments with other leaves in place."""
@@ -73,16 +78,23 @@ class Bound:
 
     def paths(self) -> list[str]:
         """How the user reaches each leaf: `args[0]['w']`, `kwargs['mask']`."""
-        shifted = {}
-        dynamic = [i for i in range(len(self.spans)) if i not in dict(self.static_args)]
-        for place, original in enumerate(dynamic):
-            shifted[place] = original
+        shifted = dict(enumerate(self.dynamic))
         found, _ = tree_flatten_with_path(self.rebuild_places())
         return [_path(keys, shifted) for keys, _ in found]
 
     def rebuild_places(self) -> Any:
         """The dynamic arguments as a tree of positions."""
         return jax.tree.unflatten(self.tree, range(len(self.leaves)))
+
+    @cached_property
+    def contained(self) -> frozenset[int]:
+        """Positions of the leaves that belong to a container, which stands for an array as a whole."""
+        return containers.inside(self.tree)
+
+    @cached_property
+    def structure(self) -> frozenset[int]:
+        """Positions of the leaves that a container's gradient has in common with it: the indices of a `BCOO`."""
+        return containers.kept_structure(self.tree)
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -95,7 +107,7 @@ class Bound:
 
     def signature(self) -> Any:
         """Everything about the call that could change what it traces to, as one hashable value."""
-        return (self.tree, tuple(map(_key, self.leaves)), self.statics)
+        return (self.tree, tuple(map(_key, self.leaves)), self.statics, tuple(self.duplicates.items()))
 
     @property
     def statics(self) -> tuple[tuple[str, type, Any], ...]:
@@ -103,6 +115,33 @@ class Bound:
         named = [(f"args[{i}]", v) for i, v in self.static_args]
         named += [(f"kwargs[{k!r}]", v) for k, v in self.static_kwargs]
         return tuple((path, type(value), value) for path, value in named)
+
+    def leaves_of(self, argnums: Sequence[int], argnames: Sequence[str]) -> frozenset[int]:
+        """Positions of the leaves of some arguments."""
+        found = {i for n in argnums if n < len(self.spans) for i in self.spans[n]}
+        named = self.tree.children()[1]
+        start = self.tree.num_leaves - named.num_leaves
+        for key, child in zip(named.node_data()[1], named.children(), strict=True):
+            found.update(range(start, start + child.num_leaves) if key in argnames else ())
+            start += child.num_leaves
+        return frozenset(found)
+
+    @property
+    def dynamic(self) -> list[int]:
+        """Positions of the positional arguments that are not static."""
+        fixed = {i for i, _ in self.static_args}
+        return [i for i in range(len(self.spans)) if i not in fixed]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """For each leaf its position among `unique`."""
+        known: dict[int, int] = {}
+        return tuple(known.setdefault(self.duplicates.get(i, i), len(known)) for i in range(len(self.leaves)))
+
+    @property
+    def unique(self) -> tuple[Any, ...]:
+        """The leaves, each array once."""
+        return tuple(leaf for i, leaf in enumerate(self.leaves) if i not in self.duplicates)
 
     def argument_tree(self, position: int) -> Any:
         """The tree of one positional argument."""
@@ -119,9 +158,11 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
     dynamic = tuple(a for i, a in enumerate(args) if i not in statics.argnums)
     named = {k: v for k, v in kwargs.items() if k not in statics.argnames}
     leaves, tree = jax.tree.flatten((dynamic, named))
+    objects = any(map(needs_opening, leaves))
+    leaves = list(map(opened, leaves)) if objects else leaves
     fixed = tuple((i, a) for i, a in enumerate(args) if i in statics.argnums)
     fixed_named = tuple((k, v) for k, v in sorted(kwargs.items()) if k in statics.argnames)
-    bound = Bound(tuple(leaves), tree, fixed, fixed_named, _spans(args, statics))
+    bound = Bound(tuple(leaves), tree, fixed, fixed_named, _spans(args, statics), duplicates(leaves), objects)
     for path, kind, value in bound.statics:
         if not _has_hash(value):
             cure = "Pass a tuple instead of a list, a frozen dataclass instead of a dict, or make it dynamic."
@@ -130,7 +171,26 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
         if not is_array_like(leaf):
             cure = "Pass an array or a number, or name the argument in static_argnums or static_argnames."
             raise TraceError(message(bound.paths()[i], _what(leaf), cure))
+    for i, j in bound.duplicates.items():
+        if is_reference(jax.typeof(leaves[i])):
+            paths = bound.paths()
+            cure = "Pass it once: a function that writes through two names could not tell which write comes last."
+            raise CallError(message(paths[i], f"is the same jax.Ref as {paths[j]}.", cure))
     return bound
+
+
+def duplicates(leaves: Sequence[Any]) -> dict[int, int]:
+    """Positions of arrays that stand at an earlier position already, each with the first one."""
+    if len(set(map(id, leaves))) == len(leaves):
+        return {}
+    first: dict[int, int] = {}
+    found = {i: first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves) if _has_identity(leaf)}
+    return {i: j for i, j in found.items() if i != j}
+
+
+def _has_identity(leaf: Any) -> bool:
+    """Whether the same object twice means the same array twice: so for arrays and tracers, not for Python's numbers."""
+    return isinstance(leaf, jax.Array | np.ndarray | jax.Ref) or is_tracer(leaf)
 
 
 def _has_hash(value: Any) -> bool:
@@ -154,7 +214,7 @@ def is_array_like(leaf: Any) -> bool:
     try:
         aval = jax.typeof(leaf)
     except TypeError:
-        return hasattr(leaf, "__jax_array__")
+        return False
     return is_reference(aval) or hasattr(aval, "shape")
 
 
@@ -183,6 +243,12 @@ def _spans(args: Sequence[Any], statics: Statics) -> tuple[range, ...]:
         spans.append(range(start, start + count))
         start += count
     return tuple(spans)
+
+
+def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
+    """How the user reaches each leaf of a tree: `result['loss']`."""
+    places, _ = tree_flatten_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+    return tuple(name + keystr(keys) for keys, _ in places)
 
 
 def _path(keys: Any, shifted: dict[int, int]) -> str:

@@ -243,7 +243,12 @@ def traces_of(calls, **options):
 @pytest.mark.parametrize("way", ["__call__", "value_and_grad", "grad", "vjp"])
 def test_one_signature_is_traced_once(way):
     ones = jnp.ones(3)
-    calls = [(way, ones, ones), (way, ones * 2, ones), (way, np.ones(3, np.float32), ones), (way, ones[:2], ones[:2])]
+    calls = [
+        (way, ones, 2 * ones),
+        (way, ones * 2, ones),
+        (way, np.ones(3, np.float32), ones),
+        (way, ones[:2], ones[:2]),
+    ]
     assert traces_of([*calls, calls[0]]) == [1, 0, 0, 1, 0]
 
 

@@ -1,0 +1,179 @@
+"""Hold one traced call, and put flat results back into the caller's trees.
+
+What a trace knows for every later stage: the joint program, which flat position is which, what one look at the function
+taught us, and the way back from flat outputs and gradients to the trees that the caller knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from jointcut.aot.analyse import analyse
+from jointcut.aot.joint import Joint
+from jointcut.aot.options import Options
+from jointcut.partition import jaxprs
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.graph import Graph
+from jointcut.partition.loops import read
+from jointcut.wrappers import alias
+from jointcut.wrappers.convention import Convention, slot
+from jointcut.wrappers.guards import fitting
+from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta, plain_metas
+from jointcut.wrappers.stack import Wrapped
+from jointcut.wrappers.tree import Bound
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A function traced for one signature into a joint forward and backward program.
+
+    `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
+    flat position is which. `wanted` are the flat argument positions that are differentiated, `wrapped` what the
+    wrappers made of the function.
+    """
+
+    name: str
+    options: Options
+    bound: Bound
+    wrapped: Wrapped
+    program: Joint
+    wanted: tuple[int, ...]
+    trace_ms: float
+
+    @property
+    def convention(self) -> Convention:
+        """What each flat argument means to the caller."""
+        return self.wrapped.target.convention
+
+    @cached_property
+    def metadata(self) -> ViewAndMutationMeta:
+        """What one look at the function taught us of its inputs and outputs."""
+        return analyse(self.program, self.bound, self.wanted, self.donated)
+
+    @cached_property
+    def donated(self) -> frozenset[int]:
+        """Flat positions of the arguments whose buffers a call gives up."""
+        return self.bound.leaves_of(*self.options.donated)
+
+    @cached_property
+    def handed_back(self) -> dict[int, TensorAlias]:
+        """Outputs that are inputs or earlier outputs, by position: they stay out of the compiled programs."""
+        return alias.kept_out(alias.aliases(self.metadata.output_info), self.donated)
+
+    @property
+    def subclass_metadata(self) -> SubclassMeta:
+        """The same, with how gradients are put back into containers."""
+        wanted = {i for place in self.options.chosen for i in self.bound.spans[place]} if self.wanted else None
+        metas = self.metadata.subclass_inp_meta
+        of = None if wanted is None else tuple(m for m in metas if wanted & {p.unwrapped_idx for p in plain_metas(m)})
+        return SubclassMeta(self.metadata, of)
+
+    @property
+    def joint(self) -> Any:
+        """The joint program as a closed jaxpr without constants."""
+        return self.program.closed
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The joint program as ops and values, the bodies of its loops joined."""
+        return read(self.program.closed, self.program.roles)
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The arrays that the function closes over: leading inputs of every program made from it."""
+        return self.program.consts
+
+    @property
+    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of the flat arguments."""
+        return tuple(slot.struct for slot in self.convention.inputs)
+
+    def flat(self, bound: Bound) -> list[Any]:
+        """The flat inputs of the programs for one call."""
+        return [*self.consts, *bound.unique]
+
+    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
+        """The function's output and its aux (None without `has_aux`) in the caller's trees."""
+        count = len(outputs) - self.program.results.num_aux
+        main = jax.tree.unflatten(self.program.results.out_tree, outputs[:count])
+        aux = None
+        if self.program.results.aux_tree is not None:
+            aux = jax.tree.unflatten(self.program.results.aux_tree, outputs[count:])
+        return main, aux
+
+    def gradients(
+        self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
+    ) -> tuple[Any, ...]:
+        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero.
+
+        With `keep_structure` those that say where a sparse array has its numbers stay as they are, as
+        `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
+        """
+        kept = self.bound.structure if keep_structure else frozenset()
+        by_leaf = dict(zip(self.wanted, flat, strict=True))
+        out = []
+        fixed = {i for i, _ in bound.static_args}
+        for place in positions:
+            if place in fixed:
+                out.append(None)
+                continue
+            leaves = [
+                by_leaf[i] if i in by_leaf else bound.leaves[i] if i in kept else _float0(bound.leaves[i])
+                for i in bound.spans[place]
+            ]
+            out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
+        return tuple(out)
+
+    def cotangents(self, cotangent: Any) -> list[Any | None]:
+        """The flat cotangents for the backward, None for one that is zero by its type (`float0`, `SymbolicZero`).
+
+        Raises `CallError` where the cotangent does not fit the output.
+        """
+        results = self.program.results
+        main = results.avals[: len(results.avals) - results.num_aux]
+        found = fitting(results.out_tree, main, cotangent)
+        return found if self.program.is_train else []
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
+        main = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
+        bare = self.program.results.out_tree == jax.tree.structure(0)
+        return bare and main[0].shape == () and jaxprs.is_real(main[0].dtype)
+
+    def ones(self) -> list[Any]:
+        """The cotangent of a scalar output, none for inference; raises `TraceError` where the output is no scalar."""
+        outs = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
+        if not self.is_scalar:
+            shown = ", ".join(a.str_short() for a in outs) or "nothing"
+            cure = (
+                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
+            )
+            raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
+        return [jaxprs.typed(1, outs[0])] if self.program.is_train else []
+
+
+def _float0(leaf: Any) -> np.ndarray:
+    return np.zeros(slot("", leaf).shape, jax.dtypes.float0)
+
+
+def value_and_gradients(traced: TracedCall, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
+    """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+    main, aux = traced.results(outputs)
+    trees = traced.gradients(gradients, traced.options.chosen, bound, keep_structure=True)
+    value = (main, aux) if traced.options.has_aux else main
+    return value, trees[0] if isinstance(traced.options.argnums, int) else trees
+
+
+def unfinished(traced: TracedCall, result: Any) -> Any:
+    """A program's result, its outputs first, without those that are handed back as they are."""
+    if not traced.handed_back:
+        return result
+    leaves, tree = jax.tree.flatten(result)
+    return alias.Unfinished(jax.tree.unflatten(tree, alias.replaced(leaves, traced.handed_back)))

@@ -1,0 +1,80 @@
+"""Pass an array once when the caller passed it twice; return inputs as themselves.
+
+An array that stands at two places of the arguments enters a program once (`tree.Bound.places`), and is differentiated
+at each place by itself. An output that is an input, or an earlier output, does not pass through XLA, which would copy
+it: the program returns a `TensorAlias` in its place, and the caller gets the very same array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.partition.jaxprs import is_tracer
+from jointcut.wrappers.metadata import OutputAliasInfo, OutputType, TensorAlias
+
+jax.tree_util.register_static(TensorAlias)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Unfinished:
+    """A result in which some outputs are still missing; calls that miss none never make one."""
+
+    result: Any
+
+
+def identities(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, TensorAlias]:
+    """Which outputs of a traced function are the same objects as inputs or earlier outputs, by position."""
+    given = {id(x): i for i, x in reversed(list(enumerate(inputs)))}
+    found: dict[int, TensorAlias] = {}
+    made: dict[int, int] = {}
+    for i, out in enumerate(outputs):
+        if id(out) in given:
+            found[i] = TensorAlias("input", given[id(out)])
+        elif id(out) in made:
+            found[i] = TensorAlias("output", made[id(out)])
+        elif is_tracer(out):
+            made[id(out)] = i
+    return found
+
+
+def aliases(infos: Sequence[OutputAliasInfo]) -> dict[int, TensorAlias]:
+    """The same from what one look taught us of the outputs."""
+    found: dict[int, TensorAlias] = {}
+    for i, info in enumerate(infos):
+        if info.base_idx is None or info.view_meta_sequence:
+            continue
+        if info.output_type is OutputType.is_input:
+            found[i] = TensorAlias("input", info.base_idx)
+        elif info.output_type is OutputType.alias_of_intermediate_base_is_user_output:
+            found[i] = TensorAlias("output", info.base_idx)
+    return found
+
+
+def kept_out(found: dict[int, TensorAlias], donated: Collection[int]) -> dict[int, TensorAlias]:
+    """Without those whose array is given up to the program: that one must make a new one."""
+    return {i: alias for i, alias in found.items() if alias.source == "output" or alias.alias not in donated}
+
+
+def replaced(outputs: Sequence[Any], found: dict[int, TensorAlias]) -> list[Any]:
+    """The outputs with an alias in the place of each that stays out of the program."""
+    return [found.get(i, out) for i, out in enumerate(outputs)]
+
+
+def finished(result: Any, inputs: Sequence[Any]) -> Any:
+    """A result with the caller's own arrays in the place of aliases; its first leaves are the function's outputs."""
+    leaves, tree = jax.tree.flatten(result, is_leaf=_is_alias)
+    for i, leaf in enumerate(leaves):
+        if _is_alias(leaf):
+            found = inputs[leaf.alias] if leaf.source == "input" else leaves[leaf.alias]
+            leaves[i] = found if isinstance(found, jax.Array) else jnp.asarray(found)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _is_alias(x: Any) -> bool:
+    return isinstance(x, TensorAlias)

@@ -1,0 +1,399 @@
+"""Say what one look at the function taught us of its inputs and outputs.
+
+The records of AOTAutograd's schemas, under their names, with the meaning that they have in JAX. JAX's arrays cannot be
+written to, have no storage to share and no `.grad` of their own, so that half of PyTorch's cases cannot arise; what can
+be written to is a `jax.Ref`. Each record says which PyTorch field its own answer to, and why others are not needed.
+
+An *input* is a leaf of the caller's arguments, an *output* a leaf of the result, in the order of `jax.tree.leaves`;
+those of a container (`SubclassCreationMeta`) stand side by side.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.wrappers.record import Record, choice
+
+_SHOWN = 40  # lines of inputs or outputs that fit on a screen
+
+
+@choice
+class MutationType(enum.Enum):
+    """Whether an input is written, and where the write happens. Only a `jax.Ref` can be written."""
+
+    NOT_MUTATED = 1
+    MUTATED_IN_GRAPH = 2
+    """The write stays in the compiled program, where XLA updates the buffer in place."""
+    MUTATED_OUT_GRAPH = 3
+    """The program is pure: the new state is an extra result, and is written back after the call."""
+
+
+@choice
+class OutputType(enum.Enum):
+    """What an output shares with an input, or with another output.
+
+    PyTorch's other members cannot occur: an intermediate is never returned for the sake of its views
+    (`alias_of_intermediate_save_as_output`), since a JAX array that is a view of another has a buffer of its own;
+    nothing hides a view from autograd (`unsafe_view_alias`); and a view with its own derivative
+    (`custom_function_view`) is traced like any other value.
+    """
+
+    non_alias = 1
+    alias_of_input = 2
+    """A view (reshape, transpose, broadcast, slice, squeeze, reverse) of an input."""
+    is_input = 3
+    """An input, unchanged: the very same array is handed back."""
+    alias_of_intermediate = 4
+    """A view of a value inside the function of which another output is a view as well."""
+    alias_of_intermediate_base_is_user_output = 5
+    """An earlier output, or a view of one. An output that *is* an earlier one is handed back as that very array."""
+
+
+@dataclass(frozen=True)
+class ViewMeta(Record):
+    """One step of a view: a lax operation that only moves elements (PyTorch's `ViewMeta`).
+
+    Attributes:
+        op: its name in `jax.lax`, such as `transpose`.
+        shape: of the result.
+        arguments: what the operation takes beside the array, by name.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    arguments: tuple[tuple[str, Any], ...]
+
+    def replay(self, base: Any) -> Any:
+        """The view of another array of the same shape."""
+        given = dict(self.arguments)
+        if self.op == "reshape":
+            return jnp.reshape(base, self.shape)
+        names = {"rev": ("dimensions",), "squeeze": ("dimensions",), "transpose": ("permutation",)}
+        names |= {"broadcast_in_dim": ("shape", "broadcast_dimensions")}
+        names |= {"slice": ("start_indices", "limit_indices", "strides")}
+        return getattr(jax.lax, self.op)(base, *(given[name] for name in names[self.op]))
+
+
+@dataclass(frozen=True)
+class PlainTensorMeta(Record):
+    """A plain array: where it stands among the flat ones, and its type.
+
+    Attributes:
+        unwrapped_idx: its position among the flat arrays.
+        shape, dtype, weak_type: of the array; a random key has a key dtype.
+        sharding: how it lies on the devices, as text; None where it was not put anywhere by the caller.
+
+    PyTorch's `memory_format` is not needed: JAX's arrays are dense, and their layout is XLA's affair.
+    """
+
+    unwrapped_idx: int
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+    sharding: str | None = None
+
+    def __str__(self) -> str:
+        """`float32[128,64]`."""
+        weak = "~" if self.weak_type else ""
+        return f"{weak}{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class SubclassCreationMeta(Record):
+    """An array-like container: which flat arrays belong to it, and how it is made of them.
+
+    A container is a registered pytree class that stands for an array (`wrappers.containers` says which); what a
+    container holds inside, a tuple say, is described in the same way.
+
+    Attributes:
+        flat_tensor_start_idx: position of its first array among the flat ones.
+        arg_count: how many flat arrays it holds, those of containers inside included.
+        attrs: its parts by name, in order: plain arrays and containers.
+        meta: its auxiliary data, as its class gave it to JAX (PyTorch: what `__tensor_flatten__` returns beside the
+            tensors).
+        original_subclass_type: its class.
+
+    Not needed: `original_subclass` (the class makes a new one), `outer_size`, `outer_stride` and
+    `included_subclass_symints` (sizes are static in a jaxpr, and belong to `meta`), `memory_format` (see
+    `PlainTensorMeta`).
+    """
+
+    flat_tensor_start_idx: int
+    arg_count: int
+    attrs: tuple[tuple[str, PlainTensorMeta | SubclassCreationMeta], ...]
+    meta: Any
+    original_subclass_type: type
+
+    def creation_fn(self, all_args: Sequence[Any]) -> Any:
+        """The container made of its arrays among the flat ones `all_args`."""
+        parts = []
+        for _, part in self.attrs:
+            inner = isinstance(part, SubclassCreationMeta)
+            parts.append(part.creation_fn(all_args) if inner else all_args[part.unwrapped_idx])
+        leaf = jax.tree.structure(0)
+        node = (self.original_subclass_type, self.meta)
+        registry = jax.tree_util.default_registry
+        tree = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, node, [leaf] * len(parts))
+        return jax.tree.unflatten(tree, parts)
+
+    def __str__(self) -> str:
+        """`BCOO(data: float32[3], indices: int32[3,2])`."""
+        return f"{self.original_subclass_type.__name__}({', '.join(f'{name}: {part}' for name, part in self.attrs)})"
+
+
+@dataclass(frozen=True)
+class InputAliasInfo(Record):
+    """What one look taught us of an input.
+
+    Attributes:
+        path: how the caller reaches it, `args[0]['w']`.
+        is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input.
+        requires_grad: whether a gradient with respect to it is asked for (`requires_grad`).
+        mutates_data: whether it is a `jax.Ref` that the forward writes (`mutates_data`).
+        mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
+        is_reference: whether it is a `jax.Ref`.
+        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): so in programs of
+            our own, while inside somebody's transformation the program is pure.
+        is_donated: whether its buffer is given up to the program (`donate_argnums`).
+        duplicate_of: position of an earlier input that is the same array, None if there is none.
+        consumes_key: whether it is a random key that something is drawn from.
+
+    Not needed: `is_leaf` (every differentiated input is one, nothing hangs on an array), `mutates_metadata`,
+    `mutates_storage_metadata` and `mutation_inductor_storage_resize` (a Ref keeps its shape and dtype),
+    `mutations_hidden_from_autograd` and `mutations_under_no_grad_or_inference_mode` (JAX itself refuses to write a
+    value that is differentiated into a Ref that is not, so that every write is hidden from differentiation).
+    """
+
+    path: str
+    is_read: bool
+    requires_grad: bool
+    mutates_data: bool = False
+    mutates_in_backward: bool = False
+    is_reference: bool = False
+    keep_input_mutations: bool = True
+    is_donated: bool = False
+    duplicate_of: int | None = None
+    consumes_key: bool = False
+
+    @property
+    def mutation_type(self) -> MutationType:
+        """Whether the input is written, and where."""
+        if not self.mutates_data:
+            return MutationType.NOT_MUTATED
+        return MutationType.MUTATED_IN_GRAPH if self.keep_input_mutations else MutationType.MUTATED_OUT_GRAPH
+
+    def __str__(self) -> str:
+        """`args[0]: read, differentiated`."""
+        words = {
+            "read": self.is_read,
+            "unused": not self.is_read and not self.mutates_data,
+            "differentiated": self.requires_grad,
+            "written": self.mutates_data,
+            "written in the backward": self.mutates_in_backward,
+            "donated": self.is_donated,
+            f"the same array as input {self.duplicate_of}": self.duplicate_of is not None,
+            "a random key that is drawn from": self.consumes_key,
+        }
+        return f"{self.path}: {', '.join(word for word, holds in words.items() if holds)}"
+
+
+@dataclass(frozen=True)
+class OutputAliasInfo(Record):
+    """What one look taught us of an output.
+
+    Attributes:
+        path: where it stands in the result, `result['loss']`.
+        output_type: what it shares.
+        base_idx: the input (`alias_of_input`, `is_input`), the earlier output (`..._base_is_user_output`), or a number
+            that outputs with the same base share (`alias_of_intermediate`); None for `non_alias`.
+        view_meta_sequence: the steps from the base to the output, none where it is the base itself.
+        requires_grad: whether it can carry a cotangent: floating point, outside aux, and reached from something that
+            is differentiated.
+        raw_type: `"array"` or `"key"`.
+
+    `dynamic_dims` is not needed: shapes are static in a jaxpr.
+    """
+
+    path: str
+    output_type: OutputType
+    base_idx: int | None
+    requires_grad: bool
+    raw_type: str = "array"
+    view_meta_sequence: tuple[ViewMeta, ...] = ()
+
+    def __str__(self) -> str:
+        """`result[0]: non_alias, can carry a cotangent`."""
+        base = "" if self.base_idx is None else f" {self.base_idx}"
+        views = "".join(f" > {view.op}" for view in self.view_meta_sequence)
+        return f"{self.path}: {self.output_type.name}{base}{views}{', can carry a cotangent' * self.requires_grad}"
+
+    def regenerated(self, base: Any) -> Any:
+        """The output made of its base."""
+        for view in self.view_meta_sequence:
+            base = view.replay(base)
+        return base
+
+
+Meta = PlainTensorMeta | SubclassCreationMeta
+
+
+@dataclass(frozen=True)
+class ViewAndMutationMeta(Record):
+    """All that one look taught us of a call: PyTorch's record of this name.
+
+    Attributes:
+        input_info: one for each input.
+        output_info: one for each output.
+        subclass_inp_meta: one for each plain array or container among the inputs.
+        subclass_fw_graph_out_meta: the same for outputs.
+        subclass_tangent_meta: the same for the outputs that carry a cotangent.
+        traced_tangents: the type of each flat cotangent.
+        is_train: whether a backward was traced. Without anything to differentiate there is none.
+        num_constants: how many arrays the function closes over; they are leading inputs of every program, and stay the
+            same from call to call (`static_input_indices` are the first so many).
+        tokens: names of the ordered effects of the forward, whose order the program keeps (`tokens`).
+        num_backward_tokens: how many ordered effects the backward has.
+        effects: names of all effects of either half.
+        bw_donated_idxs: positions of residuals whose buffers the backward may overwrite, None before the cut.
+        keep_input_mutations: as in `InputAliasInfo`.
+
+    Not needed: `num_intermediate_bases` (none are returned), symbolic sizes, the grad mode, random states.
+    """
+
+    input_info: tuple[InputAliasInfo, ...]
+    output_info: tuple[OutputAliasInfo, ...]
+    subclass_inp_meta: tuple[Meta, ...]
+    subclass_fw_graph_out_meta: tuple[Meta, ...]
+    subclass_tangent_meta: tuple[Meta, ...]
+    traced_tangents: tuple[PlainTensorMeta, ...]
+    is_train: bool
+    num_constants: int = 0
+    tokens: tuple[str, ...] = ()
+    num_backward_tokens: int = 0
+    effects: tuple[str, ...] = ()
+    bw_donated_idxs: tuple[int, ...] | None = None
+    keep_input_mutations: bool = True
+
+    @property
+    def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
+        """Inputs that are written back after the call."""
+        return self._mutated(MutationType.MUTATED_OUT_GRAPH)
+
+    @property
+    def mutated_graph_handled_indices(self) -> tuple[int, ...]:
+        """Inputs that the program itself writes."""
+        return self._mutated(MutationType.MUTATED_IN_GRAPH)
+
+    def _mutated(self, how: MutationType) -> tuple[int, ...]:
+        return tuple(i for i, info in enumerate(self.input_info) if info.mutation_type is how)
+
+    @property
+    def aliased_out_indices(self) -> tuple[int, ...]:
+        """Outputs that share something with an input or another output."""
+        return tuple(i for i, o in enumerate(self.output_info) if o.output_type is not OutputType.non_alias)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the function has."""
+        return len(self.output_info)
+
+    def __str__(self) -> str:
+        """One line for each input and output, at most a screen."""
+        lines = [f"{'training' if self.is_train else 'inference'}, {self.num_constants} constants"]
+        lines += [f"effects: {', '.join(self.effects)}"] * bool(self.effects)
+        lines += ["inputs:", *_lines(self.input_info, self.subclass_inp_meta)]
+        return "\n".join([*lines, "outputs:", *_lines(self.output_info, self.subclass_fw_graph_out_meta)])
+
+
+def _lines(infos: Sequence[Any], metas: Sequence[Meta]) -> list[str]:
+    plain = {m.unwrapped_idx: str(m) for meta in metas for m in plain_metas(meta)}
+    lines = [f"  {plain.get(i, '')} {info}" for i, info in enumerate(infos[:_SHOWN])]
+    return lines + [f"  and {len(infos) - _SHOWN} more"] * (len(infos) > _SHOWN)
+
+
+def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
+    """The plain arrays of a container, or the array itself."""
+    if isinstance(meta, PlainTensorMeta):
+        return [meta]
+    return [plain for _, part in meta.attrs for plain in plain_metas(part)]
+
+
+@dataclass(frozen=True)
+class SubclassMeta(Record):
+    """How gradients are put back into containers.
+
+    Attributes:
+        fw_metadata: what one look taught us.
+        grad_input_metas: the arrays and containers of the differentiated arguments, which are those of the gradients.
+            None for inference.
+    """
+
+    fw_metadata: ViewAndMutationMeta
+    grad_input_metas: tuple[Meta, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TensorAlias(Record):
+    """Stands in a program's result for an array that is handed back as it is, and so kept out of the program.
+
+    Attributes:
+        source: `"input"` or `"output"`.
+        alias: position of the array among those (PyTorch's holds the tensor; an array in a program's result would be
+            copied by XLA).
+    """
+
+    source: str
+    alias: int
+
+
+@dataclass(frozen=True)
+class BackwardSignature(Record):
+    """What the backward of an exported pair returns.
+
+    Attributes:
+        gradients_to_parameters: name of a gradient to the path of the leaf that it belongs to, in `argnums`.
+        gradients_to_user_inputs: the same for differentiated leaves of other arguments.
+        loss_output: name of the output that is differentiated, the empty text where there are several.
+    """
+
+    gradients_to_parameters: dict[str, str]
+    gradients_to_user_inputs: dict[str, str]
+    loss_output: str
+
+
+@dataclass(frozen=True)
+class GraphSignature(Record):
+    """Which input and output of a program is which, by name and position.
+
+    JAX has no modules: *parameters* are the leaves of the arguments in `argnums`, *buffers* the references (`jax.Ref`)
+    that the function reads or writes, *user inputs* everything else.
+
+    Attributes:
+        parameters: paths of the parameters; `inputs_to_parameters` maps names of inputs to them.
+        buffers: paths of the references; `inputs_to_buffers` maps names of inputs to them.
+        user_inputs, user_outputs: names of inputs and outputs.
+        buffers_to_mutate: name of an extra result to the path of the reference whose new state it is. (PyTorch's
+            `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only references are written.)
+        in_spec, out_spec: the trees of the arguments and of the result.
+        backward_signature: that of the backward, None for inference.
+        input_tokens, output_tokens: names of the ordered effects, whose tokens JAX itself threads.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    user_inputs: tuple[str, ...]
+    user_outputs: tuple[str, ...]
+    inputs_to_parameters: dict[str, str]
+    inputs_to_buffers: dict[str, str]
+    buffers_to_mutate: dict[str, str]
+    in_spec: Any
+    out_spec: Any
+    backward_signature: BackwardSignature | None
+    input_tokens: tuple[str, ...] = ()
+    output_tokens: tuple[str, ...] = ()

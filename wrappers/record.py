@@ -1,0 +1,221 @@
+"""Write a record as JSON, and read it back equal.
+
+A record is a frozen dataclass that compares by value. In JSON every value that JSON does not have itself is an object
+with one key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays. Classes
+and trees of classes are told by name and looked up among the modules that are already imported: reading a record
+imports nothing and runs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.partition.errors import RecordError, message
+
+_KNOWN: dict[str, type] = {}
+_LEAF = "*"
+_E = TypeVar("_E", bound=enum.Enum)
+_IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # where the dtype's name is not the generator's
+
+
+class Record:
+    """A frozen dataclass with a JSON form: `Record.from_json(r.to_json()) == r`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Remember the class by its name, under which JSON calls it."""
+        super().__init_subclass__(**kwargs)
+        _KNOWN[cls.__name__] = cls
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The record as a JSON text; raises `RecordError` where a field holds what JSON cannot hold."""
+        return json.dumps(_encoded(self, type(self).__name__), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record that `to_json` wrote; raises `RecordError` for anything else."""
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RecordError(message(cls.__name__, f"is not JSON: {error}.", _CURE)) from error
+        made = _decoded(found, cls.__name__)
+        if not isinstance(made, cls):
+            raise RecordError(message(cls.__name__, f"was asked for, but the text holds {_shown(found)}.", _CURE))
+        return made
+
+
+_CURE = "Read what to_json of the same class and version wrote."
+
+
+def choice(cls: type[_E]) -> type[_E]:
+    """Let records hold members of an enumeration."""
+    _KNOWN[cls.__name__] = cls
+    return cls
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def _encoded(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return [_encoded(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if is_dtype(value):
+        return {"dtype": "float0" if value == jax.dtypes.float0 else str(value)}
+    for kind, tag, encode in _FORMS:
+        if isinstance(value, kind):
+            return {tag(value): encode(value, path)}
+    cure = "Give the class auxiliary data of numbers, strings, tuples and dicts, so that it can be written."
+    raise RecordError(message(path, f"is a {type(value).__name__}, which has no JSON form.", cure))
+
+
+def is_dtype(value: Any) -> bool:
+    """Whether a value is a dtype of numpy's or one of JAX's own, such as those of random keys."""
+    return isinstance(value, np.dtype) or jnp.issubdtype(getattr(value, "type", type(None)), jax.dtypes.extended)
+
+
+def _record(value: Any, path: str) -> dict[str, Any]:
+    fields = (f.name for f in dataclasses.fields(value))
+    return {name: _encoded(getattr(value, name), f"{path}.{name}") for name in fields}
+
+
+def _tree(tree: Any, path: str) -> Any:
+    data = tree.node_data()
+    if data is None:
+        return _LEAF
+    kind, aux = data
+    children = [_tree(child, f"{path}[{i}]") for i, child in enumerate(tree.children())]
+    return {"class": class_name(kind), "data": _encoded(aux, path), "children": children}
+
+
+def class_name(kind: type) -> str:
+    """`module:class`, by which a class is told in JSON."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+_FORMS: tuple[tuple[Any, Callable[[Any], str], Callable[[Any, str], Any]], ...] = (
+    (Record, lambda v: type(v).__name__, _record),
+    (enum.Enum, lambda v: type(v).__name__, lambda v, _: v.name),
+    (list, lambda _: "list", lambda v, path: [_encoded(x, f"{path}[{i}]") for i, x in enumerate(v)]),
+    (Mapping, lambda _: "dict", lambda v, path: [[_encoded(k, path), _encoded(v[k], f"{path}[{k!r}]")] for k in v]),
+    (type, lambda _: "class", lambda v, _: class_name(v)),
+    (jax.tree_util.PyTreeDef, lambda _: "tree", _tree),
+)
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def _decoded(found: Any, path: str) -> Any:
+    if isinstance(found, list):
+        return tuple(_decoded(item, f"{path}[{i}]") for i, item in enumerate(found))
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise RecordError(message(path, f"is an object with {len(found)} keys, not one tagged value.", _CURE))
+    ((tag, inner),) = found.items()
+    if tag in _READERS:
+        return _READERS[tag](inner, path)
+    kind = _KNOWN.get(tag)
+    if kind is None:
+        raise RecordError(message(path, f"has the unknown tag {tag!r}.", _CURE))
+    return _member(kind, inner, path) if issubclass(kind, enum.Enum) else _made(kind, inner, path)
+
+
+def _member(kind: type[enum.Enum], name: Any, path: str) -> Any:
+    if not isinstance(name, str) or name not in kind.__members__:
+        raise RecordError(message(path, f"names no {kind.__name__}: {name!r}.", _CURE))
+    return kind[name]
+
+
+def _made(kind: type, inner: Any, path: str) -> Any:
+    names = {f.name for f in dataclasses.fields(kind)}
+    if not isinstance(inner, dict) or set(inner) != names:
+        given = set(inner) if isinstance(inner, dict) else set()
+        what = f"is no {kind.__name__}: missing {sorted(names - given)}, unknown {sorted(given - names)}."
+        raise RecordError(message(path, what, _CURE))
+    return kind(**{name: _decoded(inner[name], f"{path}.{name}") for name in inner})
+
+
+def _read_tree(found: Any, path: str) -> Any:
+    if found == _LEAF:
+        return jax.tree.structure(0)
+    if not isinstance(found, dict) or set(found) != {"class", "data", "children"}:
+        raise RecordError(message(path, f"holds no tree: {_shown(found)}.", _CURE))
+    kind, data = _read_class(found["class"], path), _decoded(found["data"], path)
+    children = [_read_tree(child, f"{path}[{i}]") for i, child in enumerate(found["children"])]
+    try:
+        return jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, (kind, data), children
+        )
+    except ValueError as error:
+        cure = f"Register {kind.__name__} as a pytree before reading."
+        raise RecordError(
+            message(path, f"needs the tree node {kind.__name__}, which is none: {error}.", cure)
+        ) from error
+
+
+def _read_class(name: Any, path: str) -> Any:
+    module, _, qualified = str(name).partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise RecordError(message(path, f"names the class {name}, which is not at hand.", f"Import {module} first."))
+    return found
+
+
+def _read_dtype(name: Any, path: str) -> Any:
+    if name == "float0":
+        return jax.dtypes.float0
+    try:
+        if str(name).startswith("key<"):
+            short = name[len("key<") : -1]
+            impl = _IMPLEMENTATIONS.get(short, short)
+            return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+        return jnp.dtype(name)
+    except (TypeError, ValueError, KeyError) as error:
+        raise RecordError(message(path, f"names the unknown dtype {name!r}.", _CURE)) from error
+
+
+def _read_float(text: Any, path: str) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise RecordError(message(path, f"is no number: {text!r}.", _CURE))
+    return float(text)
+
+
+def _read_dict(found: Any, path: str) -> dict[Any, Any]:
+    if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
+        raise RecordError(message(path, f"holds no pairs: {_shown(found)}.", _CURE))
+    return {_decoded(key, path): _decoded(value, f"{path}[{key!r}]") for key, value in found}
+
+
+def _read_list(found: Any, path: str) -> list[Any]:
+    return list(_decoded(found, path))
+
+
+_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "float": _read_float,
+    "list": _read_list,
+    "dict": _read_dict,
+    "class": _read_class,
+    "tree": _read_tree,
+    "dtype": _read_dtype,
+}
+
+
+def _shown(found: Any) -> str:
+    text = json.dumps(found)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,65 @@
+"""Run the backward that a pattern of zero cotangents asks for.
+
+A cotangent is known to be zero where nobody differentiates an output: JAX hands over a symbolic zero, a `float0` array,
+or nothing. For each pattern of such zeros that occurs a smaller backward is made, once (the `AutogradZero` of
+TorchScript's differentiation): what only the missing cotangents feed is neither computed nor waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointcut.partition import jaxprs
+from jointcut.partition.emit import Halves
+from jointcut.partition.zeros import Specialised, without
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """The backward half, and its variants without some cotangents.
+
+    `wrap` makes a flat function of jaxpr evaluations into what runs: `jax.jit` with options, say.
+    """
+
+    halves: Halves
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
+        """The flat gradients; None for a cotangent says that it is zero, None for a gradient that it must be."""
+        zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
+        if not zeros:
+            return self._compiled((), self.halves.backward)(*residuals, *cotangents)
+        variant = self.variant(zeros)
+        flat = [*residuals, *cotangents]
+        run = self._compiled(zeros, variant.closed)
+        results = iter(run(*(flat[i] for i in variant.used)))
+        return [None if zero else next(results) for zero in variant.zero_outputs]
+
+    def variant(self, zeros: tuple[int, ...]) -> Specialised:
+        """The backward for zero cotangents at some positions (among the cotangents)."""
+        key = ("variant", zeros)
+        if key not in self.made:
+            offset = len(self.halves.residuals)
+            self.made[key] = without(self.halves.backward, [offset + i for i in zeros])
+        return self.made[key]
+
+    def _compiled(self, zeros: tuple[int, ...], closed: Any) -> Callable[..., Any]:
+        if zeros not in self.made:
+            self.made[zeros] = self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat))
+        return self.made[zeros]
+
+    @property
+    def read(self) -> tuple[bool, ...]:
+        """Which cotangents any gradient depends on."""
+        jaxpr, _ = jaxprs.opened(self.halves.backward)
+        count = len(jaxpr.invars) - len(self.halves.residuals)
+        if not count:
+            return ()
+        needed = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
+        for eqn in reversed(jaxpr.eqns):
+            if jaxprs.has_effects(eqn) or not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
+        return tuple(v in needed for v in jaxpr.invars[-count:])
