@@ -53,7 +53,6 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
     `carries` says which outputs can carry a cotangent, `wanted` to which input (not counting `consts`) each gradient
     belongs.
     """
-    forward, _ = jaxprs.opened(split.forward)
     backward, _ = jaxprs.opened(split.backward)
     residuals, count = split.halves.residuals, len(consts)
     makers = {v: eqn for eqn in backward.eqns for v in eqn.outvars}

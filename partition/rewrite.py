@@ -23,6 +23,7 @@ from jointcut.partition.jaxprs import (
     is_dropped,
     opened,
     rebound,
+    source_of,
 )
 from jointcut.partition.policy import CHECKPOINT_SCOPE
 
@@ -62,7 +63,8 @@ def holds(closed: ClosedJaxpr, name: str) -> bool:
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
 
-    The names of opened functions stay in the name stack. A `jit` that asks for shardings, layouts or compiler
+    The names of opened functions stay in the name stack, and what a library's function computes inside bears the line
+    of the user's that called it. A `jit` that asks for shardings, layouts or compiler
     options of its own stays closed. Returns a jaxpr whose constants are still its `consts`.
     """
     jaxpr, consts = opened(closed)
@@ -79,13 +81,13 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
     rename: dict[Var, Atom] = {}
     out: list[Equation] = []
 
-    def visit(body: Jaxpr, names: dict[Var, Atom], stack: Any) -> list[Atom]:
+    def visit(body: Jaxpr, names: dict[Var, Atom], stack: Any, caller: Any) -> list[Atom]:
         def read(v: Atom) -> Atom:
             return v if isinstance(v, Literal) else names.get(v, v)
 
         for eqn in body.eqns:
             invars = [read(v) for v in eqn.invars]
-            info = eqn.source_info
+            info = eqn.source_info if caller is None else eqn.source_info.replace(traceback=caller)
             if stack is not None:
                 info = info.replace(name_stack=stack + info.name_stack)
             call = _callee(eqn, lifted)
@@ -102,10 +104,13 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
                 lifted.append((local[var], const))
             name = eqn.params.get("name")
             deeper = info.name_stack.extend(name) if name else info.name_stack
-            names.update(zip(eqn.outvars, visit(inner, local, deeper), strict=True))
+            nowhere = bool(inner.eqns) and not source_of(inner.eqns[0])
+            names.update(
+                zip(eqn.outvars, visit(inner, local, deeper, info.traceback if nowhere else None), strict=True)
+            )
         return [read(v) for v in body.outvars]
 
-    return out, visit(jaxpr, rename, None)
+    return out, visit(jaxpr, rename, None, None)
 
 
 def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
