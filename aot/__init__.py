@@ -9,17 +9,21 @@ Files, in reading order:
     traced: Hold one traced call, and put flat results back into the caller's trees.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
+    checked: Run a call half by half, and check everything that can be checked.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     pullback: Hold a forward's residuals until the cotangent comes.
+    calls: Call a jitted function, and look closer where its arguments ask for it.
     function: The decorator, and the object it returns.
 """
 
+from jointcut.aot.checked import debug as debug
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
 from jointcut.aot.options import Options as Options
 from jointcut.aot.stages import Compiled as Compiled
 from jointcut.aot.stages import Cut as Cut
 from jointcut.aot.stages import Traced as Traced
+from jointcut.wrappers.containers import register_container as register_container
 
-__all__ = ["Compiled", "Cut", "Function", "Options", "Traced", "function"]
+__all__ = ["Compiled", "Cut", "Function", "Options", "Traced", "debug", "function", "register_container"]

@@ -13,29 +13,26 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
-from jointcut.aot import pipeline
+from jointcut.aot.calls import Program, keep, refuse_twice
 from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
 from jointcut.aot.stages import Cut, Traced
 from jointcut.aot.traced import unfinished, value_and_gradients
 from jointcut.partition import jaxprs, verify
-from jointcut.partition.errors import JointcutError
 from jointcut.partition.split import Strategy, split
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, duplicates, tree_paths
-
-_KEPT_SIGNATURES = 256
+from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, tree_paths
 
 
 class Function:
@@ -74,6 +71,8 @@ class Function:
         """Run the function; nothing is kept for a backward."""
         if jaxprs.tracing():
             return self._inside(args, kwargs)
+        if checked.is_on():
+            return self._checked((), args, kwargs).call()
         result = self._jitted("call", self._call)(*args, **kwargs)
         return self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
 
@@ -84,6 +83,8 @@ class Function:
         """
         if jaxprs.tracing():
             return self._value_and_grad(False, None, *args, **kwargs)
+        if checked.is_on():
+            return self._checked(self._options.chosen, args, kwargs).value_and_grad()
         captured = self._lifted(self._options.chosen, args, kwargs)
         run = self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))
         result = run(captured, *args, **kwargs)
@@ -102,6 +103,8 @@ class Function:
         """
         if jaxprs.tracing():
             main, aux, pullback = self._vjp(False, None, *args, **kwargs)
+        elif checked.is_on():
+            return self._checked(None, args, kwargs).vjp()
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
             result = run(self._lifted(None, args, kwargs), *args, **kwargs)
@@ -155,7 +158,7 @@ class Function:
                 positions, names = chosen.donated
                 options["donate_argnums"] = tuple(n + front for n in positions)
                 options["donate_argnames"] = names
-            program = _Program(run, self, front, options)
+            program = Program(run, self._name, self._statics, front, options)
             self.__dict__[f"_jit_{name}"] = program
         return program
 
@@ -199,6 +202,13 @@ class Function:
         result = main, aux, Pullback.of(cut, halves, residuals)
         return unfinished(cut.traced, result) if ours else result
 
+    def _checked(
+        self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> checked.Checked:
+        """One call in debug mode."""
+        bound = bind(args, kwargs, self._statics)
+        return self._cut(bound, positions).looked_at(bound)
+
     def _cut(self, bound: Bound, positions: tuple[int, ...] | None) -> Cut:
         """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
         key = (bound.signature(), positions, jaxprs.trace_context())
@@ -207,7 +217,7 @@ class Function:
             traced = pipeline.trace(self._function, self._options, bound, positions)
             known = traced.partition()
             if not traced.program.has_traced_consts:
-                _keep(self._cuts, key, known)
+                keep(self._cuts, key, known)
         return known
 
     def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -221,7 +231,7 @@ class Function:
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
             call = self._call_inside(source, bound.abstract())
             if not any(map(jaxprs.is_tracer, source.consts)):
-                _keep(self._insides, key, (source, call))
+                keep(self._insides, key, (source, call))
         outputs = call(*source.consts, *bound.leaves)
         return jax.tree.unflatten(source.results.out_tree, outputs)
 
@@ -252,81 +262,6 @@ class Function:
 def _is_shared(x: Any) -> bool:
     """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
     return isinstance(x, jax.Array | np.ndarray | jax.Ref)
-
-
-def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value, and forget the oldest where there are too many."""
-    known[key] = value
-    while len(known) > _KEPT_SIGNATURES:
-        known.pop(next(iter(known)))
-
-
-class _Twice(Exception):
-    """Raised while a program is traced for arguments among which an array stands twice."""
-
-
-_pending = threading.local()  # the arguments of the call that is under way, for the trace that it may set off
-
-
-class _Program:
-    """A jitted function on the call path.
-
-    It says by the user's path which argument it cannot take. Once it has met an array that stands twice among the
-    arguments, or an object that JAX does not take but that can give its array, it looks for such at each call; before
-    that a call costs what it costs `jax.jit`.
-    """
-
-    def __init__(self, run: Callable[..., Any], owner: Function, front: int, options: dict[str, Any]) -> None:
-        self.program = jax.jit(run, **options)
-        self.run, self.owner, self.front, self.options = run, owner, front, options
-        self.looks_closer = False
-        self.deduplicated: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.looks_closer:
-            return self.closer(args, kwargs)
-        _pending.call = args[self.front :], kwargs
-        try:
-            return self.program(*args, **kwargs)
-        except _Twice:
-            return self.closer(args, kwargs)
-        except JointcutError:
-            raise
-        except jax.errors.JAXTypeError as error:
-            pipeline.note(error, self.owner._name)
-            raise
-        except (TypeError, ValueError):
-            if not bind(args[self.front :], kwargs, self.owner._statics).has_objects:
-                raise
-        finally:
-            _pending.call = None
-        return self.closer(args, kwargs)
-
-    def closer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run with the arrays of objects, and each array once."""
-        self.looks_closer, _pending.call = True, None
-        front, bound = args[: self.front], bind(args[self.front :], kwargs, self.owner._statics)
-        if not bound.duplicates:
-            given, named = bound.rebuild(bound.leaves)
-            return self.program(*front, *given, **named)
-        key = (bound.tree, bound.places, bound.statics)
-        if key not in self.deduplicated:
-            shapes = bound.abstract()
-
-            def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
-                given, named = shapes.rebuild([unique[p] for p in shapes.places])
-                return self.run(*front, *given, **named)
-
-            kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
-            _keep(self.deduplicated, key, jax.jit(run, **kept))
-        return self.deduplicated[key](front, bound.unique)
-
-
-def refuse_twice() -> None:
-    """Stop a trace that was set off by a call in which an array stands twice: that one has a program of its own."""
-    call = getattr(_pending, "call", None)
-    if call is not None and duplicates(jax.tree.leaves(call)):
-        raise _Twice
 
 
 class Method:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot import checked
 from jointcut.aot import compile as compiling
 from jointcut.aot.compile import Cost, Memory, ProgramMemory
 from jointcut.aot.gradient import Gradient, gradient
@@ -104,6 +105,14 @@ class Cut:
         results, places = traced.program.results, traced.bound.places
         carries = [on and traced.program.is_train for on in results.with_cotangent]
         return gradient(self.split, traced.consts, carries, [places[i] for i in traced.wanted])
+
+    @cached_property
+    def _checked_programs(self) -> checked.Programs:
+        return checked.Programs.of(self.split)
+
+    def looked_at(self, bound: Bound) -> checked.Checked:
+        """One call in debug mode."""
+        return checked.Checked(self.traced, self.split, self._checked_programs, bound)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
@@ -254,6 +263,8 @@ class Compiled:
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
         traced = self.cut.traced
+        if checked.is_on():
+            return traced.wrapped.post_compile(lambda bound: self._checked(bound).value_and_grad())(*args, **kwargs)
         if self.executables == 2 or traced.bound.statics or traced.bound.duplicates:
             return traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
         try:  # JAX compares the arguments with those the program was made for, in no time
@@ -263,6 +274,11 @@ class Compiled:
         if type(result) is alias.Unfinished:
             return alias.finished(result.result, jax.tree.leaves((args, kwargs)))
         return result
+
+    def _checked(self, bound: Bound) -> checked.Checked:
+        """One call in debug mode."""
+        checked.check_call(self.cut.traced, bound)
+        return self.cut.looked_at(bound)
 
     def _again(self, error: Exception, bound: Bound) -> Any:
         """Run with the arrays of objects that gave them; raise an error of JAX's where there are none."""

@@ -7,6 +7,7 @@ The tree of everything that jointcut raises on its own account::
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
+    ├── NonFiniteError     a half made a NaN or an infinity, in debug mode (also a FloatingPointError)
     ├── RecordError        a record has no JSON form, or a JSON text is none of ours
     ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
@@ -40,6 +41,10 @@ class GraphError(JointcutError, ValueError):
 
 class VerifyError(JointcutError):
     """The two halves together do not mean what the joint program meant: a fault of jointcut."""
+
+
+class NonFiniteError(JointcutError, FloatingPointError):
+    """In debug mode, a half made a NaN or an infinity."""
 
 
 class RecordError(JointcutError, ValueError):

@@ -1,0 +1,192 @@
+"""Run a call half by half, and check everything that can be checked.
+
+    with aot.debug():
+        value, grads = loss.value_and_grad(params, batch)
+
+Inside `aot.debug()` each call of ours runs its forward and its backward as two programs. What enters and leaves them is
+compared with what they were made for, and where one makes a NaN or an infinity the first op to blame is named by the
+user's source line. It costs a pass over every result, and recompiles the halves; outside it nothing is checked and
+nothing paid. What runs inside an outer `jax.jit` has no numbers yet, and is not checked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.aot import compile as compiling
+from jointcut.aot.traced import TracedCall, value_and_gradients
+from jointcut.partition import jaxprs, verify
+from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
+from jointcut.partition.split import Split
+from jointcut.wrappers.checks import first_nonfinite, is_finite
+from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.tree import Bound, struct
+
+_on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
+_REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
+_CURE = (
+    "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
+)
+
+
+@contextmanager
+def debug() -> Iterator[None]:
+    """Check every call of an `aot.function`, and of what was compiled from one, that is made inside.
+
+    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity, `CallError`
+    where arguments or cotangents are not what a program was compiled for.
+    """
+    token = _on.set(True)
+    try:
+        yield
+    finally:
+        _on.reset(token)
+
+
+def is_on() -> bool:
+    """Whether calls are checked here."""
+    return _on.get()
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The two halves of a cut as two programs."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+    @classmethod
+    def of(cls, split: Split) -> Programs:
+        """The halves, jitted."""
+        halves, options = compiling.halves_for(split, True), compiling.compiler_options()
+        forward = functools.partial(verify.forward, halves, split.graph)
+        backward = functools.partial(verify.backward, halves)
+        return cls(jax.jit(forward, compiler_options=options), jax.jit(backward, compiler_options=options))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a half was run on: its jaxpr, its flat inputs, and how the user calls them."""
+
+    closed: Any
+    flat: Sequence[Any]
+    paths: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One call of which every result is looked at."""
+
+    traced: TracedCall
+    split: Split
+    programs: Programs
+    bound: Bound
+
+    def call(self) -> Any:
+        """The function's result, forward only."""
+        main, aux = self.traced.results(self._forward()[0])
+        return (main, aux) if self.traced.options.has_aux else main
+
+    def value_and_grad(self) -> Any:
+        """As `jax.value_and_grad`."""
+        ones = self.traced.ones()
+        outputs, residuals, run = self._forward()
+        return value_and_gradients(self.traced, outputs, self._backward(residuals, ones, run), self.bound)
+
+    def vjp(self, positions: Sequence[int] | None = None) -> Any:
+        """As `jax.vjp`: the output, a pullback that is checked as well (and aux with `has_aux`)."""
+        outputs, residuals, run = self._forward()
+        main, aux = self.traced.results(outputs)
+
+        def pullback(cotangent: Any) -> tuple[Any, ...]:
+            flat = self._backward(residuals, self.traced.cotangents(cotangent), run)
+            chosen = range(len(self.bound.spans)) if positions is None else positions
+            return self.traced.gradients(flat, chosen, self.bound)
+
+        return (main, pullback, aux) if self.traced.options.has_aux else (main, pullback)
+
+    def _forward(self) -> tuple[list[Any], list[Any], _Run]:
+        """The forward half: outputs and residuals, and what it was run on."""
+        bound = self.bound
+        flat = self.traced.flat(bound)
+        starts = [f"constant {i}" for i in range(len(self.traced.consts))]
+        paths = [*starts, *(path for i, path in enumerate(bound.paths()) if i not in bound.duplicates)]
+        outputs, residuals = self.programs.forward(flat)
+        ends = jaxprs.opened(self.split.forward)[0].outvars[: len(outputs)]
+        self._same_types("forward", outputs, ends)
+        self._same_types("forward", residuals, jaxprs.opened(self.split.backward)[0].invars[: len(residuals)])
+        run = _Run(self.split.forward, flat, paths)
+        self._finite("forward", outputs, run)  # a residual that is not finite may never reach a gradient
+        return outputs, residuals, run
+
+    def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], run: _Run) -> list[Any]:
+        """The backward half: the flat gradients. None stands for a cotangent that is zero."""
+        inner, _ = jaxprs.opened(self.split.backward)
+        shapes = [v.aval for v in inner.invars[len(residuals) :]]
+        filled = [jnp.zeros(a.shape, a.dtype) if ct is None else ct for ct, a in zip(cotangents, shapes, strict=True)]
+        gradients = self.programs.backward(list(residuals), filled)
+        self._same_types("backward", gradients, inner.outvars)
+        graph, halves = self.split.graph, self.split.halves
+        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(filled)))]
+        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *filled], paths), run)
+        return gradients
+
+    def _same_types(self, half: str, results: Sequence[Any], ends: Sequence[Any]) -> None:
+        for i, (got, end) in enumerate(zip(results, ends, strict=True)):
+            if not jaxprs.is_reference(end.aval) and (got.shape, got.dtype) != (end.aval.shape, end.aval.dtype):
+                what = f"gave {jax.typeof(got).str_short()} as result {i}, and was made to give {end.aval.str_short()}."
+                raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
+
+    def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
+        """Raise `NonFiniteError` where a half made what is not finite, or a NaN came in and out of it.
+
+        `runs` are this half, and before it the one that its residuals come from.
+        """
+        if is_finite(results):
+            return
+        where = f"The {half} of {self.traced.name}"
+        for run in runs:
+            culprit = first_nonfinite(run.closed, run.flat)
+            if culprit is not None:
+                raise NonFiniteError(message(where, f"is not finite: {culprit}", _CURE))
+        if not any(map(_has_nan, results)):
+            return  # an infinity that somebody wrote down or passed in: a mask, the start of a maximum
+        for run in reversed(runs):
+            given = [path for path, x in zip(run.paths, run.flat, strict=True) if _has_nan(x)]
+            if given:
+                what = f"returns a NaN that came in with {given[0]}."
+                raise NonFiniteError(message(where, what, "Look at what made that one."))
+        what = "returns a NaN, but no op makes one when they run one by one."
+        cure = "Look at what its callbacks and references bring in, or report it: XLA's fused program makes the NaN."
+        raise NonFiniteError(message(where, what, cure))
+
+
+def _has_nan(x: Any) -> bool:
+    aval = jax.typeof(x)
+    return jaxprs.is_plain(aval) and is_inexact(aval.dtype) and bool(jnp.any(jnp.isnan(x)))
+
+
+def check_call(traced: TracedCall, bound: Bound) -> None:
+    """Compare a call's weak types, shardings and aliases with what was compiled, beyond what each call compares.
+
+    Raises `CallError` at the first difference.
+    """
+    cure = "Put it where it was (jax.device_put), or trace and compile for this one too."
+    for path, want, leaf in zip(bound.paths(), traced.bound.leaves, bound.leaves, strict=True):
+        placed = getattr(struct(leaf), "sharding", None)
+        wanted = getattr(want, "sharding", None)
+        if wanted is not None and placed is not None and not placed.is_equivalent_to(wanted, len(want.shape)):
+            raise CallError(message(path, f"lies as {placed}, but was compiled to lie as {wanted}.", cure))
+    for i, j in bound.duplicates.items():
+        if {i, j} & traced.donated:
+            paths = bound.paths()
+            what = f"is the same array as {paths[j]}, and one of them is donated: the other would lose it."
+            raise CallError(message(paths[i], what, "Pass a copy (jax.numpy.copy), or do not donate it."))
