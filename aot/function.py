@@ -32,7 +32,9 @@ from jointcut.partition import jaxprs, verify
 from jointcut.partition.split import Strategy, split
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
+from jointcut.wrappers.convention import Convention, slots
 from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, tree_paths
+from jointcut.wrappers.wrapper import Target
 
 
 class Function:
@@ -240,14 +242,17 @@ class Function:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.uses_references:
             return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
-        pure = refs.Pure.of(source.closed)
-        if pure is None:  # JAX itself must differentiate it
+        wrapper = refs.RefsWrapper(source.closed)
+        if wrapper.pure is None:  # JAX itself must differentiate it
             return functools.partial(jaxprs.evaluate, source.closed)
-        run = differentiable(pure.closed, functools.partial(self._cut_inside, pure.closed, paths))
+        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, wrapper.pure, paths))
+        inputs = slots(paths, jaxprs.input_structs(source.closed))
+        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
+        write = wrapper.post_compile(run, target)
 
         def call(*flat: Any) -> list[Any]:
             with pipeline.explained(self._name):
-                return pure.write_back(flat, run(*pure.read(flat)))
+                return write(*flat)
 
         return call
 

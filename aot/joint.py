@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jointcut.partition import jaxprs, rewrite
+from jointcut.partition import jaxprs, rewrite, views
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers import refs
@@ -271,6 +271,8 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
     cotangents = second.invars[len(handed) :]
     ends = [*first.outvars[:num_outputs], *gradients]
     eqns, ends, boundary = rewrite.merged([*first.eqns, *late], ends, len(first.eqns))
+    given = [*first.constvars, *second.constvars, *first.invars]
+    eqns, boundary = views.read_back(eqns, boundary, given, ends[:num_outputs])
     consts = [*first.constvars, *(v for v, twice in zip(second.constvars, shared, strict=True) if not twice)]
     values = [*first_consts, *(c for c, twice in zip(second_consts, shared, strict=True) if not twice)]
     invars = [*consts, *first.invars, *cotangents]

@@ -22,6 +22,7 @@ from jointcut.aot.stages import Traced
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, message
 from jointcut.wrappers import stack
+from jointcut.wrappers.alias import AliasWrapper
 from jointcut.wrappers.convention import Convention, is_inexact, slot
 from jointcut.wrappers.guards import GuardsWrapper
 from jointcut.wrappers.tree import Bound, TreeWrapper
@@ -38,11 +39,13 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     name = getattr(function, "__name__", type(function).__name__)
     wanted = differentiated(bound, positions, options)
     shapes = bound.abstract()
-    wrapped = stack.pre_compile((TreeWrapper(shapes), GuardsWrapper(shapes)), Target(function, Convention((), ())))
+    wrappers = (TreeWrapper(shapes), GuardsWrapper(shapes), AliasWrapper(shapes))
+    wrapped = stack.pre_compile(wrappers, Target(function, Convention((), ())))
     with explained(name), jaxprs.paused_collection():
         mask = [i in wanted for i in range(len(bound.leaves))]
-        paths = [path for i, path in enumerate(bound.paths()) if i not in bound.duplicates]
-        program = joint(wrapped.target.function, bound.unique, options.has_aux, mask, paths, bound.places)
+        target = wrapped.target
+        paths = [slot.path for slot in target.convention.inputs]
+        program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
 
 

@@ -290,8 +290,7 @@ class Compiled:
         traced = self.cut.traced
         if self.executables == 1:
             args, kwargs = bound.arguments
-            result = self._step(list(traced.consts), *args, **kwargs)
-            return alias.finished(result.result, bound.leaves) if type(result) is alias.Unfinished else result
+            return self._step(list(traced.consts), *args, **kwargs)
         outputs, residuals = self._run_forward(traced.flat(bound))
         gradients = self._backward(*residuals, *traced.ones())
         return value_and_gradients(traced, outputs, gradients, bound)

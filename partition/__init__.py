@@ -14,6 +14,7 @@ Files, in reading order:
     cost: Price every value in bytes.
     policy: Decide what may be saved and what may be recomputed, with a reason.
     rewrite: Open calls, and merge what is computed twice.
+    views: Read a value back from an output that is a view of it.
     zeros: Leave out of a backward what a zero cotangent would do.
     plan: Record a decision: what is saved, what is recomputed, and why.
     network: Turn values, prices and rules into a flow network.

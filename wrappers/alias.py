@@ -7,17 +7,48 @@ it: the program returns a `TensorAlias` in its place, and the caller gets the ve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jointcut.partition.errors import CallError, message
 from jointcut.partition.jaxprs import is_tracer
 from jointcut.wrappers.metadata import OutputAliasInfo, OutputType, TensorAlias
+from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.wrapper import Target
 
 jax.tree_util.register_static(TensorAlias)
+
+
+@dataclass(frozen=True)
+class AliasWrapper:
+    """Let each array enter once, and put into results what stays out of the program."""
+
+    traced: Bound
+
+    def pre_compile(self, target: Target) -> Target:
+        """The same function, with the arrays that are distinct for inputs."""
+        first = [slot for i, slot in enumerate(target.convention.inputs) if i not in self.traced.duplicates]
+        return replace(target, convention=replace(target.convention, inputs=tuple(first)), places=self.traced.places)
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call that raises `CallError` where arrays are distinct that were one, and that finishes results."""
+        del target
+
+        def aliased(bound: Bound) -> Any:
+            for i, j in self.traced.duplicates.items():
+                if bound.duplicates.get(i) != j:
+                    paths = bound.paths()
+                    what = f"was the same array as {paths[j]} when traced, and is another one now."
+                    cure = "Trace and compile for this call too, or call the function itself, which does so by need."
+                    raise CallError(message(paths[i], what, cure))
+            result = call(replace(bound, duplicates=self.traced.duplicates))
+            return finished(result.result, bound.leaves) if type(result) is Unfinished else result
+
+        return aliased
 
 
 @jax.tree_util.register_dataclass

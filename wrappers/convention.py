@@ -36,12 +36,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Convention:
-    """The flat inputs and outputs of a program, in order, and the trees that hold them for the caller."""
+    """The flat inputs and outputs of a program, in order, and the trees that hold them for the caller.
+
+    `states` are positions of the inputs whose new states are extra results behind the outputs.
+    """
 
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     in_tree: Any = None
     out_tree: Any = None
+    states: tuple[int, ...] = ()
 
 
 def slot(path: str, leaf: Any) -> Slot:

@@ -160,7 +160,7 @@ def _read_tree(found: Any, path: str) -> Any:
         return jax.tree_util.PyTreeDef.from_node_data_and_children(
             jax.tree_util.default_registry, (kind, data), children
         )
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         cure = f"Register {kind.__name__} as a pytree before reading."
         raise RecordError(
             message(path, f"needs the tree node {kind.__name__}, which is none: {error}.", cure)
@@ -168,6 +168,8 @@ def _read_tree(found: Any, path: str) -> Any:
 
 
 def _read_class(name: Any, path: str) -> Any:
+    if name == class_name(type(None)):
+        return type(None)
     module, _, qualified = str(name).partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):

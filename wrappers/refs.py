@@ -10,53 +10,86 @@ derivative only (`jax.lax.stop_gradient`); what is read from it is a constant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
+from jointcut.wrappers.convention import Slot
+from jointcut.wrappers.metadata import InputAliasInfo, MutationType
+from jointcut.wrappers.wrapper import Target
 
 
 @dataclass(frozen=True)
-class Pure:
-    """A jaxpr made pure: `references` are positions of its inputs, `written` those among them with a new state.
+class RefsWrapper:
+    """Make a flat jaxpr pure, and write the new states of its references back after each call.
 
-    Its results are the function's, then the new states.
+    `closed` has no constants: what the function closes over is among its inputs, references too.
     """
 
     closed: Any
-    references: tuple[int, ...]
-    written: tuple[int, ...]
 
-    @classmethod
-    def of(cls, closed: Any) -> Pure | None:
-        """The jaxpr without references, None where JAX cannot take them out (a custom derivative that writes one)."""
-        jaxpr, _ = jaxprs.opened(closed)
-        references = tuple(i for i, v in enumerate(jaxpr.invars) if jaxprs.is_reference(v.aval))
-        touched = {var for eqn in jaxpr.eqns for var, is_written in reads_and_writes(eqn) if is_written}
-        written = tuple(i for i in references if jaxpr.invars[i] in touched)
+    @cached_property
+    def infos(self) -> tuple[InputAliasInfo, ...]:
+        """What happens to each input; a write cannot stay in a pure program."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        touched = {var: is_written for eqn in jaxpr.eqns for var, is_written in reads_and_writes(eqn) if is_written}
+        return tuple(
+            InputAliasInfo(
+                f"input {i}",
+                is_read=True,
+                requires_grad=False,
+                mutates_data=var in touched,
+                is_reference=jaxprs.is_reference(var.aval),
+                keep_input_mutations=False,
+            )
+            for i, var in enumerate(jaxpr.invars)
+        )
+
+    @cached_property
+    def pure(self) -> Any | None:
+        """The jaxpr without references: its results, then the new state of each that is written.
+
+        None where JAX has no rule that takes them out, for a custom derivative that writes one.
+        """
+        jaxpr, _ = jaxprs.opened(self.closed)
         try:
-            pure = jaxprs.discharged(closed)
+            inner, _ = jaxprs.opened(jaxprs.discharged(self.closed))
         except NotImplementedError:
             return None
-        inner, _ = jaxprs.opened(pure)
         count = len(jaxpr.outvars)
-        states = [inner.outvars[count + references.index(i)] for i in written]
-        kept = jaxprs.build(inner.invars, [*inner.outvars[:count], *states], inner.eqns)
-        return cls(kept, references, written)
+        references = [i for i, info in enumerate(self.infos) if info.is_reference]
+        last = dict(zip(references, inner.outvars[count:], strict=True))
+        return jaxprs.build(inner.invars, [*inner.outvars[:count], *(last[i] for i in self.written)], inner.eqns)
 
-    def read(self, flat: Sequence[Any]) -> list[Any]:
-        """The flat inputs with what references hold in their place."""
-        held = set(self.references)
-        return [x[...] if i in held else x for i, x in enumerate(flat)]
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs that are written back after a call."""
+        return tuple(i for i, info in enumerate(self.infos) if info.mutation_type is MutationType.MUTATED_OUT_GRAPH)
 
-    def write_back(self, flat: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Write the new states, and return the outputs without them."""
-        count = len(outputs) - len(self.written)
-        for i, state in zip(self.written, outputs[count:], strict=True):
-            flat[i][...] = state
-        return list(outputs[:count])
+    def pre_compile(self, target: Target) -> Target:
+        """The pure function, of what references hold; its trailing results are the new states of `states`."""
+        inputs = tuple(Slot(s.path, s.shape, s.dtype, s.weak_type) for s in target.convention.inputs)
+        convention = replace(target.convention, inputs=inputs, states=self.written)
+        pure = self.pure
+        assert pure is not None, "the caller has looked whether there is a pure form"
+        return Target(lambda *flat: jaxprs.evaluate(pure, *flat), convention)
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call on references, given one on what they hold."""
+        states = target.convention.states
+        references = {i for i, info in enumerate(self.infos) if info.is_reference}
+
+        def with_references(*flat: Any) -> list[Any]:
+            results = call(*(x[...] if i in references else x for i, x in enumerate(flat)))
+            count = len(results) - len(states)
+            for i, state in zip(states, results[count:], strict=True):
+                flat[i][...] = state
+            return list(results[:count])
+
+        return with_references
 
 
 def reads_and_writes(eqn: Any) -> Iterator[tuple[Any, bool]]:

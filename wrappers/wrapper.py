@@ -1,8 +1,9 @@
 """Define a wrapper: one half before compiling, one half after.
 
 `pre_compile` takes a `Target` (a function and the convention it speaks) and returns a simpler one; `post_compile`
-takes the compiled call that speaks the simpler convention and returns a call that speaks the original one. The law of
-every wrapper: if the compiled call is the simpler target's own function, the result behaves as the original.
+takes the compiled call that speaks the simpler convention and returns a call that speaks the original one. Calls take
+the caller's arguments in trees outside `TreeWrapper`, and one flattened call (`tree.Bound`) inside it. The law of every
+wrapper: if the compiled call is the simpler target's own function, the result behaves as the original.
 The names are those of PyTorch's `CompilerWrapper`.
 """
 
@@ -17,10 +18,21 @@ from jointcut.wrappers.convention import Convention
 
 @dataclass(frozen=True)
 class Target:
-    """A function on its way to the compiler, and the convention that it speaks."""
+    """A function on its way to the compiler, and the convention that it speaks.
+
+    `convention.inputs` are the arrays that enter the program; `places` says which of them stands at each argument of
+    the function (None: each at its own). The two differ where an array stands twice, since it enters once but is
+    differentiated at each place.
+    """
 
     function: Callable[..., Any]
     convention: Convention
+    places: tuple[int, ...] | None = None
+
+    def entered(self, *arrays: Any) -> Any:
+        """The function on what enters the program."""
+        places = range(len(arrays)) if self.places is None else self.places
+        return self.function(*(arrays[p] for p in places))
 
 
 class CompilerWrapper(Protocol):

@@ -1,0 +1,119 @@
+"""Read a value back from an output that is a view of it.
+
+The caller gets the outputs anyway, so that they cost nothing to keep. Where an output only moves the elements of a
+value (a reshape, a transpose) and the backward reads that value, it reads the output moved back instead, and the value
+itself needs no second buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jointcut.partition.jaxprs import (
+    Atom,
+    Equation,
+    Literal,
+    Var,
+    fresh,
+    has_effects,
+    is_plain,
+    opened,
+    rebound,
+    struct,
+)
+
+_MOVES = ("reshape", "rev", "squeeze", "transpose")  # what can be undone; a broadcast that adds an axis is a reshape
+
+
+def read_back(
+    eqns: Sequence[Equation], boundary: int, inputs: Sequence[Var], outputs: Sequence[Atom]
+) -> tuple[list[Equation], int]:
+    """The equations of a joint program, the first `boundary` of which are the forward's, with such reads redirected.
+
+    `inputs` are the program's, `outputs` those of the function. What moves an output back stands first in the backward,
+    before what the forward computed for the backward only. The new boundary comes back with the equations.
+    """
+    makers = {eqn.outvars[0]: eqn for eqn in eqns[:boundary] if _is_move(eqn)}
+    if not any(not isinstance(v, Literal) and v in makers for v in outputs):
+        return list(eqns), boundary
+    ours = _for_outputs(eqns[:boundary], outputs)
+    others = [eqn for i, eqn in enumerate(eqns) if i not in ours]
+    at_hand = {*inputs, *(v for v in outputs if not isinstance(v, Literal))}
+    read = {v for eqn in others for v in eqn.invars if not isinstance(v, Literal)}
+    moved: list[Equation] = []
+    rename: dict[Var, Atom] = {}
+    for output in outputs:
+        var, undone = output, output
+        while not isinstance(var, Literal) and var in makers:
+            eqn = makers[var]
+            var = eqn.invars[0]
+            if isinstance(var, Literal) or var in at_hand or var in rename:
+                break
+            back, undone = _undone(eqn, undone)
+            moved.append(back)
+            if var in read:
+                rename[var] = undone
+    if not rename:
+        return list(eqns), boundary
+    front = [eqn for i, eqn in enumerate(eqns) if i in ours]
+    late = [_redirected(eqn, rename) for eqn in others]
+    return [*front, *_needed(moved, set(rename.values())), *late], len(front)
+
+
+def _for_outputs(eqns: Sequence[Equation], outputs: Sequence[Atom]) -> set[int]:
+    """Places of the equations that outputs and effects need."""
+    needed = {v for v in outputs if not isinstance(v, Literal)}
+    found = set()
+    for i in range(len(eqns) - 1, -1, -1):
+        if has_effects(eqns[i]) or not needed.isdisjoint(eqns[i].outvars):
+            found.add(i)
+            needed.update(v for v in eqns[i].invars if not isinstance(v, Literal))
+    return found
+
+
+def _is_move(eqn: Equation) -> bool:
+    """Whether an equation only moves elements, all of them."""
+    (source, *rest), aval = eqn.invars, eqn.outvars[0].aval
+    if rest or not is_plain(aval) or not is_plain(source.aval):
+        return False
+    if eqn.primitive.name == "broadcast_in_dim":
+        return source.aval.size == aval.size
+    return eqn.primitive.name in _MOVES
+
+
+def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
+    """An equation that takes `atom`, in the place of the result of a move, back to its operand."""
+    wanted, name = eqn.invars[0].aval, eqn.primitive.name
+
+    def back(x: Any) -> Any:
+        if name == "transpose":
+            return lax.transpose(x, tuple(int(i) for i in np.argsort(eqn.params["permutation"])))
+        if name == "rev":
+            return lax.rev(x, eqn.params["dimensions"])
+        return lax.reshape(x, wanted.shape)
+
+    made = opened(jax.make_jaxpr(back)(struct(eqn.outvars[0].aval)))[0].eqns
+    out = fresh(wanted)
+    assert len(made) == 1, "a move that moves nothing is not traced"
+    return rebound(made[0], [atom], [out]).replace(source_info=eqn.source_info, ctx=eqn.ctx), out
+
+
+def _redirected(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
+    invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
+    same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
+    return eqn if same else rebound(eqn, invars, eqn.outvars)
+
+
+def _needed(moved: Sequence[Equation], wanted: set[Any]) -> list[Equation]:
+    """Those moves that lead to a value which is read, in order."""
+    kept: list[Equation] = []
+    for eqn in reversed(moved):
+        if eqn.outvars[0] in wanted:
+            kept.insert(0, eqn)
+            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return kept
