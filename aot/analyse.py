@@ -174,7 +174,8 @@ def _output_infos(
             kind, base = OutputType.alias_of_intermediate, shared.index(root)
         else:
             views = ()
-        can = program.is_train and program.results.with_cotangent[i] and end in moved
+        can = program.is_train and program.results.with_cotangent[i]
+        can = can and not isinstance(end, jaxprs.Literal) and end in moved
         yield OutputAliasInfo(names[i], kind, base, can, _raw_type(end.aval), views)
 
 

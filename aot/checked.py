@@ -101,24 +101,39 @@ class Checked:
         outputs, residuals, run = self._forward()
         return value_and_gradients(self.traced, outputs, self._backward(residuals, ones, run), self.bound)
 
-    def vjp(self, positions: Sequence[int] | None = None) -> Any:
+    def vjp(self) -> Any:
         """As `jax.vjp`: the output, a pullback that is checked as well (and aux with `has_aux`)."""
+        main, aux, pullback = self._vjp(range(len(self.bound.spans)))
+        return (main, pullback, aux) if self.traced.options.has_aux else (main, pullback)
+
+    def vjp_in_argnums(self) -> Any:
+        """As `Compiled.vjp`: the output (with `has_aux` a pair) and a pullback to the arguments in `argnums`."""
+        options = self.traced.options
+        main, aux, pullback = self._vjp(options.chosen)
+
+        def to_chosen(cotangent: Any, *, keep_residuals: bool = False) -> Any:
+            del keep_residuals  # they are kept here
+            trees = pullback(cotangent)
+            return trees[0] if isinstance(options.argnums, int) else trees
+
+        return ((main, aux) if options.has_aux else main), to_chosen
+
+    def _vjp(self, positions: Sequence[int]) -> tuple[Any, Any, Callable[..., Any]]:
         outputs, residuals, run = self._forward()
         main, aux = self.traced.results(outputs)
 
         def pullback(cotangent: Any) -> tuple[Any, ...]:
             flat = self._backward(residuals, self.traced.cotangents(cotangent), run)
-            chosen = range(len(self.bound.spans)) if positions is None else positions
-            return self.traced.gradients(flat, chosen, self.bound)
+            return self.traced.gradients(flat, positions, self.bound)
 
-        return (main, pullback, aux) if self.traced.options.has_aux else (main, pullback)
+        return main, aux, pullback
 
     def _forward(self) -> tuple[list[Any], list[Any], _Run]:
         """The forward half: outputs and residuals, and what it was run on."""
         bound = self.bound
         flat = self.traced.flat(bound)
         starts = [f"constant {i}" for i in range(len(self.traced.consts))]
-        paths = [*starts, *(path for i, path in enumerate(bound.paths()) if i not in bound.duplicates)]
+        paths = [*starts, *(path for i, path in enumerate(bound.paths()) if i not in self.traced.bound.duplicates)]
         outputs, residuals = self.programs.forward(flat)
         ends = jaxprs.opened(self.split.forward)[0].outvars[: len(outputs)]
         self._same_types("forward", outputs, ends)

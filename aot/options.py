@@ -71,7 +71,8 @@ def checked(function: Any, options: Options) -> Options:
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
     _integers("donate_argnums", options.donate_argnums)
-    donated = Statics.of(function, options.donate_argnums or None, options.donate_argnames or None, "donate")
+    positions, named = options.donated
+    donated = Statics.of(function, positions or None, named or None, "donate")
     given, given_names = tuple(sorted(donated.argnums)), tuple(sorted(donated.argnames))
     return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names)
 

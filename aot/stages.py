@@ -310,6 +310,8 @@ class Compiled:
         return self.cut.traced.wrapped.post_compile(self._run_vjp)(*args, **kwargs)
 
     def _run_vjp(self, bound: Bound) -> tuple[Any, Callable[..., Any]]:
+        if checked.is_on():
+            return self._checked(bound).vjp_in_argnums()
         main, residuals = self._run_forward_in_trees(bound)
         return main, _Pullback(self, residuals, bound)
 

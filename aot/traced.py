@@ -96,7 +96,7 @@ class TracedCall:
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""
-        return [*self.consts, *bound.unique]
+        return [*self.consts, *(leaf for i, leaf in enumerate(bound.leaves) if i not in self.bound.duplicates)]
 
     def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
         """The function's output and its aux (None without `has_aux`) in the caller's trees."""

@@ -78,8 +78,10 @@ def _for_outputs(eqns: Sequence[Equation], outputs: Sequence[Atom]) -> set[int]:
 
 def _is_move(eqn: Equation) -> bool:
     """Whether an equation only moves elements, all of them."""
-    (source, *rest), aval = eqn.invars, eqn.outvars[0].aval
-    if rest or not is_plain(aval) or not is_plain(source.aval):
+    if len(eqn.invars) != 1 or len(eqn.outvars) != 1:
+        return False
+    source, aval = eqn.invars[0], eqn.outvars[0].aval
+    if not is_plain(aval) or not is_plain(source.aval):
         return False
     if eqn.primitive.name == "broadcast_in_dim":
         return source.aval.size == aval.size

@@ -45,7 +45,7 @@ class AliasWrapper:
                     what = f"was the same array as {paths[j]} when traced, and is another one now."
                     cure = "Trace and compile for this call too, or call the function itself, which does so by need."
                     raise CallError(message(paths[i], what, cure))
-            result = call(replace(bound, duplicates=self.traced.duplicates))
+            result = call(bound)
             return finished(result.result, bound.leaves) if type(result) is Unfinished else result
 
         return aliased

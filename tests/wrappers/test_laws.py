@@ -1,8 +1,8 @@
 """The law of every wrapper, alone and with each other it can meet: post(pre(f)) behaves as f.
 
 The compiled call is played by the simpler target's own function: whatever a wrapper takes away before compiling, it
-must put back after. The wrappers for trees, guards and aliases stand in one stack; the one for references works on the flat
-jaxpr, and meets them where that jaxpr is the stack's target.
+must put back after. The wrappers for trees, guards and aliases stand in one stack; the one for references works on the
+flat jaxpr, and meets them where that jaxpr is the stack's target.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def played(target):
     """The simpler target's own function in the place of a compiled one, which keeps inputs out of its results."""
 
     def run(bound):
-        unique = [leaf for i, leaf in enumerate(bound.leaves) if i not in bound.duplicates]
-        entered = bound.leaves if target.places is None else unique
-        out = target.entered(*entered)
+        out = target.entered(*(bound.leaves if target.places is None else bound.unique))
         leaves, tree = jax.tree.flatten(out)
         found = identities(bound.leaves, leaves) if target.places is not None else {}
         result = jax.tree.unflatten(tree, replaced(leaves, found))
