@@ -246,7 +246,7 @@ class Function:
         if wrapper.pure is None:  # JAX itself must differentiate it
             return functools.partial(jaxprs.evaluate, source.closed)
         run = differentiable(wrapper.pure, functools.partial(self._cut_inside, wrapper.pure, paths))
-        inputs = slots(paths, jaxprs.input_structs(source.closed))
+        inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
         target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
 

@@ -1,0 +1,122 @@
+"""What is donated is given up, and only that."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jointcut import aot
+from jointcut.partition.errors import CallError
+
+
+def params():
+    return {"w": jnp.linspace(0.1, 0.9, 12).reshape(4, 3), "b": jnp.ones(3)}
+
+
+BATCH = jnp.linspace(-1, 1, 20).reshape(5, 4)
+
+
+def loss(p, x, *, scale=1.0):
+    return scale * jnp.mean(jnp.tanh(x @ p["w"] + p["b"]) ** 2)
+
+
+def deleted(tree):
+    return {leaf.is_deleted() for leaf in jax.tree.leaves(tree)}
+
+
+WAYS = {
+    "value_and_grad": lambda f, *args, **kwargs: f.value_and_grad(*args, **kwargs),
+    "compiled": lambda f, *args, **kwargs: (
+        f.trace(*args, **kwargs).partition().compile().value_and_grad(*args, **kwargs)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "options", [{"donate_argnums": 0}, {"donate_argnums": (0,)}, {"donate_argnames": "p"}], ids=str
+)
+def test_a_donated_argument_becomes_the_gradient(way, options):
+    function, given = aot.function(loss, **options), params()
+    want = jax.value_and_grad(loss)(params(), BATCH)
+    value, gradients = way(function, given, BATCH)
+    np.testing.assert_allclose(value, want[0], rtol=1e-6)
+    for got, expected in zip(jax.tree.leaves(gradients), jax.tree.leaves(want[1]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+    assert deleted(given) == {True}
+    assert not BATCH.is_deleted()
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_donated_keyword_is_given_up(way):
+    function = aot.function(lambda w, *, x: jnp.sum(w * jnp.sin(x)), donate_argnames="x")
+    w, x = jnp.ones(6), jnp.arange(6.0)
+    value, _ = way(function, w, x=x)
+    np.testing.assert_allclose(value, jnp.sum(jnp.sin(jnp.arange(6.0))), rtol=1e-6)
+    assert not w.is_deleted()
+
+
+def test_the_step_with_donation_needs_less_memory():
+    big = {"w": jnp.ones((256, 256)), "b": jnp.ones(256)}
+    x = jnp.ones((8, 256))
+    plain = aot.function(loss).trace(big, x).partition().compile().memory.step
+    given = aot.function(loss, donate_argnums=0).trace(big, x).partition().compile().memory.step
+    assert given.alias_bytes >= 4 * 256 * 256
+    assert given.peak_bytes <= plain.peak_bytes - 4 * 256 * 256
+
+
+def test_vjp_keeps_what_its_backward_may_read():
+    function, given = aot.function(loss, donate_argnums=0), params()
+    out, pullback = function.vjp(given, BATCH)
+    first, second = pullback(jnp.ones_like(out)), pullback(jnp.ones_like(out))
+    assert deleted(given) == {False}
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_output_that_is_a_donated_input_is_a_new_array():
+    function = aot.function(lambda x: (x, jnp.sum(x)), donate_argnums=0)
+    x = jnp.arange(4.0)
+    same, total = function(x)
+    assert same is not x
+    np.testing.assert_array_equal(same, np.arange(4.0))
+    assert total == 6
+
+
+def test_metadata_says_what_is_donated():
+    infos = aot.function(loss, donate_argnums=0).trace(params(), BATCH).metadata.input_info
+    assert [info.is_donated for info in infos] == [True, True, False]
+
+
+def test_residuals_that_the_backward_may_overwrite_are_told_and_never_ones_that_the_user_sees():
+    cut = aot.function(lambda x, w: (h := jnp.exp(x @ w), jnp.sum(jnp.tanh(h))), argnums=(0, 1)).trace(
+        jnp.ones((4, 4)), jnp.ones((4, 4))
+    )
+    cut = cut.partition()
+    kinds = [cut.residuals[i].kind for i in cut.metadata.bw_donated_idxs]
+    assert set(kinds) <= {"saved"}
+    assert cut.traced.metadata.bw_donated_idxs is None
+
+
+def test_a_second_call_of_a_compiled_pullback_tells_how_to_keep_the_residuals():
+    run = aot.function(loss).trace(params(), BATCH).partition().compile()
+    out, pullback = run.vjp(params(), BATCH)
+    one = jnp.ones_like(out)
+    first = pullback(one, keep_residuals=True)
+    last = pullback(one)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(CallError) as caught:
+        pullback(one)
+    assert str(caught.value) == (
+        "The pullback of loss was called before, and its residuals' memory has become the gradients.\n"
+        "Say pullback(cotangent, keep_residuals=True) at every call but the last."
+    )
+
+
+def test_an_unknown_name_to_donate_is_refused():
+    with pytest.raises(CallError) as caught:
+        aot.function(loss, donate_argnames="params")
+    assert str(caught.value) == "donate_argnames holds 'params'.\nKnown names: 'p', 'scale', 'x'."
