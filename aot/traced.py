@@ -64,7 +64,11 @@ class TracedCall:
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:
         """Outputs that are inputs or earlier outputs, by position: they stay out of the compiled programs."""
-        return alias.kept_out(alias.aliases(self.metadata.output_info), self.donated)
+        jaxpr, _ = jaxprs.opened(self.program.closed)
+        start = len(self.consts)
+        inputs = [jaxpr.invars[start + place] for place in self.bound.places]
+        found = alias.identities(inputs, jaxpr.outvars[: len(self.program.results.avals)])
+        return alias.kept_out(found, self.donated)
 
     @property
     def subclass_metadata(self) -> SubclassMeta:

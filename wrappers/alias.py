@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.jaxprs import is_tracer
-from jointcut.wrappers.metadata import OutputAliasInfo, OutputType, TensorAlias
+from jointcut.wrappers.metadata import TensorAlias
 from jointcut.wrappers.tree import Bound
 from jointcut.wrappers.wrapper import Target
 
@@ -60,7 +59,7 @@ class Unfinished:
 
 
 def identities(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, TensorAlias]:
-    """Which outputs of a traced function are the same objects as inputs or earlier outputs, by position."""
+    """Which outputs are inputs or earlier outputs, by position: the same tracers, or variables of a jaxpr."""
     given = {id(x): i for i, x in reversed(list(enumerate(inputs)))}
     found: dict[int, TensorAlias] = {}
     made: dict[int, int] = {}
@@ -69,21 +68,8 @@ def identities(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, Tenso
             found[i] = TensorAlias("input", given[id(out)])
         elif id(out) in made:
             found[i] = TensorAlias("output", made[id(out)])
-        elif is_tracer(out):
+        else:
             made[id(out)] = i
-    return found
-
-
-def aliases(infos: Sequence[OutputAliasInfo]) -> dict[int, TensorAlias]:
-    """The same from what one look taught us of the outputs."""
-    found: dict[int, TensorAlias] = {}
-    for i, info in enumerate(infos):
-        if info.base_idx is None or info.view_meta_sequence:
-            continue
-        if info.output_type is OutputType.is_input:
-            found[i] = TensorAlias("input", info.base_idx)
-        elif info.output_type is OutputType.alias_of_intermediate_base_is_user_output:
-            found[i] = TensorAlias("output", info.base_idx)
     return found
 
 
