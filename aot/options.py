@@ -17,7 +17,8 @@ class Options:
     """The choices of `aot.function`, under the names that JAX gives them.
 
     Attributes:
-        argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`.
+        argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`; with `()` none
+            is, and no derivative is traced.
         has_aux: whether the function returns `(output, aux)`, where `aux` is not differentiated.
         static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
         strategy: `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`.
@@ -61,8 +62,8 @@ def checked(function: Any, options: Options) -> Options:
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
         raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
     argnums = _integers("argnums", options.argnums)
-    if not isinstance(argnums, int) and (not argnums or len(set(argnums)) < len(argnums)):
-        what = f"is {options.argnums!r}, which names no argument, or one twice."
+    if not isinstance(argnums, int) and len(set(argnums)) < len(argnums):
+        what = f"is {options.argnums!r}, which names an argument twice."
         raise TraceError(message("argnums", what, "Give the position of an argument, or a tuple of positions."))
     nums = None if options.static_argnums is None else _integers("static_argnums", options.static_argnums)
     if not callable(options.strategy) and options.strategy not in list(mincut.STRATEGIES):

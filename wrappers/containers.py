@@ -36,16 +36,10 @@ def register_container(kind: type, *, structure: Sequence[str] = ()) -> None:
     They are the same in the gradient's container, as `jax.experimental.sparse.grad` has it for indices; integers that
     are not named here come back as `float0` zeros, as from `jax.vjp`. Raises `CallError` for a class that is no pytree.
     """
-    if not isinstance(kind, type) or not is_node_class(kind):
+    if not isinstance(kind, type) or not jax.tree_util.default_registry.is_node(kind):
         cure = "Register it first, with jax.tree_util.register_dataclass or register_pytree_with_keys_class."
         raise CallError(message("register_container", f"was given {kind!r}, which is no pytree class.", cure))
     _KEPT[class_name(kind)] = tuple(structure)
-
-
-def is_node_class(kind: type) -> bool:
-    """Whether a class is registered as a pytree node."""
-    blank = object.__new__(kind) if kind.__new__ is object.__new__ else None
-    return blank is not None and jax.tree_util.default_registry.is_node(blank)
 
 
 # ----------------------------------------------------------------------------------------------------- opening
