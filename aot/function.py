@@ -309,6 +309,7 @@ def function(
     keep_unused: bool = False,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
+    sparse_gradients: str | Sequence[str] = (),
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -323,13 +324,16 @@ def function(
         keep_unused: keep arguments of compiled programs that nothing reads.
         donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them.
         donate_argnames: their names.
+        sparse_gradients: paths of tables that are read by rows, `args[0]['embedding']`, whose gradient is wanted as a
+            `jax.experimental.sparse.BCOO` of those rows.
 
     Raises:
         TraceError: `fun` is not callable, or an option names no position.
         StrategyError: the strategy is unknown.
     """
+    donated = donate_argnums, donate_argnames
     options = Options(
-        argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
+        argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
     )
     if fun is None:
         return lambda fun: Function(fun, options)

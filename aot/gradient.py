@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.partition import jaxprs
+from jointcut.partition.rows import is_zero
 from jointcut.partition.split import Split
 
 
@@ -56,7 +56,7 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
     backward, _ = jaxprs.opened(split.backward)
     residuals, count = split.halves.residuals, len(consts)
     makers = {v: eqn for eqn in backward.eqns for v in eqn.outvars}
-    live = [i for i, v in enumerate(backward.outvars) if not _is_zero(v, makers)]
+    live = [i for i, v in enumerate(backward.outvars) if not is_zero(v, makers)]
     ends = [backward.outvars[i] for i in live]
     eqns, needed = _live(backward.eqns, ends)
     places = [i for i, on in enumerate(carries) if on]
@@ -99,13 +99,3 @@ def _live(eqns: Sequence[Any], ends: Sequence[Any]) -> tuple[list[Any], set[Any]
             kept.insert(0, eqn)
             needed.update(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
     return kept, needed
-
-
-def _is_zero(atom: Any, makers: dict[Any, Any]) -> bool:
-    """Whether a gradient is zero by structure: a literal zero, or one spread over a shape."""
-    while not isinstance(atom, jaxprs.Literal):
-        eqn = makers.get(atom)
-        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
-            return False
-        atom = eqn.invars[0]
-    return not np.any(np.asarray(atom.val))

@@ -8,13 +8,13 @@ Calls are opened, constants become inputs, and what both phases compute is compu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from jointcut.partition import jaxprs, rewrite, views
+from jointcut.partition import jaxprs, rewrite, rows, views
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers import refs
@@ -107,13 +107,15 @@ class Joint:
     """The joint program `(constants, leaves, cotangents) -> (outputs, gradients)` of one function.
 
     `closed` has no constants of its own: `consts` are the arrays that function and derivative close over, as leading
-    inputs. Gradients are those of the leaves that were asked for, in order.
+    inputs. Gradients are those of the leaves that were asked for, in order; those at the places `sparse` among them are
+    two results each, the rows of a table and their places.
     """
 
     closed: Any
     roles: Roles
     consts: tuple[Any, ...]
     results: Results
+    sparse: frozenset[int] = frozenset()
 
     @property
     def has_traced_consts(self) -> bool:
@@ -167,6 +169,39 @@ def joint(
     shifted = [*range(count), *(count + p for p in places)]
     made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
     return replace(made, consts=(*made.consts, *source.consts))
+
+
+def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
+    """The program with some gradients, by their places among all, taken apart into rows and places.
+
+    `chosen` gives their paths. Raises `TraceError` for one that is more than a sum of rows.
+    """
+    jaxpr, _ = jaxprs.opened(program.closed)
+    count = len(program.results.avals)
+    ends, eqns = list(jaxpr.outvars[:count]), list(jaxpr.eqns)
+    for k, end in enumerate(jaxpr.outvars[count:]):
+        found = rows.scatters(jaxpr.eqns, end) if k in chosen else None
+        if k not in chosen:
+            ends.append(end)
+        elif found:
+            more, pair = rows.taken_apart(found, end.aval)
+            eqns.extend(more)
+            ends.extend(pair)
+        else:
+            what = "has a gradient that is not a sum of rows: only a table that is read by rows, table[indices], has."
+            raise TraceError(message(chosen[k], what, "Take it out of sparse_gradients."))
+    roles = program.roles
+    outputs = (Role.OUTPUT,) * count + (Role.GRADIENT,) * (len(ends) - count)
+    live = views.needed(eqns, ends)
+    kept = [eqn for i, eqn in enumerate(eqns) if i in live]
+    boundary = None if roles.forward_ops is None else sum(i in live for i in range(roles.forward_ops))
+    closed = jaxprs.build(jaxpr.invars, ends, kept)
+    return replace(
+        program,
+        closed=closed,
+        roles=replace(roles, outputs=outputs, forward_ops=boundary),
+        sparse=frozenset(chosen),
+    )
 
 
 def _inference(source: Primal, paths: Sequence[str]) -> Joint:

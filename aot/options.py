@@ -25,6 +25,8 @@ class Options:
         keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
         donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them,
             since its backward may read them.
+        sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
+            and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
     """
 
     argnums: int | Sequence[int] = 0
@@ -35,6 +37,7 @@ class Options:
     keep_unused: bool = False
     donate_argnums: int | Sequence[int] = ()
     donate_argnames: str | Sequence[str] = ()
+    sparse_gradients: str | Sequence[str] = ()
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -75,7 +78,10 @@ def checked(function: Any, options: Options) -> Options:
     positions, named = options.donated
     donated = Statics.of(function, positions or None, named or None, "donate")
     given, given_names = tuple(sorted(donated.argnums)), tuple(sorted(donated.argnames))
-    return Options(argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names)
+    tables = _as_tuple(options.sparse_gradients)
+    return Options(
+        argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names, tables
+    )
 
 
 def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:

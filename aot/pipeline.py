@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.joint import joint
+from jointcut.aot.joint import joint, with_rows
 from jointcut.aot.options import Options
 from jointcut.aot.stages import Traced
 from jointcut.partition import jaxprs
-from jointcut.partition.errors import DerivativeError, TraceError, message
+from jointcut.partition.errors import DerivativeError, TraceError, choices, message
 from jointcut.wrappers import stack
 from jointcut.wrappers.alias import AliasWrapper
 from jointcut.wrappers.convention import Convention, is_inexact, slot
@@ -46,6 +46,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
         program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
+        if positions is not None and options.sparse_gradients:
+            program = with_rows(program, tables(bound, wanted, options))
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
 
 
@@ -79,6 +81,19 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
             cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
             raise TraceError(message(bound.paths()[i], what, cure))
     return tuple(sorted(set(chosen)))
+
+
+def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
+    """Places among the gradients, with their paths, of those that are wanted as rows.
+
+    Raises `TraceError` for a path that is none of a differentiated leaf.
+    """
+    paths = bound.paths()
+    known = {paths[i]: k for k, i in enumerate(wanted)}
+    for path in options.sparse_gradients:
+        if path not in known:
+            raise TraceError(message("sparse_gradients", f"names {path}.", choices(path, known)))
+    return {known[path]: path for path in options.sparse_gradients}
 
 
 def _carries_derivative(leaf: Any) -> bool:

@@ -6,25 +6,26 @@ taught us, and the way back from flat outputs and gradients to the trees that th
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from jointcut.aot.analyse import analyse
+from jointcut.aot.analyse import analyse, plain_meta
 from jointcut.aot.joint import Joint
 from jointcut.aot.options import Options
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.loops import read
-from jointcut.wrappers import alias
+from jointcut.wrappers import alias, containers
 from jointcut.wrappers.convention import Convention, slot
 from jointcut.wrappers.guards import fitting
-from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta, plain_metas
+from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 from jointcut.wrappers.tree import Bound
 
@@ -73,10 +74,17 @@ class TracedCall:
     @property
     def subclass_metadata(self) -> SubclassMeta:
         """The same, with how gradients are put back into containers."""
-        wanted = {i for place in self.options.chosen for i in self.bound.spans[place]} if self.wanted else None
-        metas = self.metadata.subclass_inp_meta
-        of = None if wanted is None else tuple(m for m in metas if wanted & {p.unwrapped_idx for p in plain_metas(m)})
-        return SubclassMeta(self.metadata, of)
+        if not self.program.is_train:
+            return SubclassMeta(self.metadata)
+        jaxpr, _ = jaxprs.opened(self.program.closed)
+        flat = [jaxprs.struct(v.aval) for v in jaxpr.outvars[len(self.program.results.avals) :]]
+        leaves = [slot("", leaf).struct for leaf in self.bound.leaves]
+
+        def gradients(flat: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            return self.gradients(flat, self.options.chosen, replace(self.bound, leaves=tuple(leaves)), True)
+
+        found, tree = jax.tree.flatten(jax.eval_shape(gradients, flat, leaves))
+        return SubclassMeta(self.metadata, containers.metas(tree, [plain_meta(i, x) for i, x in enumerate(found)]))
 
     @property
     def joint(self) -> Any:
@@ -120,7 +128,12 @@ class TracedCall:
         `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
         """
         kept = self.bound.structure if keep_structure else frozenset()
-        by_leaf = dict(zip(self.wanted, flat, strict=True))
+        given = iter(flat)
+        sparse = self.program.sparse
+        by_leaf = {
+            i: self._of_rows(next(given), next(given), i, bound) if k in sparse else next(given)
+            for k, i in enumerate(self.wanted)
+        }
         out = []
         fixed = {i for i, _ in bound.static_args}
         for place in positions:
@@ -133,6 +146,11 @@ class TracedCall:
             ]
             out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
         return tuple(out)
+
+    def _of_rows(self, rows: Any, places: Any, i: int, bound: Bound) -> Any:
+        """The gradient of a table as a sparse array of the rows that were read."""
+        kind = importlib.import_module("jax.experimental.sparse").BCOO
+        return kind((rows, places), shape=slot("", bound.leaves[i]).shape)
 
     def cotangents(self, cotangent: Any) -> list[Any | None]:
         """The flat cotangents for the backward, None for one that is zero by its type (`float0`, `SymbolicZero`).

@@ -15,6 +15,7 @@ Files, in reading order:
     policy: Decide what may be saved and what may be recomputed, with a reason.
     rewrite: Open calls, and merge what is computed twice.
     views: Read a value back from an output that is a view of it.
+    rows: Take a gradient that is a sum of rows apart into the rows and their places.
     zeros: Leave out of a backward what a zero cotangent would do.
     plan: Record a decision: what is saved, what is recomputed, and why.
     network: Turn values, prices and rules into a flow network.

@@ -41,7 +41,7 @@ def read_back(
     makers = {eqn.outvars[0]: eqn for eqn in eqns[:boundary] if _is_move(eqn)}
     if not any(not isinstance(v, Literal) and v in makers for v in outputs):
         return list(eqns), boundary
-    ours = _for_outputs(eqns[:boundary], outputs)
+    ours = needed(eqns[:boundary], outputs)
     others = [eqn for i, eqn in enumerate(eqns) if i not in ours]
     at_hand = {*inputs, *(v for v in outputs if not isinstance(v, Literal))}
     read = {v for eqn in others for v in eqn.invars if not isinstance(v, Literal)}
@@ -65,14 +65,14 @@ def read_back(
     return [*front, *_needed(moved, set(rename.values())), *late], len(front)
 
 
-def _for_outputs(eqns: Sequence[Equation], outputs: Sequence[Atom]) -> set[int]:
+def needed(eqns: Sequence[Equation], outputs: Sequence[Atom]) -> set[int]:
     """Places of the equations that outputs and effects need."""
-    needed = {v for v in outputs if not isinstance(v, Literal)}
+    read = {v for v in outputs if not isinstance(v, Literal)}
     found = set()
     for i in range(len(eqns) - 1, -1, -1):
-        if has_effects(eqns[i]) or not needed.isdisjoint(eqns[i].outvars):
+        if has_effects(eqns[i]) or not read.isdisjoint(eqns[i].outvars):
             found.add(i)
-            needed.update(v for v in eqns[i].invars if not isinstance(v, Literal))
+            read.update(v for v in eqns[i].invars if not isinstance(v, Literal))
     return found
 
 
@@ -80,17 +80,19 @@ def _is_move(eqn: Equation) -> bool:
     """Whether an equation only moves elements, all of them."""
     if len(eqn.invars) != 1 or len(eqn.outvars) != 1:
         return False
-    source, aval = eqn.invars[0], eqn.outvars[0].aval
-    if not is_plain(aval) or not is_plain(source.aval):
+    source: Any = eqn.invars[0].aval
+    aval: Any = eqn.outvars[0].aval
+    if not is_plain(aval) or not is_plain(source):
         return False
     if eqn.primitive.name == "broadcast_in_dim":
-        return source.aval.size == aval.size
+        return source.size == aval.size
     return eqn.primitive.name in _MOVES
 
 
 def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
     """An equation that takes `atom`, in the place of the result of a move, back to its operand."""
-    wanted, name = eqn.invars[0].aval, eqn.primitive.name
+    wanted: Any = eqn.invars[0].aval
+    name = eqn.primitive.name
 
     def back(x: Any) -> Any:
         if name == "transpose":

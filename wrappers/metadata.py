@@ -101,7 +101,8 @@ class PlainTensorMeta(Record):
     def __str__(self) -> str:
         """`float32[128,64]`."""
         weak = "~" if self.weak_type else ""
-        return f"{weak}{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        name = "float0" if self.dtype == jax.dtypes.float0 else self.dtype.name
+        return f"{weak}{name}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -330,8 +331,8 @@ class SubclassMeta(Record):
 
     Attributes:
         fw_metadata: what one look taught us.
-        grad_input_metas: the arrays and containers of the differentiated arguments, which are those of the gradients.
-            None for inference.
+        grad_input_metas: the arrays and containers of the gradients, with positions among their flat arrays: those of
+            the arguments, but for a table whose gradient is wanted as rows. None for inference.
     """
 
     fw_metadata: ViewAndMutationMeta

@@ -1,0 +1,88 @@
+"""Take a gradient that is a sum of rows apart into the rows and their places.
+
+The gradient of a table by its rows (an embedding) is mostly zeros: `jax.vjp` scatters a few rows into an array of the
+table's size. Where the rows are wanted as they are, the scatter is left out of the joint program, and the rows and
+their places take its place: what `torch.nn.Embedding(sparse=True)` does for PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.partition.jaxprs import Atom, Equation, Literal, Var, fresh, opened, rebound, struct
+
+_SUMS = ("add_any", "add")
+_SPREAD = ("broadcast_in_dim", "convert_element_type", "reshape")
+
+
+def scatters(eqns: Sequence[Equation], gradient: Atom) -> list[Equation] | None:
+    """The equations that scatter rows of `gradient` into zeros, if it is a sum of nothing else; else None."""
+    makers = {v: eqn for eqn in eqns for v in eqn.outvars}
+    found: list[Equation] = []
+    stack = [gradient]
+    while stack:
+        atom = stack.pop()
+        eqn = None if isinstance(atom, Literal) else makers.get(atom)
+        if is_zero(atom, makers):
+            continue
+        if eqn is not None and eqn.primitive.name in _SUMS:
+            stack.extend(eqn.invars)
+        elif eqn is not None and _scatters_rows(eqn):
+            stack.append(eqn.invars[0])
+            found.append(eqn)
+        else:
+            return None
+    return found[::-1]
+
+
+def is_zero(atom: Atom, makers: dict[Any, Any]) -> bool:
+    """Whether a value is zero by structure: a literal zero, or one spread over a shape."""
+    while not isinstance(atom, Literal):
+        eqn = makers.get(atom)
+        if eqn is None or eqn.primitive.name not in _SPREAD:
+            return False
+        atom = eqn.invars[0]
+    return not np.any(np.asarray(atom.val))
+
+
+def _scatters_rows(eqn: Equation) -> bool:
+    if eqn.primitive.name != "scatter-add":
+        return False
+    numbers: Any = eqn.params["dimension_numbers"]
+    indices: Any = eqn.invars[1].aval
+    updates: Any = eqn.invars[2].aval
+    batch = len(indices.shape) - 1
+    rows = tuple(range(batch, len(updates.shape)))
+    found = (numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims)
+    plain = not numbers.operand_batching_dims and not numbers.scatter_indices_batching_dims
+    return plain and indices.shape[-1] == 1 and tuple(map(tuple, found)) == (rows, (0,), (0,))
+
+
+def taken_apart(found: Sequence[Equation], table: Any) -> tuple[list[Equation], list[Var]]:
+    """Equations that lay the rows of some scatters below each other, and the variables of rows and of places.
+
+    `table` is the abstract value of the gradient, `(length, *row)`. Rows have shape `(number, *row)`, places
+    `(number, 1)`, int32 or as the scatters have them; a place outside the table is one that is dropped.
+    """
+    operands = [v for eqn in found for v in (eqn.invars[2], eqn.invars[1])]
+    clips = ["CLIP" in str(eqn.params["mode"]) for eqn in found]
+
+    def lay(*flat: Any) -> tuple[Any, Any]:
+        rows = [x.reshape(-1, *table.shape[1:]) for x in flat[::2]]
+        places = [x.reshape(-1, 1) for x in flat[1::2]]
+        inside = [jnp.clip(x, 0, table.shape[0] - 1) if on else x for x, on in zip(places, clips, strict=True)]
+        return jnp.concatenate(rows), jnp.concatenate(inside)
+
+    made, _ = opened(jax.make_jaxpr(lay)(*(struct(v.aval) for v in operands)))
+    names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
+    eqns = []
+    for eqn in made.eqns:
+        outs = [fresh(v.aval) for v in eqn.outvars]
+        eqns.append(rebound(eqn, [v if isinstance(v, Literal) else names[v] for v in eqn.invars], outs))
+        names.update(zip(eqn.outvars, outs, strict=True))
+    return eqns, [names[v] for v in made.outvars]
