@@ -212,4 +212,5 @@ def _reached(eqns: Sequence[Any], starts: Sequence[Any]) -> set[Any]:
     for eqn in eqns:
         if not found.isdisjoint(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)):
             found.update(eqn.outvars)
+            found.update(var for var, is_written in reads_and_writes(eqn) if is_written)
     return found

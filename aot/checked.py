@@ -26,6 +26,7 @@ from jointcut.aot.traced import TracedCall, value_and_gradients
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
 from jointcut.partition.split import Split
+from jointcut.wrappers import alias
 from jointcut.wrappers.checks import first_nonfinite, is_finite
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import Bound, struct
@@ -139,6 +140,8 @@ class Checked:
         self._same_types("forward", outputs, ends)
         self._same_types("forward", residuals, jaxprs.opened(self.split.backward)[0].invars[: len(residuals)])
         run = _Run(self.split.forward, flat, paths)
+        for i, found in sorted(self.traced.handed_back.items()):
+            outputs[i] = alias.as_array(bound.leaves[found.alias] if found.source == "input" else outputs[found.alias])
         self._finite("forward", outputs, run)  # a residual that is not finite may never reach a gradient
         return outputs, residuals, run
 

@@ -240,7 +240,7 @@ class Function:
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
         """A flat function with the halves as its derivative."""
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        if not source.uses_references:
+        if not source.takes_references and not source.uses_references:
             return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
         wrapper = refs.RefsWrapper(source.closed)
         if wrapper.pure is None:  # JAX itself must differentiate it

@@ -70,6 +70,8 @@ class Results:
 
 
 def _shown(out: Any) -> str:
+    if isinstance(out, jax.Array) or jaxprs.is_tracer(out):
+        return f"one array, {jax.typeof(out).str_short()}"
     return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
 
 
@@ -80,6 +82,11 @@ class Primal:
     closed: Any
     consts: tuple[Any, ...]
     results: Results
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether a `jax.Ref` is among what the function is given or closes over, touched or not."""
+        return any(jaxprs.is_reference(v.aval) for v in jaxprs.opened(self.closed)[0].invars)
 
     @property
     def uses_references(self) -> bool:

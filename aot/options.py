@@ -23,8 +23,8 @@ class Options:
         static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
         strategy: `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`.
         keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
-        donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them,
-            since its backward may read them.
+        donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` and halves
+            that are compiled as two programs keep them, since the backward may read them.
         sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
             and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
     """

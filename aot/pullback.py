@@ -21,6 +21,10 @@ from jointcut.partition.emit import Halves
 from jointcut.wrappers.zeros import Backwards
 
 
+def _zeros(aval: Any) -> Any:
+    return jaxprs.typed(jnp.zeros(aval.shape, aval.dtype), aval)
+
+
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
@@ -43,7 +47,7 @@ class Program:
             self.made[name] = Backwards(self.halves, wrap)
         gradients = self.made[name](residuals, cotangents)
         ends = jaxprs.opened(self.halves.backward)[0].outvars
-        return [jnp.zeros(v.aval.shape, v.aval.dtype) if g is None else g for g, v in zip(gradients, ends, strict=True)]
+        return [_zeros(v.aval) if g is None else g for g, v in zip(gradients, ends, strict=True)]
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +68,10 @@ class Pullback:
     def with_inputs(self, flat: Sequence[Any]) -> Pullback:
         """The same with the caller's own arrays, which never pass through a program."""
         return replace(self, inputs=[flat[r.index] for r in self.program.halves.residuals if r.kind == "input"])
+
+    def __repr__(self) -> str:
+        """`<pullback of loss: 3 residuals>`."""
+        return f"<pullback of {self.program.cut.traced.name}: {len(self.program.halves.residuals)} residuals>"
 
     @property
     def residuals(self) -> list[Any]:

@@ -208,10 +208,11 @@ class Compiled:
 
     def _residual_structs(self, closed: Any) -> list[Any]:
         """What the backward is lowered for: residuals lie where the forward leaves them."""
-        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
-        if self.cut.traced.program.uses_references:  # JAX counts references among the results whose places it tells
-            return structs
         traced, given = self.cut.traced, self._structs()
+        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        if traced.program.uses_references:  # JAX counts references among the results whose places it tells
+            references = {i: r.index for i, r in enumerate(self.cut.residuals) if jaxprs.is_reference(structs[i])}
+            return [given[references[i]] if i in references else s for i, s in enumerate(structs)]
         left = self._with_handed_back(
             list(self._forward.output_shardings), [getattr(s, "sharding", None) for s in given]
         )
@@ -296,7 +297,7 @@ class Compiled:
         return value_and_gradients(traced, outputs, gradients, bound)
 
     def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results = self._with_handed_back(list(self._forward(*flat)), flat)
+        results = list(map(alias.as_array, self._with_handed_back(list(self._forward(*flat)), flat)))
         count = len(self.cut.traced.program.results.avals)
         places = {"input": flat, "output": results[:count], "saved": results[count:]}
         return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]

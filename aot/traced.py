@@ -128,6 +128,7 @@ class TracedCall:
         `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
         """
         kept = self.bound.structure if keep_structure else frozenset()
+        positions = [place % len(bound.spans) for place in positions]
         given = iter(flat)
         sparse = self.program.sparse
         by_leaf = {

@@ -89,8 +89,13 @@ def finished(result: Any, inputs: Sequence[Any]) -> Any:
     for i, leaf in enumerate(leaves):
         if _is_alias(leaf):
             found = inputs[leaf.alias] if leaf.source == "input" else leaves[leaf.alias]
-            leaves[i] = found if isinstance(found, jax.Array) else jnp.asarray(found)
+            leaves[i] = as_array(found)
     return jax.tree.unflatten(tree, leaves)
+
+
+def as_array(x: Any) -> Any:
+    """What a program would return for an argument: an array of JAX's."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def _is_alias(x: Any) -> bool:

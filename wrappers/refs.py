@@ -52,9 +52,11 @@ class RefsWrapper:
     def pure(self) -> Any | None:
         """The jaxpr without references: its results, then the new state of each that is written.
 
-        None where JAX has no rule that takes them out, for a custom derivative that writes one.
+        None where JAX has no rule that takes them out: where a custom derivative is given one.
         """
         jaxpr, _ = jaxprs.opened(self.closed)
+        if _hands_to_rules(jaxpr):
+            return None
         try:
             inner, _ = jaxprs.opened(jaxprs.discharged(self.closed))
         except NotImplementedError:
@@ -90,6 +92,17 @@ class RefsWrapper:
             return list(results[:count])
 
         return with_references
+
+
+def _hands_to_rules(jaxpr: Any) -> bool:
+    """Whether a function with a derivative of its own is given a reference, however deep."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            if any(jaxprs.is_reference(v.aval) for v in eqn.invars):
+                return True
+        elif any(map(_hands_to_rules, jaxprs.inner_jaxprs(eqn))):
+            return True
+    return False
 
 
 def reads_and_writes(eqn: Any) -> Iterator[tuple[Any, bool]]:

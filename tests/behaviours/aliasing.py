@@ -1,4 +1,4 @@
-"""Arrays that are one: an output that is an input, two outputs that are one, an input passed twice, and views of each."""
+"""Arrays that are one: outputs that are inputs or each other, an input that is passed twice, and views of each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def an_input_comes_back_as_itself():
         assert_near(out[1], jnp.sin(X) * Y)
 
 
-@behaviour("output aliasing / is_input beside a gradient", "Aux that is an input is that input, in one executable or two.")
+@behaviour(
+    "output aliasing / is_input beside a gradient", "Aux that is an input is that input, in one executable or two."
+)
 def an_input_comes_back_as_aux():
     def loss(x, y):
         return jnp.sum(jnp.sin(x) * y), {"x": x, "y": y}
@@ -98,13 +100,17 @@ def an_input_comes_back_several_times():
     assert_pulls_back_as_jax(thrice, X)
 
 
-@behaviour("output aliasing / the gradient of an input that is returned", "Its cotangent is added to what comes another way.")
+@behaviour(
+    "output aliasing / the gradient of an input that is returned", "Its cotangent is added to what comes another way."
+)
 def an_input_that_is_returned_has_a_gradient():
     assert_pulls_back_as_jax(lambda x, y: (x, jnp.sin(x) * y), X, Y)
     assert_pulls_back_as_jax(lambda x: x, X)
 
 
-@behaviour("output aliasing / an input of integers is returned", "Integers, Booleans and keys come back as themselves too.")
+@behaviour(
+    "output aliasing / an input of integers is returned", "Integers, Booleans and keys come back as themselves too."
+)
 def inputs_without_derivative_come_back_as_themselves():
     given = {"n": jnp.arange(3), "mask": X > 0, "key": jax.random.key(0)}
     out = aot.function(lambda given, x: (given, jnp.sin(x)))(given, X)[0]
@@ -118,7 +124,9 @@ def identity_inside_somebodys_jit_is_xlas_affair():
     assert_near(jax.jit(made.vjp)(X, Y)[0], (X, jnp.sin(X) * Y))
 
 
-@behaviour("output aliasing / an input that is no array is returned", "A number or a numpy array comes back as a JAX array.")
+@behaviour(
+    "output aliasing / an input that is no array is returned", "A number or a numpy array comes back as a JAX array."
+)
 def a_numpy_array_comes_back_as_a_jax_array():
     out = aot.function(lambda x, n: (x, n))(np.asarray(X), 2)
     assert all(isinstance(leaf, jax.Array) for leaf in out)
@@ -193,7 +201,10 @@ def a_view_of_a_view_is_replayed():
     assert_pulls_back_as_jax(view, M)
 
 
-@behaviour("output aliasing / a view has a buffer of its own", "A view comes out of the program; only an input itself does not.")
+@behaviour(
+    "output aliasing / a view has a buffer of its own",
+    "A view comes out of the program; only an input itself does not.",
+)
 def a_view_has_a_buffer_of_its_own():
     given = X + 0
     out = aot.function(lambda x: x[::-1])(given)
@@ -237,7 +248,9 @@ def a_value_and_its_view_are_returned():
     assert_pulls_back_as_jax(views, X)
 
 
-@behaviour("output aliasing / a view and then its intermediate", "The order of outputs does not matter for the gradient.")
+@behaviour(
+    "output aliasing / a view and then its intermediate", "The order of outputs does not matter for the gradient."
+)
 def a_view_is_returned_before_its_base():
     def views(x):
         h = jnp.sin(x)
@@ -249,7 +262,9 @@ def a_view_is_returned_before_its_base():
     assert_near((first, second), views(X))
 
 
-@behaviour("output aliasing / multi-output views", "All pieces of a split are known, and their gradients are put together.")
+@behaviour(
+    "output aliasing / multi-output views", "All pieces of a split are known, and their gradients are put together."
+)
 def pieces_of_an_array_are_returned():
     def pieces(m):
         return list(jnp.split(m, 3, axis=1)), [m[0], m[1]]
@@ -258,7 +273,10 @@ def pieces_of_an_array_are_returned():
     assert_pulls_back_as_jax(pieces, M)
 
 
-@behaviour("output aliasing / multi-output views of an intermediate", "Pieces of a computed value have the gradient of the whole.")
+@behaviour(
+    "output aliasing / multi-output views of an intermediate",
+    "Pieces of a computed value have the gradient of the whole.",
+)
 def pieces_of_an_intermediate_are_returned():
     assert_pulls_back_as_jax(lambda m: jnp.split(jnp.sin(m), 3, axis=1), M)
     assert_pulls_back_as_jax(lambda m: (jnp.split(jnp.sin(m), 3, axis=1)[1], jnp.sin(m)), M)
@@ -291,7 +309,9 @@ def a_stopped_view_carries_no_gradient():
     assert_near(pullback((Y, Y))[0], jnp.cos(X) * Y)
 
 
-@behaviour("output aliasing / an alias of an input that is not differentiated", "It carries no cotangent, and is itself.")
+@behaviour(
+    "output aliasing / an alias of an input that is not differentiated", "It carries no cotangent, and is itself."
+)
 def an_alias_of_an_integer_input():
     def both(x, n):
         return jnp.sum(jnp.sin(x)), (n, n[::-1])
@@ -328,6 +348,32 @@ def reshapes_of_transposed_arrays():
     assert_pulls_back_as_jax(lambda m: (m.T.reshape(6), jnp.ravel(m.T), jnp.swapaxes(m, 0, 1)), M)
 
 
+@behaviour(
+    "output aliasing / views of what the backward reads",
+    "The backward reads the output moved back: gradients are JAX's.",
+)
+def views_of_what_the_backward_reads():
+    square = normal(24, 3, 3)
+
+    def views(x):
+        h = jnp.exp(x @ x)
+        return h.T, h[::-1], h.reshape(9), h[:, None, ::-1], jnp.sin(h)
+
+    assert_pulls_back_as_jax(views, square)
+    assert_pulls_back_as_jax(lambda x: jnp.exp(x @ x).T[::-1], square)
+    assert_pulls_back_as_jax(lambda x: jnp.exp(x @ x).T, lax.complex(square, square))
+    assert_pulls_back_as_jax(lambda x: lax.scan(lambda h, _: (jnp.exp(h @ h * 0.1), h.T), x, None, 3), square)
+
+
+@behaviour("output aliasing / views of random keys", "They are views like those of numbers.")
+def views_of_keys():
+    keys = jax.random.split(jax.random.key(0), 3)
+    info, _ = output_infos(lambda x, keys: (keys[::-1], jnp.sin(x)), X, keys)
+    assert (info.output_type, info.base_idx, info.raw_type) == (OutputType.alias_of_input, 1, "key")
+    again = jax.random.key_data(info.regenerated(keys))
+    assert_near(again, jax.random.key_data(keys)[::-1])
+
+
 # ------------------------------------------------------------------------------------------------ aliased inputs
 
 
@@ -343,7 +389,9 @@ def the_same_array_twice_as_arguments():
     assert_pulls_back_as_jax(product, X, X)
 
 
-@behaviour("aliased inputs / duplicates are taken out", "The program has one input, and metadata knows the other place.")
+@behaviour(
+    "aliased inputs / duplicates are taken out", "The program has one input, and metadata knows the other place."
+)
 def a_duplicate_enters_the_program_once():
     traced = aot.function(product, argnums=(0, 1)).trace(X, X)
     assert [info.duplicate_of for info in traced.metadata.input_info] == [None, 0]
@@ -387,7 +435,10 @@ def the_same_array_twice_inside_jit():
     assert_near(jax.jit(lambda x: made.vjp(x, x)[1](ONE))(X), want[1])
 
 
-@behaviour("aliased inputs / a program that was made without duplicates", "Called with one array twice, it has the right gradients.")
+@behaviour(
+    "aliased inputs / a program that was made without duplicates",
+    "Called with one array twice, it has the right gradients.",
+)
 def a_program_for_two_arrays_takes_one_twice():
     made = aot.function(product, argnums=(0, 1))
     for a, b in ((X, Y), (X, X), (Y, X), (Y, Y)):
@@ -414,7 +465,9 @@ def the_same_integers_twice():
     assert_as_jax(lambda x, a, b: jnp.sum(jnp.sin(x)[a] * x[b]), X, n, n)
 
 
-@behaviour("aliased inputs / an array that is passed and captured", "Captured it is a constant, passed it is differentiated.")
+@behaviour(
+    "aliased inputs / an array that is passed and captured", "Captured it is a constant, passed it is differentiated."
+)
 def an_array_is_passed_and_captured():
     captured = X
     assert_as_jax(lambda x: jnp.sum(jnp.sin(x) * captured), captured)
@@ -448,7 +501,10 @@ def a_duplicate_is_not_donated():
     assert not given.is_deleted()
 
 
-@behaviour("misc / duplicated_arguments_on_tensor_overlap", "One call with and one without duplicates get programs of their own.")
+@behaviour(
+    "misc / duplicated_arguments_on_tensor_overlap",
+    "One call with and one without duplicates get programs of their own.",
+)
 def calls_with_and_without_duplicates_alternate():
     traces = []
 
@@ -474,14 +530,18 @@ def what_is_computed_twice_of_one_array_is_computed_once():
     assert primitives(apart.partition().forward).count("tanh") == 2
 
 
-@behaviour("output aliasing / outputs alias the right input of several", "Of equal inputs each output is the one it was.")
+@behaviour(
+    "output aliasing / outputs alias the right input of several", "Of equal inputs each output is the one it was."
+)
 def outputs_are_the_right_input_of_equal_ones():
     a, b, c = X + 0, X + 0, X + 0
     out = aot.function(lambda a, b, c: (c, a, jnp.sin(b), b))(a, b, c)
     assert out[0] is c and out[1] is a and out[3] is b
 
 
-@behaviour("output aliasing / an alias under vmap and grad", "Composed with JAX's transformations the numbers are JAX's.")
+@behaviour(
+    "output aliasing / an alias under vmap and grad", "Composed with JAX's transformations the numbers are JAX's."
+)
 def aliases_under_transformations():
     def both(x):
         return x, jnp.sin(x), x[::-1]
@@ -492,7 +552,10 @@ def aliases_under_transformations():
     assert_near(jax.jacrev(made)(X), jax.jacrev(both)(X))
 
 
-@behaviour("output aliasing / an output changed by the caller", "Deleting what a program made does not touch the caller's arrays.")
+@behaviour(
+    "output aliasing / an output changed by the caller",
+    "Deleting what a program made does not touch the caller's arrays.",
+)
 def deleting_an_output_touches_nothing_else():
     given = X + 0
     out, view = aot.function(lambda x: (jnp.sin(x), x.reshape(3, 1)))(given)

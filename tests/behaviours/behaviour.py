@@ -70,7 +70,7 @@ GROUPS: Mapping[str, str] = {
 class Behaviour:
     """One behaviour: PyTorch's claim, what it means in JAX, and a function that asserts it.
 
-    `bug` says why it does not hold yet; the test is then expected to fail.
+    `bug` says why it does not hold yet, on this version of JAX; the test is then expected to fail.
     """
 
     name: str
@@ -81,13 +81,18 @@ class Behaviour:
     bug: str = ""
 
 
-def behaviour(torch: str, meaning: str, *, bug: str = "") -> Callable[[Callable[[], None]], Behaviour]:
-    """Turn the decorated function into a `Behaviour`; `torch` is "group / what PyTorch's test claims"."""
+def behaviour(
+    torch: str, meaning: str, *, bug: str = "", since: tuple[int, ...] = ()
+) -> Callable[[Callable[[], None]], Behaviour]:
+    """Turn the decorated function into a `Behaviour`; `torch` is "group / what PyTorch's test claims".
+
+    A `bug` that only newer versions of JAX bring out is said to be there `since` one of them.
+    """
     group, _, claim = torch.partition(" / ")
     assert group in GROUPS and claim and meaning, torch
 
     def decorate(check: Callable[[], None]) -> Behaviour:
-        return Behaviour(check.__name__, group, claim, meaning, check, bug)
+        return Behaviour(check.__name__, group, claim, meaning, check, bug if jax.__version_info__ >= since else "")
 
     return decorate
 

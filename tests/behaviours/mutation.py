@@ -51,7 +51,9 @@ def plain(x):
 # ------------------------------------------------------------------------------------------------ writes
 
 
-@behaviour("input mutation / an input is written", "A jax.Ref has the new value after the call, and the gradient is JAX's.")
+@behaviour(
+    "input mutation / an input is written", "A jax.Ref has the new value after the call, and the gradient is JAX's."
+)
 def a_reference_is_written():
     ref = zeros()
     made = aot.function(noted)
@@ -157,7 +159,9 @@ def the_last_write_stays():
     assert_near(ref[...], X * 10)
 
 
-@behaviour("input mutation / saved before it is written", "The backward reads what the forward read, not what was written.")
+@behaviour(
+    "input mutation / saved before it is written", "The backward reads what the forward read, not what was written."
+)
 def the_backward_sees_the_value_before_the_write():
     def scaled(x, ref):
         y = jnp.sin(x * ref[...])
@@ -172,7 +176,9 @@ def the_backward_sees_the_value_before_the_write():
     assert_near(ref[...], Y * 10)
 
 
-@behaviour("input mutation / written between forward and backward", "What the caller writes then does not reach the backward.")
+@behaviour(
+    "input mutation / written between forward and backward", "What the caller writes then does not reach the backward."
+)
 def the_caller_writes_between_forward_and_backward():
     ref = jax.new_ref(Y)
     made = aot.function(lambda x, ref: jnp.sin(x * ref[...]))
@@ -184,7 +190,9 @@ def the_caller_writes_between_forward_and_backward():
     assert_near(compiled_pullback(X), want)
 
 
-@behaviour("input mutation / what was read before keeps its value", "An array read from a Ref is a copy of that moment.")
+@behaviour(
+    "input mutation / what was read before keeps its value", "An array read from a Ref is a copy of that moment."
+)
 def an_array_read_before_the_write_stays():
     ref = jax.new_ref(Y)
     before = ref[...]
@@ -227,7 +235,10 @@ def a_differentiated_value_is_not_written():
         )
 
 
-@behaviour("input mutation / a leaf that needs a gradient is written", "A Ref cannot be differentiated: refused, with its path.")
+@behaviour(
+    "input mutation / a leaf that needs a gradient is written",
+    "A Ref cannot be differentiated: refused, with its path.",
+)
 def a_reference_is_not_differentiated():
     made = aot.function(lambda weights: jnp.sum(weights["w"][...] ** 2))
     for way in (made.value_and_grad, made.grad, made.trace):
@@ -291,7 +302,9 @@ def batch_norm_keeps_running_statistics():
     assert_near(trained(aot.function(loss).value_and_grad), trained(jax.jit(jax.value_and_grad(loss))), rtol=1e-4)
 
 
-@behaviour("input mutation / batch norm in evaluation", "A static switch leaves the statistics alone, and metadata says so.")
+@behaviour(
+    "input mutation / batch norm in evaluation", "A static switch leaves the statistics alone, and metadata says so."
+)
 def batch_norm_in_evaluation_writes_nothing():
     def normed(x, mean, train):
         if train:
@@ -325,7 +338,10 @@ def a_reference_stands_in_a_tree():
     ]
 
 
-@behaviour("input mutation / a captured variable is written", "A closed-over Ref is written in every call, not only in the first.")
+@behaviour(
+    "input mutation / a captured variable is written",
+    "A closed-over Ref is written in every call, not only in the first.",
+)
 def a_reference_that_is_closed_over_is_written():
     ref = counter()
     made = aot.function(lambda x: counted(x, ref))
@@ -369,7 +385,9 @@ def a_reference_is_written_in_a_scan():
     assert_near(run(jax.value_and_grad(aot.function(loss), has_aux=True)), want)
 
 
-@behaviour("input mutation / an input is written in one branch", "In a cond the Ref changes where that branch is taken.")
+@behaviour(
+    "input mutation / an input is written in one branch", "In a cond the Ref changes where that branch is taken."
+)
 def a_reference_is_written_in_a_branch():
     def loss(x, ref):
         def yes(x):
@@ -388,7 +406,9 @@ def a_reference_is_written_in_a_branch():
     assert ref[...] == 3
 
 
-@behaviour("input mutation / an input is written in a while loop", "A loop without derivative writes as often as it turns.")
+@behaviour(
+    "input mutation / an input is written in a while loop", "A loop without derivative writes as often as it turns."
+)
 def a_reference_is_written_in_a_while_loop():
     def doubled(x, ref):
         def body(x):
@@ -420,7 +440,6 @@ def a_reference_of_the_functions_own_is_differentiated_through():
 @behaviour(
     "input mutation / an output read from a written intermediate requires grad",
     "Metadata says that an output read from a Ref of the function's own can carry a cotangent.",
-    bug="analyse follows results of equations only, not what they write into a Ref",
 )
 def an_output_read_from_a_written_reference_can_carry_a_cotangent():
     def loss(x):
@@ -460,7 +479,10 @@ def a_mapped_reference_is_written_row_by_row():
             jax.vmap(function, (0, None))(rows, zeros())
 
 
-@behaviour("input mutation / in a step that accumulates gradients", "A training step writes gradients into a Ref, under jax.jit.")
+@behaviour(
+    "input mutation / in a step that accumulates gradients",
+    "A training step writes gradients into a Ref, under jax.jit.",
+)
 def gradients_are_accumulated_in_a_reference():
     made, total = aot.function(lambda w, x: jnp.sum(jnp.sin(w * x))), zeros()
 
@@ -476,10 +498,77 @@ def gradients_are_accumulated_in_a_reference():
     assert_near(total[...], want)
 
 
+@behaviour(
+    "input mutation / in a scan of training steps", "A captured Ref counts the steps of a scan, by either gradient."
+)
+def a_counter_in_a_scan_of_steps():
+    ref = counter()
+    made = aot.function(lambda w: counted(w, ref))
+
+    def trained(value_and_grad):
+        def step(w, _):
+            value, gradient = value_and_grad(w)
+            return w - 0.1 * gradient, value
+
+        return jax.jit(lambda w: lax.scan(step, w, None, 3))(X)
+
+    want = trained(jax.value_and_grad(lambda w: jnp.sum(jnp.sin(w) ** 2)))
+    for count, way in ((3, made.value_and_grad), (6, jax.value_and_grad(made))):
+        assert_near(trained(way), want)
+        assert ref[...] == count
+
+
+@behaviour(
+    "input mutation / one compiled function calls another",
+    "The write of the inner function happens once for each call.",
+)
+def a_function_of_ours_inside_another():
+    ref = counter()
+    inner = aot.function(lambda x: counted(x, ref))
+    outer = aot.function(lambda x: inner(x) * 2)
+    want = jax.grad(lambda x: 2 * jnp.sum(jnp.sin(x) ** 2))(X)
+    assert_near(outer.grad(X), want)
+    assert_near(jax.grad(outer)(X), want)
+    outer(X)
+    assert ref[...] == 3
+
+
+@behaviour(
+    "input mutation / under activation checkpointing", "What jax.checkpoint runs again writes the same once more."
+)
+def a_reference_is_written_under_checkpoint():
+    def loss(x, ref):
+        def layer(x):
+            ref[...] = lax.stop_gradient(x)
+            return jnp.sin(x * x)
+
+        return jnp.sum(jax.checkpoint(layer)(x))
+
+    ref = zeros()
+    assert_near(aot.function(loss).value_and_grad(X, ref), jax.value_and_grad(lambda x: jnp.sum(jnp.sin(x * x)))(X))
+    assert_near(ref[...], X)
+
+
+@behaviour(
+    "input mutation / whatever is saved", "What is read from a Ref is saved and not read again, under each strategy."
+)
+def reads_are_saved_under_each_strategy():
+    def loss(x, ref):
+        y = jnp.sin(x * ref[...])
+        ref[...] *= 10
+        return jnp.sum(y * ref[...])
+
+    want = jax.grad(lambda x: jnp.sum(jnp.sin(x * Y) * Y * 10))(X)
+    for strategy in ("min_cut", "save_all"):
+        assert_near(aot.function(loss, strategy=strategy).grad(X, jax.new_ref(Y)), want)
+
+
 # ------------------------------------------------------------------------------------------------ donation
 
 
-@behaviour("input mutation / a functional update takes the buffer", "A donated input is gone, its new state is the result.")
+@behaviour(
+    "input mutation / a functional update takes the buffer", "A donated input is gone, its new state is the result."
+)
 def a_donated_input_is_updated():
     def loss(w, x):
         return jnp.sum(jnp.sin(w * x)), w - 0.5 * x
@@ -501,11 +590,7 @@ def a_donated_input_has_a_name():
     assert state.is_deleted()
 
 
-@behaviour(
-    "input mutation / one input is to be overwritten",
-    "donate_argnums takes an integer as in jax.jit, also 0.",
-    bug="options.checked reads donate_argnums=0 as none at all",
-)
+@behaviour("input mutation / one input is to be overwritten", "donate_argnums takes an integer as in jax.jit, also 0.")
 def the_first_input_is_donated_by_its_number():
     state = X + 0
     aot.function(lambda state, x: state + x, donate_argnums=0)(state, Y)
@@ -521,7 +606,9 @@ def a_donated_input_comes_back_as_a_new_array():
     assert_near((first, second), (X, X - Y))
 
 
-@behaviour("input mutation / an input is needed by the backward", "vjp keeps donated inputs, since the pullback reads them.")
+@behaviour(
+    "input mutation / an input is needed by the backward", "vjp keeps donated inputs, since the pullback reads them."
+)
 def vjp_keeps_donated_inputs():
     given = X + 0
     out, pullback = aot.function(lambda w, x: jnp.sin(w) * x, donate_argnums=(0,)).vjp(given, Y)
@@ -565,7 +652,9 @@ def plain_stash():
     return gradient, ref[...]
 
 
-@behaviour("backward mutation / an input is written in the backward", "A custom rule writes a Ref when the cotangent comes.")
+@behaviour(
+    "backward mutation / an input is written in the backward", "A custom rule writes a Ref when the cotangent comes."
+)
 def a_reference_is_written_in_the_backward():
     gradient, written = plain_stash()
     ref, made = zeros(), aot.function(stashing)
@@ -575,7 +664,9 @@ def a_reference_is_written_in_the_backward():
     assert (info.mutates_data, info.mutates_in_backward) == (False, True)
 
 
-@behaviour("backward mutation / the forward alone writes nothing", "The Ref changes at the pullback, each time it is called.")
+@behaviour(
+    "backward mutation / the forward alone writes nothing", "The Ref changes at the pullback, each time it is called."
+)
 def the_write_of_the_backward_waits_for_it():
     _, written = plain_stash()
     ref = zeros()
@@ -587,19 +678,30 @@ def the_write_of_the_backward_waits_for_it():
     assert_near(ref[...], 2 * written)
 
 
-@behaviour("backward mutation / in compiled programs", "One executable or two, the Ref is written once the backward has run.")
-def the_backward_of_compiled_programs_writes():
+def assert_compiled_backward_writes(executables):
+    """A compiled pair writes the Ref once the backward has run, and only then."""
     _, written = plain_stash()
-    for executables in (1, 2):
-        ref = zeros()
-        aot.function(stashing).trace(X, ref).partition().compile(executables).value_and_grad(X, ref)
-        assert_near(ref[...], written)
+    ref = zeros()
+    aot.function(stashing).trace(X, ref).partition().compile(executables).value_and_grad(X, ref)
+    assert_near(ref[...], written)
+
+
+@behaviour("backward mutation / in one compiled program", "The Ref is written once the step has run.")
+def the_backward_of_a_compiled_step_writes():
+    assert_compiled_backward_writes(1)
+
+
+@behaviour(
+    "backward mutation / in a compiled backward",
+    "The Ref is written once the backward has run.",
+)
+def a_compiled_backward_writes():
+    assert_compiled_backward_writes(2)
 
 
 @behaviour(
     "backward mutation / with create_graph",
     "jax.grad of a function of ours writes what jax.grad of the function writes.",
-    bug="the forward half that jax.grad runs returns the Ref as a residual",
 )
 def jax_grad_writes_in_the_backward():
     gradient, written = plain_stash()
@@ -609,7 +711,9 @@ def jax_grad_writes_in_the_backward():
         assert_near(ref[...], written)
 
 
-@behaviour("backward mutation / the cotangent is not written", "The caller's cotangent has its numbers after the pullback.")
+@behaviour(
+    "backward mutation / the cotangent is not written", "The caller's cotangent has its numbers after the pullback."
+)
 def the_cotangent_stays_as_it_was():
     made, seed = aot.function(lambda x: jnp.sin(x) * 2), Y + 0
     made.vjp(X)[1](seed)
@@ -617,7 +721,9 @@ def the_cotangent_stays_as_it_was():
     assert_near(seed, Y)
 
 
-@behaviour("backward mutation / the forward's input is not written", "Inputs that the backward reads again stay as they were.")
+@behaviour(
+    "backward mutation / the forward's input is not written", "Inputs that the backward reads again stay as they were."
+)
 def the_forwards_input_stays_as_it_was():
     given = X + 0
     made = aot.function(lambda x: jnp.sin(x) * 2)
@@ -626,7 +732,9 @@ def the_forwards_input_stays_as_it_was():
     assert_near(given, X)
 
 
-@behaviour("backward mutation / the forward's output is not written", "An output that the backward reads stays as it was.")
+@behaviour(
+    "backward mutation / the forward's output is not written", "An output that the backward reads stays as it was."
+)
 def the_forwards_output_stays_as_it_was():
     made = aot.function(jnp.exp)
     for out, pullback in (made.vjp(X), made.trace(X).partition().compile(2).vjp(X)):
@@ -634,7 +742,9 @@ def the_forwards_output_stays_as_it_was():
         assert_near(out, jnp.exp(X))
 
 
-@behaviour("backward mutation / a side effect of the backward", "A callback in a custom backward runs once for each pullback.")
+@behaviour(
+    "backward mutation / a side effect of the backward", "A callback in a custom backward runs once for each pullback."
+)
 def a_callback_of_the_backward_runs_once():
     seen = []
 
@@ -659,7 +769,9 @@ def a_callback_of_the_backward_runs_once():
     assert len(seen) == 2
 
 
-@behaviour("backward mutation / second derivatives beside a write", "The Hessian of a loss that writes statistics is JAX's.")
+@behaviour(
+    "backward mutation / second derivatives beside a write", "The Hessian of a loss that writes statistics is JAX's."
+)
 def second_derivatives_beside_a_write():
     made, ref = aot.function(noted), zeros()
     got = jax.grad(lambda x: jnp.sum(jax.grad(made)(x, ref) ** 2))(X)

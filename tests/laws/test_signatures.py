@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -27,8 +28,8 @@ from jointcut.wrappers.metadata import (
 )
 from oracle import cotangents, is_inexact, kind, numbers, weigh
 
-few = settings(deadline=None, max_examples=40, derandomize=True, database=None)
-many = settings(deadline=None, max_examples=120, derandomize=True, database=None)
+few = settings(deadline=None, max_examples=30, derandomize=True, database=None, phases=[Phase.generate])
+many = settings(deadline=None, max_examples=60, derandomize=True, database=None, phases=[Phase.generate])
 
 FLOAT0 = jax.dtypes.float0
 
@@ -152,6 +153,10 @@ class Case:
     def __repr__(self):
         return f"\n{self.prepare}\n\n{self.source(self.out)}\n# argnums={self.argnums}, {self.options}\n"
 
+    def _repr_pretty_(self, printer, _):
+        """Hypothesis would list the fields."""
+        printer.text(repr(self))
+
     def source(self, out: str) -> str:
         returned = out if self.aux is None else f"{out}, {self.aux}"
         return f"def program({self.parameters}):\n{self.body}    return {returned}\n"
@@ -199,10 +204,10 @@ class Case:
 
 
 class Writer:
-    """Writes the text of one case from what `draw` chooses."""
+    """Writes the text of one case, by chance."""
 
-    def __init__(self, draw):
-        self.draw = draw
+    def __init__(self, random):
+        self.random = random
         self.made: list[Value] = []  # arrays that arguments may hold, some of them twice
         self.lines: list[str] = []
         self.values: list[Value] = []
@@ -210,10 +215,10 @@ class Writer:
         self.written: set[str] = set()
 
     def one_of(self, items):
-        return self.draw(st.sampled_from(list(items)))
+        return self.random.choice(list(items))
 
     def chance(self, one_in):
-        return self.draw(st.integers(1, one_in)) == one_in
+        return self.random.randrange(one_in) == 0
 
     # ------------------------------------------------------------ arguments
 
@@ -282,7 +287,7 @@ class Writer:
             return self.container(path, 1)
         if form == "box":
             return f"Box({self.tree(f'{path}.inside', kinds, depth - 1)})"
-        count = self.draw(st.integers(0 if depth < 2 else 1, 3))
+        count = self.random.randint(0 if depth < 2 else 1, 3)
         if form == "dict":
             parts = [f"'{k}': {self.tree(f'{path}[{k!r}]', kinds, depth - 1)}" for k in "vuw"[:count]]
             return f"{{{', '.join(parts)}}}"
@@ -302,8 +307,11 @@ class Writer:
         self.values.append(Value(name, kind, shape, is_input=False))
 
     def statement(self):
-        """One more line, if the form that is drawn has something to be about."""
-        getattr(self, self.one_of(FORMS))()
+        """One more line, if the program has values for it to be about."""
+        before = len(self.body)
+        for _ in range(9):
+            if len(self.body) == before:
+                getattr(self, self.one_of(FORMS))()
 
     def elementwise(self):
         if x := self.pick("f"):
@@ -370,7 +378,7 @@ class Writer:
         if x := self.pick("fhc"):
             self.name(f"lax.stop_gradient({x.text})", x.kind, x.shape)
 
-    def random(self):
+    def drawn(self):
         if k := self.pick("k"):
             self.name(f"jax.random.normal({k.text}, (3,))", "f", (3,))
 
@@ -407,19 +415,15 @@ class Writer:
         return f"[{', '.join(texts)}]" if form == "list" else f"({''.join(f'{t}, ' for t in texts)})"
 
     def outputs(self, least, most):
-        """Some values, later ones sooner: computed ones, inputs, one twice."""
+        """Some values, computed ones sooner: inputs among them, and some twice."""
         known = [v for v in self.values if not v.is_reference]
-        weighed = [*known, *[v for v in known if not v.is_input] * 2]
-        return (
-            self.draw(st.lists(st.sampled_from(weighed), min_size=least if weighed else 0, max_size=most))
-            if known
-            else []
-        )
+        weights = [1 if v.is_input else 3 for v in known]
+        return self.random.choices(known, weights, k=self.random.randint(least, most)) if known else []
 
 
 FORMS = (
     "elementwise", "elementwise", "binary", "binary", "binary", "product", "conversion", "conversion", "complexity",
-    "counting", "comparison", "choice", "view", "view", "total", "loop", "checkpointed", "stopped", "random",
+    "counting", "comparison", "choice", "view", "view", "total", "loop", "checkpointed", "stopped", "drawn",
     "touch", "touch",
 )  # fmt: skip
 
@@ -446,53 +450,64 @@ def views(x):
     return found
 
 
-@st.composite
-def cases(draw):
+def written(random):
     """A program of some lines, its arguments, and how they are passed."""
-    w = Writer(draw)
-    kinds = ["ffhc", *(w.one_of(["ffhc", "fhcibkr", "fibkr"]) for _ in range(draw(st.integers(0, 2))))]
-    names = list("abc"[: len(kinds)])
-    texts = [w.tree(name, each) for name, each in zip(names, kinds, strict=True)]
-    eligible = [i for i, each in enumerate(kinds) if each == "ffhc"]
-    given_by_name = ["k"] if w.chance(3) else []
-    named = [f"'k': {w.tree('k', 'fhcibkr', 1)}" for _ in given_by_name]
-    statics, power = {}, None
+    w = Writer(random)
+    kinds = [TRAINED, *(w.one_of([TRAINED, "fhcibkr", "fibkrr"]) for _ in range(random.randint(0, 2)))]
+    texts = [w.tree(name, each) for name, each in zip("abc", kinds, strict=False)]
+    positional, by_name, statics = list("abc"[: len(kinds)]), {}, {}
     if w.chance(3):
-        power = "n"
-        if w.chance(2):
-            place = draw(st.integers(0, len(names)))
-            names.insert(place, "n")
-            texts.insert(place, "3")
-            eligible = [i + (i >= place) for i in eligible]
-            statics = {"static_argnums": (place,)}
-        else:
-            given_by_name, named = [*given_by_name, "n"], [*named, "'n': 3"]
-            statics = {"static_argnames": "n"}
-        if x := w.pick("f"):
-            w.name(f"number({x.text}) * {power}", "f", x.shape)
-    for _ in range(draw(st.integers(2, 7))):
+        by_name["k"] = w.tree("k", "fhcibkr", 1)
+    if w.chance(3):
+        power(w, positional, texts, kinds, by_name, statics)
+    for _ in range(random.randint(3, 8)):
         w.statement()
     main, aux = w.outputs(1, 4), w.outputs(0, 3) if w.chance(3) else None
-    bar = ["*"] if given_by_name and w.chance(2) else []
-    chosen = draw(st.lists(st.sampled_from(eligible), min_size=1, unique=True))
-    argnums = chosen[0] if len(chosen) == 1 and w.chance(2) else tuple(chosen)
-    if w.chance(5):  # from the end
-        back = len(names) + (0 if bar else len(given_by_name))
-        if back == len(names):
-            argnums = argnums - back if isinstance(argnums, int) else tuple(n - back for n in argnums)
-    w.lines += [f"args = ({''.join(f'{t}, ' for t in texts)})", f"kwargs = {{{', '.join(named)}}}"]
+    bar = ["*"] if by_name and w.chance(2) else []
+    w.lines += [f"args = ({', '.join(texts)},)"]
+    w.lines += [f"kwargs = {{{', '.join(f'{name!r}: {text}' for name, text in by_name.items())}}}"]
     return Case(
         prepare="\n".join(w.lines),
-        parameters=", ".join([*names, *bar, *given_by_name]),
+        parameters=", ".join([*positional, *bar, *by_name]),
         body="".join(w.body),
         out=w.result(main) if main else "()",
         aux=None if aux is None else (w.result(aux) if aux else "{}"),
-        argnums=argnums,
+        argnums=argnums(w, [i for i, each in enumerate(kinds) if each == TRAINED], len(kinds), bar or not by_name),
         statics=statics,
         main=tuple(main),
         rest=tuple(aux or ()),
         written=frozenset(w.written),
     )
+
+
+TRAINED = "fffhc"  # the kinds of leaves of an argument that is differentiated
+
+
+def power(w, positional, texts, kinds, by_name, statics):
+    """A static argument, which one line of the body depends on."""
+    if w.chance(2):
+        place = w.random.randint(0, len(positional))
+        for known, new in ((positional, "n"), (texts, "3"), (kinds, "")):
+            known.insert(place, new)
+        statics |= {"static_argnums": (place,)}
+    else:
+        by_name["n"] = "3"
+        statics |= {"static_argnames": "n"}
+    if x := w.pick("f"):
+        w.name(f"number({x.text}) * n if n > 2 else None", "f", x.shape)
+
+
+def argnums(w, eligible, count, is_all):
+    """One position or several, sometimes counted from the end of what is passed by position."""
+    chosen = w.random.sample(eligible, w.random.randint(1, len(eligible)))
+    back = count if w.chance(4) and is_all else 0
+    chosen = [i - back for i in chosen]
+    return chosen[0] if len(chosen) == 1 and w.chance(2) else tuple(chosen)
+
+
+def cases():
+    """Random cases. They are as small as they are: to make one smaller when a law fails would compile for minutes."""
+    return st.randoms(use_true_random=True).map(written)
 
 
 # ---------------------------------------------------------------- what plain JAX answers
@@ -502,11 +517,20 @@ def jitted(case, function):
     return jax.jit(function, **case.statics)
 
 
-def run(case, function):
+def run(case, function, change=lambda arguments: arguments):
     """What a function answers for fresh arguments, and what their references hold then."""
-    args, kwargs = case.arguments()
+    args, kwargs = change(case.arguments())
     answer = function(*args, **kwargs)
     return answer, state(args, kwargs)
+
+
+def apart(arguments):
+    """The same arguments, no array twice among them."""
+
+    def other(leaf):
+        return leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, jax.Ref) else leaf
+
+    return jax.tree.map(other, arguments)
 
 
 def state(*trees):
@@ -545,7 +569,7 @@ def plain_vjp(case, seeds):
         out, aux = jax.tree.map(jnp.asarray, (out, aux))
         return out, aux, [in_trees(*pullback(plain_cotangents(out, seed))) for seed in seeds]
 
-    return run(case, vjp)
+    return run(case, jitted(case, vjp))
 
 
 def plain_cotangents(out, seed):
@@ -571,12 +595,16 @@ def first_inexact(out):
     return next((i for i, leaf in enumerate(jax.tree.leaves(out)) if is_inexact(leaf)), None)
 
 
-def assert_same(got, want):
-    """Equal trees, and leaf by leaf equal types and, but for rounding, equal numbers."""
+def assert_same(got, want, parts=4):
+    """Equal trees, and leaf by leaf equal types and, but for rounding, equal numbers.
+
+    Without the last of the four parts of `oracle.kind` weak types may differ: those of a gradient depend under plain
+    JAX on that of the cotangent, and on whether it is compiled.
+    """
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for (path, have), expected in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         where = jax.tree_util.keystr(path)
-        assert kind(have) == kind(expected), where
+        assert kind(have)[:parts] == kind(expected)[:parts], where
         coarse = 4e-2 if expected.dtype == jnp.bfloat16 else 2e-4
         right = numbers(expected)
         scale = max(1.0, float(np.max(np.abs(right), initial=0.0)))
@@ -584,7 +612,7 @@ def assert_same(got, want):
 
 
 def made(case, function, **more):
-    return aot.function(function, **case.options, **more)
+    return aot.function(function, argnums=case.argnums, **case.options, **more)
 
 
 def its_vjp(function, seeds, cotangents_of=plain_cotangents):
@@ -602,6 +630,35 @@ def chosen_of(case, trees):
     return trees[case.argnums] if isinstance(case.argnums, int) else tuple(trees[n] for n in case.argnums)
 
 
+# ---------------------------------------------------------------- what once was wrong
+
+X = jnp.arange(3.0)
+
+
+def test_a_reference_that_nothing_touches_goes_through_the_users_jit():
+    jax.jit(aot.function(lambda x, r: jnp.sum(jnp.sin(x))))(X, jax.new_ref(X))
+
+
+def test_argnums_from_the_end_with_a_static_argument():
+    def loss(a, b, n):
+        return jnp.sum(a["w"] * b) * n
+
+    got = aot.function(loss, argnums=-2, static_argnums=2).grad({"w": X}, X, 3)
+    assert isinstance(got, jax.Array)
+
+
+def test_a_zero_gradient_of_a_python_number_is_weakly_typed():
+    _, pullback = aot.function(lambda a, s: (a * s, a)).vjp(X, 1.5)
+    want = jax.vjp(lambda a, s: (a * s, a), X, 1.5)[1]((0 * X, X))[1]
+    assert kind(pullback((np.zeros(3, FLOAT0), X))[1]) == kind(want)
+
+
+@pytest.mark.parametrize("given", [1.5, np.ones(3, np.float32)], ids=["Python's", "numpy's"])
+def test_compiled_halves_hand_back_a_number_as_an_array(given):
+    compiled = aot.function(lambda a: (a, a * 2)).trace(given).partition().compile()
+    assert isinstance(compiled.vjp(given)[0][0], jax.Array)
+
+
 # ---------------------------------------------------------------- laws of calls
 
 
@@ -616,12 +673,15 @@ def test_a_call_answers_as_the_function(case):
 
 
 @few
-@given(cases())
-def test_value_and_grad_answers_as_that_of_jax(case):
+@given(cases(), st.booleans())
+def test_value_and_grad_answers_as_that_of_jax(case, apart_first):
     want = plain_value_and_grad(case)
-    function = made(case, case.loss, argnums=case.argnums)
+    function = made(case, case.loss)
+    if apart_first:
+        assert_same(run(case, function.value_and_grad, apart), want)
     for _ in range(2):
         assert_same(run(case, function.value_and_grad), want)
+    assert_same(run(case, function.value_and_grad, apart), want)
     assert_same(run(case, jitted(case, function.value_and_grad)), want)
 
 
@@ -631,9 +691,9 @@ def test_vjp_answers_as_that_of_jax(case):
     seeds = (1, 2)
     want = plain_vjp(case, seeds)
     function = made(case, case.program)
-    assert_same(run(case, its_vjp(function, seeds)), want)
-    assert_same(run(case, its_vjp(function, seeds, other_cotangents)), want)
-    assert_same(run(case, jitted(case, its_vjp(function, seeds))), want)
+    assert_same(run(case, its_vjp(function, seeds)), want, parts=3)
+    assert_same(run(case, its_vjp(function, seeds, other_cotangents)), want, parts=3)
+    assert_same(run(case, jitted(case, its_vjp(function, seeds))), want, parts=3)
 
 
 @few
@@ -643,16 +703,12 @@ def test_jax_differentiates_it_as_the_function(case):
     function = made(case, case.loss)
     differentiated = jax.value_and_grad(function, case.argnums, has_aux=case.has_aux, allow_int=True)
     assert_same(run(case, jitted(case, differentiated)), want)
-    assert_same(jax.tree.map(jnp_or_float0, run(case, differentiated)), want)
+    assert_same(jax.tree.map(as_array, run(case, differentiated)), want)
 
 
-def jnp_or_float0(leaf):
-    """Plain JAX hands back a Python number as it is where nothing is compiled."""
-    return leaf if leaf_is_float0(leaf) else jnp.asarray(leaf)
-
-
-def leaf_is_float0(leaf):
-    return getattr(leaf, "dtype", None) == FLOAT0
+def as_array(leaf):
+    """JAX hands back a number of Python's or numpy's as it is where nothing is compiled, and so do we there."""
+    return leaf if getattr(leaf, "dtype", None) == FLOAT0 else jnp.asarray(leaf)
 
 
 @few
@@ -661,7 +717,7 @@ def test_the_compiled_step_answers_as_value_and_grad_of_jax(case, executables):
     want = plain_value_and_grad(case)
     args, kwargs = case.arguments()
     before = state(args, kwargs)
-    compiled = made(case, case.loss, argnums=case.argnums).trace(*args, **kwargs).partition().compile(executables)
+    compiled = made(case, case.loss).trace(*args, **kwargs).partition().compile(executables)
     assert_same(state(args, kwargs), before)
     for _ in range(2):
         assert_same(run(case, compiled.value_and_grad), want)
@@ -672,7 +728,7 @@ def test_the_compiled_step_answers_as_value_and_grad_of_jax(case, executables):
 def test_the_compiled_halves_answer_as_vjp_of_jax(case):
     (out, aux, (gradients,)), after = plain_vjp(case, (2,))
     args, kwargs = case.arguments()
-    compiled = made(case, case.program, argnums=case.argnums).trace(*args, **kwargs).partition().compile()
+    compiled = made(case, case.program).trace(*args, **kwargs).partition().compile()
 
     def vjp(*args, **kwargs):
         result, pullback = compiled.vjp(*args, **kwargs)
@@ -681,7 +737,7 @@ def test_the_compiled_halves_answer_as_vjp_of_jax(case):
         return result, kept, pullback(other_cotangents(main, 2))
 
     wanted = chosen_of(case, gradients)
-    assert_same(run(case, vjp), (((out, *aux) if case.has_aux else out, wanted, wanted), after))
+    assert_same(run(case, vjp), (((out, *aux) if case.has_aux else out, wanted, wanted), after), parts=3)
 
 
 # ---------------------------------------------------------------- laws of aliases
@@ -726,7 +782,7 @@ def test_metadata_tell_what_the_program_does(case):
     args, kwargs = case.arguments()
     scope = {"args": args, "kwargs": kwargs, **by_name(case, args, kwargs)}
     leaves = jax.tree.leaves(case.dynamic(args, kwargs))
-    traced = made(case, case.program, argnums=case.argnums).trace(*args, **kwargs)
+    traced = made(case, case.program).trace(*args, **kwargs)
     inputs, outputs = traced.metadata.input_info, traced.metadata.output_info
     assert traced.metadata.num_constants == 0
     assert len(inputs) == len(leaves)
@@ -772,7 +828,7 @@ def carries(value):
 def test_outputs_that_are_views_can_be_made_again_from_their_inputs(case):
     args, kwargs = case.arguments()
     leaves = jax.tree.leaves(case.dynamic(args, kwargs))
-    infos = made(case, case.program, argnums=case.argnums).trace(*args, **kwargs).metadata.output_info
+    infos = made(case, case.program).trace(*args, **kwargs).metadata.output_info
     outputs = jax.tree.leaves(run(case, jitted(case, case.program))[0])
     for info, out in zip(infos, outputs, strict=True):
         if info.output_type is OutputType.alias_of_input:
@@ -785,7 +841,7 @@ def test_outputs_that_are_views_can_be_made_again_from_their_inputs(case):
 @given(cases())
 def test_records_are_read_back_equal_from_their_json(case):
     args, kwargs = case.arguments()
-    traced = made(case, case.program, argnums=case.argnums).trace(*args, **kwargs)
+    traced = made(case, case.program).trace(*args, **kwargs)
     cut = traced.partition()
     for kind_of, record in (
         (ViewAndMutationMeta, traced.metadata),
@@ -803,7 +859,7 @@ def test_containers_are_made_again_from_their_arrays(case):
     args, kwargs = case.arguments()
     dynamic = case.dynamic(args, kwargs)
     leaves = jax.tree.leaves(dynamic)
-    metadata = made(case, case.program, argnums=case.argnums).trace(*args, **kwargs).metadata
+    metadata = made(case, case.program).trace(*args, **kwargs).metadata
     outer = [*outermost(dynamic)]
     assert len(metadata.subclass_inp_meta) == len(outer)
     for meta, want in zip(metadata.subclass_inp_meta, outer, strict=True):
