@@ -141,10 +141,16 @@ def test_overlap_found_whatever_the_spelling(options):
         aot.function(lambda w, k: jnp.sum(w) * k, **options).value_and_grad(W, 2.0)
 
 
-@pytest.mark.parametrize("argnums", [None, (), (0, 0), (0, -2)], ids=str)
+@pytest.mark.parametrize("argnums", [None, (0, 0), (0, -2)], ids=str)
 def test_argnums_nonsense(argnums):
     with pytest.raises(TraceError):
         aot.function(loss, argnums=argnums).value_and_grad(W, X)
+
+
+def test_no_argnums_is_a_value_without_gradients():
+    value, gradients = aot.function(loss, argnums=()).value_and_grad(W, X)
+    np.testing.assert_allclose(value, loss(W, X), rtol=1e-6)
+    assert gradients == ()
 
 
 def test_users_own_not_implemented_error_is_not_a_missing_derivative():
