@@ -64,7 +64,8 @@ def checked(function: Any, options: Options) -> Options:
     if not callable(function):
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
         raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
-    if options.argnums is None:
+    given_argnums: Any = options.argnums
+    if given_argnums is None:
         raise TraceError(message("argnums", "is None.", "Give the position of an argument, or a tuple of positions."))
     argnums = _integers("argnums", options.argnums)
     if not isinstance(argnums, int) and len(set(argnums)) < len(argnums):
