@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -71,10 +72,10 @@ class Program:
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)
         if key not in self.deduplicated:
-            shapes = bound.abstract()
+            empty, places = replace(bound, leaves=()), bound.places  # no array is kept alive
 
             def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
-                given, named = shapes.rebuild([unique[p] for p in shapes.places])
+                given, named = empty.rebuild([unique[p] for p in places])
                 return self.run(*front, *given, **named)
 
             kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}

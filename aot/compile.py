@@ -20,6 +20,7 @@ from jax import lax
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
 from jointcut.partition.split import Split
+from jointcut.wrappers.record import Record
 
 _BARRIER_PASS = "cse_barrier_expander"
 
@@ -63,7 +64,7 @@ def _can_wait(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class ProgramMemory:
+class ProgramMemory(Record):
     """XLA's account of one compiled program, in bytes."""
 
     argument_bytes: int
@@ -92,7 +93,7 @@ class ProgramMemory:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Record):
     """Memory of a training step, in bytes, from XLA's accounts of its programs.
 
     `step` is the one program that `value_and_grad` runs, None where it runs as two. `beside_bytes` is what the caller
@@ -121,7 +122,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """Floating-point operations of the two jaxprs; a loop's body counts once per trip."""
 
     forward_flops: float

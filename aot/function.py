@@ -175,7 +175,8 @@ class Function:
         with pipeline.explained(self._name):
             out = self._function(*args, **kwargs)
         leaves, tree = jax.tree.flatten(out)
-        refs.refuse_results(tree_paths("result", tree), [jax.typeof(x) for x in leaves])
+        if any(map(refs.is_held, leaves)):
+            refs.refuse_results(tree_paths("result", tree), [jax.typeof(x) for x in leaves])
         bound = bind(args, kwargs, self._statics)
         donated = bound.leaves_of(*self._options.donated)
         found = alias.kept_out(alias.identities(bound.leaves, leaves), donated)

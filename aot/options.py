@@ -9,12 +9,15 @@ from typing import Any
 from jointcut.partition import mincut
 from jointcut.partition.errors import StrategyError, TraceError, choices, message
 from jointcut.partition.split import Strategy
+from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Statics
 
 
 @dataclass(frozen=True)
-class Options:
-    """The choices of `aot.function`, under the names that JAX gives them.
+class Options(Record):
+    """The choices of `aot.function`, under the names that JAX gives them (PyTorch's `AOTConfig`).
+
+    They have a JSON form where the strategy is one of ours, told by name.
 
     Attributes:
         argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`; with `()` none

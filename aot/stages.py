@@ -30,11 +30,12 @@ from jointcut.partition.roles import Role
 from jointcut.partition.split import Split, Strategy, split
 from jointcut.wrappers import alias
 from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
+from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Bound, struct
 
 
 @dataclass(frozen=True)
-class Timings:
+class Timings(Record):
     """Milliseconds of wall time that each stage took; None where it has not run."""
 
     trace_ms: float
@@ -45,7 +46,19 @@ class Timings:
 
 @dataclass(frozen=True)
 class Traced(TracedCall):
-    """A function traced for one signature into a joint forward and backward program, ready to be cut."""
+    """A function traced for one signature into a joint forward and backward program, ready to be cut.
+
+    Of PyTorch's stage records it answers to `AOTState` and `AOTGraphCapture`, as `Cut` does to what its partitioner
+    returns. They hold jaxprs, which have no JSON form: `metadata`, `signature` and `options` have.
+    """
+
+    def __repr__(self) -> str:
+        """`<Traced loss: 7 inputs, 1 outputs, 143 equations>`."""
+        inner, _ = jaxprs.opened(self.joint)
+        return (
+            f"<Traced {self.name}: {len(self.bound.leaves)} inputs, {len(self.program.results.avals)} outputs, "
+            f"{len(inner.eqns)} equations>"
+        )
 
     def partition(self, strategy: Strategy | None = None) -> Cut:
         """Choose what the forward saves for the backward, and write the two jaxprs.
@@ -67,6 +80,10 @@ class Cut:
 
     traced: Traced
     split: Split
+
+    def __repr__(self) -> str:
+        """`<Cut loss: 3 values saved, 49152 bytes>`."""
+        return f"<Cut {self.traced.name}: {len(self.plan.values)} values saved, {self.plan.bytes_saved} bytes>"
 
     @property
     def plan(self) -> Plan:
@@ -140,6 +157,10 @@ class Compiled:
     executables: int
     compile_ms: float = 0.0
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """`<Compiled loss: 1 executables, 512.3 ms>`."""
+        return f"<Compiled {self.cut.traced.name}: {self.executables} executables, {self.compile_ms:.1f} ms>"
 
     def timed(self, compile_ms: float) -> Compiled:
         """The same programs with the time that compiling took."""

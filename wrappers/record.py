@@ -36,6 +36,11 @@ class Record:
         super().__init_subclass__(**kwargs)
         _KNOWN[cls.__name__] = cls
 
+    def __str__(self) -> str:
+        """A line for each field, cut where it is long."""
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        return "\n".join([type(self).__name__, *(f"  {f.name}: {_short(getattr(self, f.name))}" for f in fields)])
+
     def to_json(self, indent: int | None = None) -> str:
         """The record as a JSON text; raises `RecordError` where a field holds what JSON cannot hold."""
         return json.dumps(_encoded(self, type(self).__name__), indent=indent, allow_nan=False)
@@ -54,6 +59,15 @@ class Record:
 
 
 _CURE = "Read what to_json of the same class and version wrote."
+
+
+def _short(value: Any) -> str:
+    """A value on one line of at most 100 characters, and how many entries it has where they do not fit."""
+    text = repr(value)
+    if len(text) <= 100:
+        return text
+    count = f" ({len(value)} entries)" if isinstance(value, tuple | dict) else ""
+    return f"{text[: 97 - len(count)]}...{count}"
 
 
 def choice(cls: type[_E]) -> type[_E]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import jax
+
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
 from jointcut.wrappers.convention import Slot
@@ -110,6 +112,11 @@ def reads_and_writes(eqn: Any) -> Iterator[tuple[Any, bool]]:
     for effect in eqn.effects:
         if hasattr(effect, "input"):
             yield effect.input, type(effect).__name__ != "ReadEffect"
+
+
+def is_held(x: Any) -> bool:
+    """Whether a value of the user's is a reference, traced or not."""
+    return isinstance(x, jax.Ref) or (jaxprs.is_tracer(x) and jaxprs.is_reference(jax.typeof(x)))
 
 
 def refuse_results(paths: Sequence[str], avals: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.aot.compile import ProgramMemory
+from jointcut.partition.errors import RecordError
 
 LAYERS, BATCH, LENGTH, WIDTH, HEADS = 4, 4, 32, 32, 2
 W = jnp.arange(6.0).reshape(3, 2) / 5
@@ -278,3 +279,25 @@ def test_the_saving_survives_in_the_users_own_jit(how, plain_unrolled_bytes):
     made = aot.function(unrolled)
     step = {"jax.value_and_grad(f)": jax.value_and_grad(made), "f.value_and_grad": made.value_and_grad}[how]
     assert temp_bytes(step) <= 0.75 * plain_unrolled_bytes
+
+
+def test_configuration_and_figures_come_back_from_json():
+    cut = aot.function(lambda w, x: jnp.sum(jnp.tanh(x @ w)), argnums=(0,)).trace(jnp.ones((3, 2)), jnp.ones((4, 3)))
+    compiled = cut.partition().compile()
+    records = (cut.options, compiled.memory, compiled.cost, compiled.timings, compiled.cut.signature, cut.metadata)
+    for record in records:
+        assert type(record).from_json(record.to_json()) == record
+        assert max(map(len, str(record).splitlines())) <= 140
+    assert repr(cut).startswith("<Traced <lambda>: 2 inputs, 1 outputs, ")
+    assert repr(compiled.cut).startswith("<Cut <lambda>: ")
+    assert repr(compiled).startswith("<Compiled <lambda>: 1 executables, ")
+
+
+def test_a_strategy_of_the_users_has_no_json():
+    options = aot.function(lambda w: jnp.sum(w), strategy=len).trace(jnp.ones(3)).options
+    with pytest.raises(RecordError) as caught:
+        options.to_json()
+    assert str(caught.value) == (
+        "Options.strategy is a builtin_function_or_method, which has no JSON form.\n"
+        "Give the class auxiliary data of numbers, strings, tuples and dicts, so that it can be written."
+    )

@@ -72,6 +72,12 @@ def test_what_a_record_holds_comes_back_equal(held):
     assert type(again.held) is type(held)
 
 
+def test_a_record_prints_on_one_screen():
+    shown = str(Box(tuple(range(1000)))).splitlines()
+    assert shown == ["Box", f"  held: {repr(tuple(range(1000)))[:82]}... (1000 entries)"]
+    assert str(Box({"a": 1})) == "Box\n  held: {'a': 1}"
+
+
 def test_not_a_number_comes_back():
     assert math.isnan(Box.from_json(Box(math.nan).to_json()).held)
 
