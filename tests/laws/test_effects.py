@@ -261,3 +261,28 @@ def test_a_write_in_the_backward_happens_once_per_pullback(strategy):
     np.testing.assert_allclose(seen[...], cotangent, rtol=1e-5)
     pullback(jnp.ones_like(out))
     np.testing.assert_allclose(seen[...], 2 * cotangent, rtol=1e-5)
+
+
+COMPILED = {
+    "one program": lambda f, *args: f.trace(*args).partition().compile(1).value_and_grad(*args)[1],
+    "two programs": lambda f, *args: f.trace(*args).partition().compile(2).value_and_grad(*args)[1],
+    "halves": lambda f, *args: f.trace(*args).partition().compile().vjp(*args)[1](jnp.float32(1)),
+    "vjp": lambda f, *args: f.vjp(*args)[1](jnp.float32(1))[0],
+}
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["a typed key", "a raw key"])
+@pytest.mark.parametrize("way", COMPILED.values(), ids=COMPILED)
+def test_compiled_halves_keep_the_order_of_notes_and_draw_the_same_numbers(strategy, way, key):
+    diary = Diary()
+    noted = two_sided(diary)
+
+    def loss(x, key):
+        diary.note("start")
+        return noted(x) + jnp.sum(jnp.tanh(x * jax.random.normal(key, x.shape)) * x)
+
+    want = jax.grad(loss)(X, key)
+    diary.read()
+    got = way(aot.function(loss, strategy=strategy), X, key)
+    assert diary.read() == ["start", "forward", "backward"]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
