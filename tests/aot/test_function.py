@@ -348,6 +348,7 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jointcut import aot
+from jointcut.partition.errors import CallError
 
 def loss(params, x):
     for w in params["w"]:
@@ -390,6 +391,20 @@ spread = jax.device_put(alone, NamedSharding(jax.make_mesh((4,), ("d",), axis_ty
 for x in (alone, spread, alone, spread):
     gradient = f.value_and_grad(x)[1]
     assert gradient.sharding.is_equivalent_to(x.sharding, 1)
+
+run = f.trace(spread).partition().compile()
+whole = jax.device_put(alone, NamedSharding(spread.sharding.mesh, P()))
+with aot.debug():
+    check(run.value_and_grad(spread), f.value_and_grad(spread))
+    try:
+        run.value_and_grad(whole)
+    except CallError as error:
+        assert str(error) == (
+            f"args[0] lies as {whole.sharding}, but was compiled to lie as {spread.sharding}.\\n"
+            "Put it where it was (jax.device_put), or trace and compile for this one too."
+        ), str(error)
+    else:
+        raise AssertionError("another sharding was taken")
 """
 
 
