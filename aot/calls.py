@@ -57,7 +57,8 @@ class Program:
             pipeline.note(error, self.name)
             raise
         except (TypeError, ValueError):
-            if not bind(args[self.front :], kwargs, self.statics).has_objects:
+            bound = bind(args[self.front :], kwargs, self.statics)
+            if not bound.has_objects and not bound.duplicates:
                 raise
         finally:
             _pending.call = None

@@ -17,7 +17,7 @@ import jax
 from jointcut.partition import jaxprs, rewrite, rows, views
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
-from jointcut.wrappers import refs
+from jointcut.wrappers import alias, refs
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import tree_paths
 
@@ -33,6 +33,7 @@ class Results:
     out_tree: Any
     aux_tree: Any
     num_aux: int
+    repeated: tuple[tuple[int, int], ...] = ()  # outputs that are the same object as an earlier one, and which
 
     @classmethod
     def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
@@ -45,7 +46,8 @@ class Results:
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
         avals = tuple(map(jax.typeof, leaves))
-        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves))
+        repeated = tuple((i, found.alias) for i, found in alias.identities((), leaves).items())
+        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated)
         if any(map(jaxprs.is_reference, avals)):
             refs.refuse_results(results.paths, avals)
         return leaves, results
@@ -190,7 +192,7 @@ def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
         found = rows.scatters(jaxpr.eqns, end) if k in chosen else None
         if k not in chosen:
             ends.append(end)
-        elif found:
+        elif found is not None:
             more, pair = rows.taken_apart(found, end.aval)
             eqns.extend(more)
             ends.extend(pair)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.stages import Cut
@@ -67,7 +68,8 @@ class Pullback:
 
     def with_inputs(self, flat: Sequence[Any]) -> Pullback:
         """The same with the caller's own arrays, which never pass through a program."""
-        return replace(self, inputs=[flat[r.index] for r in self.program.halves.residuals if r.kind == "input"])
+        kept = [flat[r.index] for r in self.program.halves.residuals if r.kind == "input"]
+        return replace(self, inputs=[jnp.array(x) if isinstance(x, np.ndarray) else x for x in kept])
 
     def __repr__(self) -> str:
         """`<pullback of loss: 3 residuals>`."""

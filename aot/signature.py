@@ -38,7 +38,8 @@ def graph_signature(traced: TracedCall) -> GraphSignature:
 
 def _backward(traced: TracedCall, chosen: set[int]) -> BackwardSignature:
     infos = traced.metadata.input_info
-    gradients = {f"gradient_{k + 1}": i for k, i in enumerate(traced.wanted)}
+    owners = [i for k, i in enumerate(traced.wanted) for _ in range(1 + (k in traced.program.sparse))]
+    gradients = {f"gradient_{n + 1}": i for n, i in enumerate(owners)}
     carrying = [i for i, info in enumerate(traced.metadata.output_info) if info.requires_grad]
     return BackwardSignature(
         gradients_to_parameters={name: infos[i].path for name, i in gradients.items() if i in chosen},

@@ -121,7 +121,8 @@ class Cut:
         traced = self.traced
         results, places = traced.program.results, traced.bound.places
         carries = [on and traced.program.is_train for on in results.with_cotangent]
-        return gradient(self.split, traced.consts, carries, [places[i] for i in traced.wanted])
+        wanted = [places[i] for k, i in enumerate(traced.wanted) for _ in range(1 + (k in traced.program.sparse))]
+        return gradient(self.split, traced.consts, carries, wanted)
 
     @cached_property
     def _checked_programs(self) -> checked.Programs:

@@ -68,8 +68,16 @@ class TracedCall:
         jaxpr, _ = jaxprs.opened(self.program.closed)
         start = len(self.consts)
         inputs = [jaxpr.invars[start + place] for place in self.bound.places]
-        found = alias.identities(inputs, jaxpr.outvars[: len(self.program.results.avals)])
-        return alias.kept_out(found, self.donated)
+        places = {var: i for i, var in reversed(list(enumerate(inputs)))}
+        ends = jaxpr.outvars[: len(self.program.results.avals)]
+        # What XLA may compute once is still two arrays for a caller who computed it twice, and may give one up.
+        found = {i: TensorAlias("output", j) for i, j in self.program.results.repeated}
+        found |= {
+            i: TensorAlias("input", places[end])
+            for i, end in enumerate(ends)
+            if not isinstance(end, jaxprs.Literal) and end in places
+        }
+        return alias.kept_out(dict(sorted(found.items())), self.donated)
 
     @property
     def subclass_metadata(self) -> SubclassMeta:

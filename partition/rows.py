@@ -60,6 +60,8 @@ def _scatters_rows(eqn: Equation) -> bool:
     rows = tuple(range(batch, len(updates.shape)))
     found = (numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims)
     plain = not numbers.operand_batching_dims and not numbers.scatter_indices_batching_dims
+    table: Any = eqn.invars[0].aval
+    plain = plain and tuple(updates.shape[batch:]) == tuple(table.shape[1:])
     return plain and indices.shape[-1] == 1 and tuple(map(tuple, found)) == (rows, (0,), (0,))
 
 
@@ -75,7 +77,14 @@ def taken_apart(found: Sequence[Equation], table: Any) -> tuple[list[Equation], 
     def lay(*flat: Any) -> tuple[Any, Any]:
         rows = [x.reshape(-1, *table.shape[1:]) for x in flat[::2]]
         places = [x.reshape(-1, 1) for x in flat[1::2]]
-        inside = [jnp.clip(x, 0, table.shape[0] - 1) if on else x for x, on in zip(places, clips, strict=True)]
+        if not rows:
+            return jnp.zeros((0, *table.shape[1:]), table.dtype), jnp.zeros((0, 1), np.int32)
+        length = table.shape[0]
+        places = [x.astype(jnp.promote_types(x.dtype, np.int32)) for x in places]
+        inside = [
+            jnp.clip(x, 0, length - 1) if on else jnp.where(x < 0, length, x)  # BCOO counts negative ones from the end
+            for x, on in zip(places, clips, strict=True)
+        ]
         return jnp.concatenate(rows), jnp.concatenate(inside)
 
     made, _ = opened(jax.make_jaxpr(lay)(*(struct(v.aval) for v in operands)))

@@ -86,6 +86,8 @@ def _is_move(eqn: Equation) -> bool:
         return False
     if eqn.primitive.name == "broadcast_in_dim":
         return source.size == aval.size
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return False  # in another order than that of the elements
     return eqn.primitive.name in _MOVES
 
 

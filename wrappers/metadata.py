@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jointcut.wrappers.record import Record, choice
 
@@ -73,7 +72,7 @@ class ViewMeta(Record):
         """The view of another array of the same shape."""
         given = dict(self.arguments)
         if self.op == "reshape":
-            return jnp.reshape(base, self.shape)
+            return jax.lax.reshape(base, self.shape, given.get("dimensions"))
         names = {"rev": ("dimensions",), "squeeze": ("dimensions",), "transpose": ("permutation",)}
         names |= {"broadcast_in_dim": ("shape", "broadcast_dimensions")}
         names |= {"slice": ("start_indices", "limit_indices", "strides")}

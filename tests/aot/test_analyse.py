@@ -114,6 +114,7 @@ OUTPUTS = {
     "squeezed": (lambda x: lax.squeeze(x[None], (0,)), OutputType.alias_of_input, 0, ("broadcast_in_dim", "squeeze")),
     "reversed": (lambda x: lax.rev(x, (1,)), OutputType.alias_of_input, 0, ("rev",)),
     "turned twice": (lambda x: x.T.reshape(-1), OutputType.alias_of_input, 0, ("transpose", "reshape")),
+    "in Fortran's order": (lambda x: jnp.ravel(x, order="F"), OutputType.alias_of_input, 0, ("reshape",)),
     "a constant": (lambda x: jnp.float32(3), OutputType.non_alias, None, ()),
 }
 

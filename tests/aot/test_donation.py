@@ -85,6 +85,37 @@ def test_an_output_that_is_a_donated_input_is_a_new_array():
     assert total == 6
 
 
+def test_what_was_computed_twice_can_be_given_up_twice():
+    """XLA computes it once, but the caller gets two arrays, as from jax.jit."""
+
+    def state(p):
+        return jnp.sum(p**2), {"mu": jnp.zeros_like(p), "nu": jnp.zeros_like(p), "e": jnp.exp(p), "f": jnp.exp(p)}
+
+    function, p = aot.function(state, has_aux=True), jnp.arange(4.0)
+    compiled = function.trace(p).partition().compile()
+    for way in (function.value_and_grad, compiled.value_and_grad):
+        (_, made), _ = way(p)
+        step = jax.jit(lambda a, b: (a + 1, b + 1), donate_argnums=(0, 1))
+        step(made["e"], made["f"])
+        step(made["mu"], made["nu"])
+
+
+def test_a_donated_array_passed_twice_is_not_given_up():
+    function = aot.function(lambda a, b: jnp.sum(a * b), donate_argnums=1)
+    q = jnp.arange(4.0)
+    assert function.value_and_grad(q, q + 1)[0] == jnp.sum(q * (q + 1))
+    assert function.value_and_grad(q, q)[0] == jnp.sum(q * q)
+    assert not q.is_deleted()
+
+
+def test_a_pullback_does_not_see_later_changes_of_numpys_arrays():
+    given = np.arange(8, dtype=np.float32)
+    out, pullback = aot.function(lambda x, w: jnp.sum(jnp.sin(x * w))).vjp(given, 2.0)
+    want = 2 * np.cos(2 * given)
+    given[:] = 100
+    np.testing.assert_allclose(pullback(jnp.ones_like(out))[0], want, rtol=1e-5)
+
+
 def test_metadata_says_what_is_donated():
     infos = aot.function(loss, donate_argnums=0).trace(params(), BATCH).metadata.input_info
     assert [info.is_donated for info in infos] == [True, True, False]

@@ -26,6 +26,14 @@ READS = {
     "taken": lambda p, ids: jnp.sum(jnp.tanh(jnp.take(p["table"], ids, axis=0, mode="clip") @ p["w"])),
     "twice": lambda p, ids: jnp.sum(p["table"][ids] ** 2) + jnp.sum(jnp.sin(p["table"][ids[0]]) @ p["w"]),
     "outside": lambda p, ids: jnp.sum(jnp.take(p["table"], ids * 5, axis=0, mode="fill", fill_value=0.0) ** 2),
+    "no rows": lambda p, ids: jnp.sum(p["table"][ids[:0]] ** 2) + jnp.sum(p["w"]),
+    "not read": lambda p, ids: jnp.sum(p["w"] ** 2),
+    "below zero": lambda p, ids: jnp.sum(p["table"].at[ids - 3].get(mode="fill", fill_value=0.0) ** 2),
+    "below zero, not wrapped": lambda p, ids: jnp.sum(
+        p["table"].at[ids].get(mode="fill", fill_value=0.0, wrap_negative_indices=False) ** 2
+    ),
+    "far below zero": lambda p, ids: jnp.sum(p["table"][ids - 10] ** 2),
+    "small integers": lambda p, ids: jnp.sum(p["table"][ids.astype(jnp.int8)] ** 2),
     "clipped": lambda p, ids: jnp.sum(p["table"].at[ids * 5].get(mode="clip") ** 2),
     "bfloat16": lambda p, ids: jnp.sum(p["table"][ids].astype(jnp.bfloat16)).astype(jnp.float32),
 }
@@ -71,6 +79,29 @@ def test_metadata_says_that_a_plain_array_gets_a_container():
     ]
 
 
+def test_the_gradient_contract_counts_rows_and_places():
+    function = aot.function(READS["indexed"], sparse_gradients="args[0]['table']")
+    cut = function.trace(params(), IDS).partition()
+    found = cut.gradient
+    inputs = [TABLE, W, IDS]
+    outputs = jax.core.eval_jaxpr(found.f.jaxpr if hasattr(found.f, "jaxpr") else found.f, found.f.consts, *inputs)
+    captured = [*(inputs[i] for i in found.df_input_captured_inputs)]
+    captured += [outputs[i] for i in found.df_input_captured_outputs]
+    df = found.df
+    rows, places, w = jax.core.eval_jaxpr(
+        df.jaxpr if hasattr(df, "jaxpr") else df, df.consts, *(jnp.float32(1) for _ in found.df_input_vjps), *captured
+    )
+    assert found.df_output_vjps == (0, 0, 1)
+    want = jax.grad(READS["indexed"])(params(), IDS)
+    np.testing.assert_allclose(sparse.BCOO((rows, places), shape=TABLE.shape).todense(), want["table"], rtol=1e-4)
+    np.testing.assert_allclose(w, want["w"], rtol=1e-4)
+    assert cut.signature.backward_signature.gradients_to_parameters == {
+        "gradient_1": "args[0]['table']",
+        "gradient_2": "args[0]['table']",
+        "gradient_3": "args[0]['w']",
+    }
+
+
 def test_vjp_stays_that_of_jax():
     function = aot.function(READS["indexed"], sparse_gradients="args[0]['table']")
     _, pullback = function.vjp(params(), IDS)
@@ -85,6 +116,15 @@ NO_ROWS = {
     "one row": lambda p, ids: jnp.sum(p["table"][ids[0, 0]] ** 2),  # JAX slices there
     "under checkpoint": lambda p, ids: jnp.sum(jax.checkpoint(lambda t: jnp.tanh(t[ids]) ** 2)(p["table"])),
     "columns": lambda p, ids: jnp.sum(p["table"][:, ids[0] % 3] ** 2),
+    "parts of rows": lambda p, ids: jnp.sum(
+        lax.gather(
+            p["table"],
+            ids.reshape(-1, 1),
+            lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)),
+            (1, 2),
+        )
+        ** 2
+    ),
     "in a loop": lambda p, ids: lax.scan(lambda c, i: (c + jnp.sum(p["table"][i] ** 2), None), 0.0, ids)[0],
 }
 

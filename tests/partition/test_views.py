@@ -25,6 +25,8 @@ VIEWS = {
 NO_VIEWS = {
     "a slice": lambda h: h[1:],
     "repeated": lambda h: jnp.broadcast_to(h[None], (2, 5, 3)),
+    "in Fortran's order": lambda h: jnp.ravel(h, order="F"),
+    "in Fortran's order, of the same shape": lambda h: jnp.reshape(h, (5, 3), order="F"),
     "another dtype": lambda h: h.astype(jnp.bfloat16).reshape(-1),
 }
 
