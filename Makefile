@@ -19,7 +19,7 @@ bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" 
 	$(PY) -m benchmarks.bench $(PROGRAMS) $(ARGS)
 
 test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
-	$(PY) -m pytest --numprocesses=auto $(ARGS)
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal $(ARGS)
 
 lint: $(VENV)/.has-dev .pyright/jointcut ## Check style, layout and types; change nothing.
 	$(PY) -m ruff check .
