@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointcut.aot.joint import Joint
-from jointcut.partition import jaxprs
+from jointcut.partition import jaxprs, rewrite
 from jointcut.partition.roles import Role
 from jointcut.wrappers import containers
 from jointcut.wrappers.metadata import (
+    VIEWS,
     InputAliasInfo,
     OutputAliasInfo,
     OutputType,
@@ -27,8 +28,6 @@ from jointcut.wrappers.metadata import (
 from jointcut.wrappers.refs import reads_and_writes
 from jointcut.wrappers.tree import Bound
 
-_VIEWS = ("broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose")
-_ARGUMENTS = ("shape", "broadcast_dimensions", "dimensions", "permutation", "start_indices", "limit_indices", "strides")
 _DRAWS = ("random_bits", "random_split", "random_fold_in", "random_wrap", "threefry2x32", "rng_bit_generator")
 
 
@@ -37,7 +36,6 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
-    carry = program.results.with_cotangent if program.is_train else (False,) * len(program.results.avals)
     outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(program.results.avals)])
     inputs = [jaxpr.invars[start + place] for place in bound.places]
     return ViewAndMutationMeta(
@@ -58,7 +56,7 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
         output_info=tuple(_output_infos(program, jaxpr, inputs, [inputs[i] for i in wanted])),
         subclass_inp_meta=containers.metas(bound.tree, [plain_meta(i, v.aval) for i, v in enumerate(inputs)]),
         subclass_fw_graph_out_meta=outs,
-        subclass_tangent_meta=tuple(m for m in outs if any(carry[p.unwrapped_idx] for p in plain_metas(m))),
+        subclass_tangent_meta=tuple(m for m in outs if any(program.carries[p.unwrapped_idx] for p in plain_metas(m))),
         traced_tangents=tuple(_tangents(jaxpr, program.roles.inputs)),
         is_train=program.is_train,
         num_constants=start,
@@ -101,7 +99,7 @@ class _Uses:
         """Read the live equations, the first `boundary` of which are the forward's."""
         eqns = list(enumerate(jaxpr.eqns))
         boundary = len(eqns) if boundary is None else boundary
-        live, read = _live(jaxpr)
+        live = rewrite.live(jaxpr.eqns, jaxpr.outvars)
         written: tuple[set[Any], set[Any]] = set(), set()
         tokens: tuple[list[str], list[str]] = [], []
         effects: set[str] = set()
@@ -111,23 +109,16 @@ class _Uses:
             written[i >= boundary].update(var for var, is_written in reads_and_writes(eqn) if is_written)
             tokens[i >= boundary].extend(jaxprs.effect_names(eqn, ordered=True))
             effects.update(jaxprs.effect_names(eqn))
-        drawn = frozenset(v for i, eqn in eqns if i in live for v in _drawn(eqn))
+        drawn = frozenset(v for i, eqn in eqns if i in live.places for v in _drawn(eqn))
         return cls(
-            read, frozenset(written[0]), frozenset(written[1]), drawn, tuple(tokens[0]), len(tokens[1]),
-            tuple(sorted(effects)),
-        )  # fmt: skip
-
-
-def _live(jaxpr: Any) -> tuple[frozenset[int], frozenset[Any]]:
-    """Places of the equations that something seen from outside needs, and the variables that are read."""
-    needed = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
-    live = set()
-    for i in range(len(jaxpr.eqns) - 1, -1, -1):
-        eqn = jaxpr.eqns[i]
-        if jaxprs.has_effects(eqn) or not needed.isdisjoint(eqn.outvars):
-            live.add(i)
-            needed.update(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
-    return frozenset(live), frozenset(needed)
+            read=live.read,
+            written=frozenset(written[0]),
+            written_late=frozenset(written[1]),
+            drawn=drawn,
+            tokens=tuple(tokens[0]),
+            num_backward_tokens=len(tokens[1]),
+            effects=tuple(sorted(effects)),
+        )
 
 
 def _drawn(eqn: Any) -> Iterator[Any]:
@@ -152,7 +143,7 @@ def _output_infos(
     """What each output shares with an input or with an earlier output."""
     ends = jaxpr.outvars[: len(program.results.avals)]
     makers = {
-        v: eqn for eqn in jaxpr.eqns[: program.roles.forward_ops] if eqn.primitive.name in _VIEWS for v in eqn.outvars
+        v: eqn for eqn in jaxpr.eqns[: program.roles.forward_ops] if eqn.primitive.name in VIEWS for v in eqn.outvars
     }
     chains = [_chain(v, makers) for v in ends]
     roots = [root for root, _ in chains]
@@ -174,8 +165,7 @@ def _output_infos(
             kind, base = OutputType.alias_of_intermediate, shared.index(root)
         else:
             views = ()
-        can = program.is_train and program.results.with_cotangent[i]
-        can = can and not isinstance(end, jaxprs.Literal) and end in moved
+        can = program.carries[i] and not isinstance(end, jaxprs.Literal) and end in moved
         yield OutputAliasInfo(names[i], kind, base, can, _raw_type(end.aval), views)
 
 
@@ -190,7 +180,7 @@ def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]
         eqn = makers[var]
         if isinstance(eqn.invars[0], jaxprs.Literal):
             break
-        arguments = tuple((name, eqn.params[name]) for name in _ARGUMENTS if name in eqn.params)
+        arguments = tuple((name, eqn.params[name]) for name in VIEWS[eqn.primitive.name])
         views.insert(0, ViewMeta(eqn.primitive.name, tuple(var.aval.shape), arguments))
         var = eqn.invars[0]
     return var, tuple(views)

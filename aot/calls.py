@@ -27,7 +27,7 @@ class _Twice(Exception):
     """Raised while a program is traced for arguments among which an array stands twice."""
 
 
-class Program:
+class Jitted:
     """A jitted function that says by the user's path which argument it cannot take.
 
     `front` arguments come before the user's own; `options` are those of `jax.jit`.

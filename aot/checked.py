@@ -30,6 +30,7 @@ from jointcut.wrappers import alias
 from jointcut.wrappers.checks import first_nonfinite, is_finite
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import Bound, struct
+from jointcut.wrappers.zeros import filled
 
 _on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
 _REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
@@ -140,21 +141,19 @@ class Checked:
         self._same_types("forward", outputs, ends)
         self._same_types("forward", residuals, jaxprs.opened(self.split.backward)[0].invars[: len(residuals)])
         run = _Run(self.split.forward, flat, paths)
-        for i, found in sorted(self.traced.handed_back.items()):
-            outputs[i] = alias.as_array(bound.leaves[found.alias] if found.source == "input" else outputs[found.alias])
+        outputs = alias.finished(alias.replaced(outputs, self.traced.handed_back), bound.leaves)
         self._finite("forward", outputs, run)  # a residual that is not finite may never reach a gradient
         return outputs, residuals, run
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], run: _Run) -> list[Any]:
         """The backward half: the flat gradients. None stands for a cotangent that is zero."""
         inner, _ = jaxprs.opened(self.split.backward)
-        shapes = [v.aval for v in inner.invars[len(residuals) :]]
-        filled = [jnp.zeros(a.shape, a.dtype) if ct is None else ct for ct, a in zip(cotangents, shapes, strict=True)]
-        gradients = self.programs.backward(list(residuals), filled)
+        given = filled(cotangents, inner.invars[len(residuals) :])
+        gradients = self.programs.backward(list(residuals), given)
         self._same_types("backward", gradients, inner.outvars)
         graph, halves = self.split.graph, self.split.halves
-        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(filled)))]
-        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *filled], paths), run)
+        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(given)))]
+        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *given], paths), run)
         return gradients
 
     def _same_types(self, half: str, results: Sequence[Any], ends: Sequence[Any]) -> None:
@@ -193,7 +192,7 @@ def _has_nan(x: Any) -> bool:
 
 
 def check_call(traced: TracedCall, bound: Bound) -> None:
-    """Compare a call's weak types, shardings and aliases with what was compiled, beyond what each call compares.
+    """Compare a call's shardings and aliases with what was compiled, which a call does not do otherwise.
 
     Raises `CallError` at the first difference.
     """

@@ -22,7 +22,7 @@ import numpy as np
 from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
-from jointcut.aot.calls import Program, keep, refuse_twice
+from jointcut.aot.calls import Jitted, keep, refuse_twice
 from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
@@ -33,7 +33,7 @@ from jointcut.partition.split import Strategy, split
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, tree_paths
+from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
 from jointcut.wrappers.wrapper import Target
 
 
@@ -75,8 +75,7 @@ class Function:
             return self._inside(args, kwargs)
         if checked.is_on():
             return self._checked((), args, kwargs).call()
-        result = self._jitted("call", self._call)(*args, **kwargs)
-        return self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
+        return self._finished(self._jitted("call", self._call)(*args, **kwargs), args, kwargs)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad(function, argnums, has_aux)`.
@@ -89,8 +88,7 @@ class Function:
             return self._checked(self._options.chosen, args, kwargs).value_and_grad()
         captured = self._lifted(self._options.chosen, args, kwargs)
         run = self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))
-        result = run(captured, *args, **kwargs)
-        return self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
+        return self._finished(run(captured, *args, **kwargs), args, kwargs)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -110,8 +108,7 @@ class Function:
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
             result = run(self._lifted(None, args, kwargs), *args, **kwargs)
-            done = self._finished(result, args, kwargs) if type(result) is alias.Unfinished else result
-            main, aux, pullback = done
+            main, aux, pullback = self._finished(result, args, kwargs)
         traced = pullback.program.cut.traced
         pullback = pullback.with_inputs(traced.flat(bind(args, kwargs, self._statics)))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
@@ -141,8 +138,10 @@ class Function:
             self._captured = [c for c in self._cut(bound, positions).traced.consts if _is_shared(c)]
         return self._captured
 
-    def _finished(self, result: alias.Unfinished, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A program's result with the caller's own arrays where outputs are inputs."""
+    def _finished(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A program's result, with the caller's own arrays where outputs are inputs."""
+        if type(result) is not alias.Unfinished:
+            return result
         return alias.finished(result.result, bind(args, kwargs, self._statics).leaves)
 
     def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +159,7 @@ class Function:
                 positions, names = chosen.donated
                 options["donate_argnums"] = tuple(n + front for n in positions)
                 options["donate_argnames"] = names
-            program = Program(run, self._name, self._statics, front, options)
+            program = Jitted(run, self._name, self._statics, front, options)
             self.__dict__[f"_jit_{name}"] = program
         return program
 
@@ -175,8 +174,7 @@ class Function:
         with pipeline.explained(self._name):
             out = self._function(*args, **kwargs)
         leaves, tree = jax.tree.flatten(out)
-        if any(map(refs.is_held, leaves)):
-            refs.refuse_results(tree_paths("result", tree), [jax.typeof(x) for x in leaves])
+        refs.refuse_results(tree, leaves)
         bound = bind(args, kwargs, self._statics)
         donated = bound.leaves_of(*self._options.donated)
         found = alias.kept_out(alias.identities(bound.leaves, leaves), donated)
@@ -241,7 +239,7 @@ class Function:
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
         """A flat function with the halves as its derivative."""
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        if not source.takes_references and not source.uses_references:
+        if not source.has_references:
             return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
         wrapper = refs.RefsWrapper(source.closed)
         if wrapper.pure is None:  # JAX itself must differentiate it

@@ -1,10 +1,13 @@
 """Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
 
-outputs = run(g.f, inputs)                            # real outputs, then captured temporaries
-gradients = run(g.df, [*(cotangents[i] for i in g.df_input_vjps),
-*(inputs[i] for i in g.df_input_captured_inputs),
-*(outputs[i] for i in g.df_input_captured_outputs)])
-# gradients[k] belongs to inputs[g.df_output_vjps[k]]
+With `g` a `Gradient`, gradient number k belongs to `inputs[g.df_output_vjps[k]]`:
+
+    outputs = run(g.f, inputs)  # real outputs, then captured temporaries
+    gradients = run(g.df, [
+        *(cotangents[i] for i in g.df_input_vjps),
+        *(inputs[i] for i in g.df_input_captured_inputs),
+        *(outputs[i] for i in g.df_input_captured_outputs),
+    ])
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import jax
 
 from jointcut.partition import jaxprs
+from jointcut.partition.rewrite import live
 from jointcut.partition.rows import is_zero
 from jointcut.partition.split import Split
 
@@ -56,15 +60,15 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
     backward, _ = jaxprs.opened(split.backward)
     residuals, count = split.halves.residuals, len(consts)
     makers = {v: eqn for eqn in backward.eqns for v in eqn.outvars}
-    live = [i for i, v in enumerate(backward.outvars) if not is_zero(v, makers)]
-    ends = [backward.outvars[i] for i in live]
-    eqns, needed = _live(backward.eqns, ends)
+    given = [i for i, v in enumerate(backward.outvars) if not is_zero(v, makers)]
+    ends = [backward.outvars[i] for i in given]
+    part = live(backward.eqns, ends)
     places = [i for i, on in enumerate(carries) if on]
     cotangents = zip(places, backward.invars[len(residuals) :], strict=True)
-    vjps = [(i, v) for i, v in cotangents if v in needed]
+    vjps = [(i, v) for i, v in cotangents if v in part.read]
     captured: dict[str, list[tuple[int, Any]]] = {"constant": [], "input": [], "output": []}
     for residual, var in zip(residuals, backward.invars, strict=False):
-        if var not in needed:
+        if var not in part.read:
             continue
         if residual.kind == "input":
             kind = "constant" if residual.index < count else "input"
@@ -73,6 +77,7 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
             captured["output"].append((residual.index + len(carries) * (residual.kind == "saved"), var))
     invars = [v for _, v in (*vjps, *captured["input"], *captured["output"])]
     held = [v for _, v in captured["constant"]]
+    eqns = [backward.eqns[i] for i in sorted(part.places)]
     return Gradient(
         f=_closed(split.forward, consts),
         df=_closed(jaxprs.build([*held, *invars], ends, eqns), [consts[i] for i, _ in captured["constant"]]),
@@ -80,7 +85,7 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
         df_input_vjps=tuple(i for i, _ in vjps),
         df_input_captured_inputs=tuple(i for i, _ in captured["input"]),
         df_input_captured_outputs=tuple(i for i, _ in captured["output"]),
-        df_output_vjps=tuple(wanted[i] for i in live),
+        df_output_vjps=tuple(wanted[i] for i in given),
     )
 
 
@@ -88,14 +93,3 @@ def _closed(open_jaxpr: Any, consts: Sequence[Any]) -> Any:
     """The closed jaxpr whose leading inputs have become its constants."""
     rest = jaxprs.input_structs(open_jaxpr)[len(consts) :]
     return jax.make_jaxpr(lambda *flat: jaxprs.evaluate(open_jaxpr, *consts, *flat))(*rest)
-
-
-def _live(eqns: Sequence[Any], ends: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """The equations that some ends or effects need, and the variables that are read."""
-    needed = {v for v in ends if not isinstance(v, jaxprs.Literal)}
-    kept = []
-    for eqn in reversed(eqns):
-        if jaxprs.has_effects(eqn) or not needed.isdisjoint(eqn.outvars):
-            kept.insert(0, eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
-    return kept, needed

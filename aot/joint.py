@@ -48,8 +48,7 @@ class Results:
         avals = tuple(map(jax.typeof, leaves))
         repeated = tuple((i, found.alias) for i, found in alias.identities((), leaves).items())
         results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated)
-        if any(map(jaxprs.is_reference, avals)):
-            refs.refuse_results(results.paths, avals)
+        refs.refuse_results(results.tree, leaves)
         return leaves, results
 
     @property
@@ -86,14 +85,11 @@ class Primal:
     results: Results
 
     @property
-    def takes_references(self) -> bool:
-        """Whether a `jax.Ref` is among what the function is given or closes over, touched or not."""
-        return any(jaxprs.is_reference(v.aval) for v in jaxprs.opened(self.closed)[0].invars)
-
-    @property
-    def uses_references(self) -> bool:
-        """Whether the function reads or writes a `jax.Ref`, its own or the caller's."""
-        return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
+    def has_references(self) -> bool:
+        """Whether the function is given a `jax.Ref`, touched or not, or makes one of its own."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        given = any(jaxprs.is_reference(v.aval) for v in jaxpr.invars)
+        return given or any(map(jaxprs.touches_references, jaxpr.eqns))
 
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:
@@ -135,6 +131,11 @@ class Joint:
     def is_train(self) -> bool:
         """Whether there is a backward: something is differentiated, and something can carry a cotangent."""
         return Role.GRADIENT in self.roles.outputs and Role.COTANGENT in self.roles.inputs
+
+    @property
+    def carries(self) -> tuple[bool, ...]:
+        """Which outputs have a cotangent among the inputs: none where there is no backward."""
+        return self.results.with_cotangent if self.is_train else (False,) * len(self.results.avals)
 
     @property
     def uses_references(self) -> bool:
@@ -201,13 +202,11 @@ def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
             raise TraceError(message(chosen[k], what, "Take it out of sparse_gradients."))
     roles = program.roles
     outputs = (Role.OUTPUT,) * count + (Role.GRADIENT,) * (len(ends) - count)
-    live = views.needed(eqns, ends)
-    kept = [eqn for i, eqn in enumerate(eqns) if i in live]
+    live = rewrite.live(eqns, ends).places
     boundary = None if roles.forward_ops is None else sum(i in live for i in range(roles.forward_ops))
-    closed = jaxprs.build(jaxpr.invars, ends, kept)
     return replace(
         program,
-        closed=closed,
+        closed=jaxprs.build(jaxpr.invars, ends, [eqns[i] for i in sorted(live)]),
         roles=replace(roles, outputs=outputs, forward_ops=boundary),
         sparse=frozenset(chosen),
     )

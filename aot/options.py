@@ -51,11 +51,7 @@ class Options(Record):
     def donated(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The donated positions and names as tuples."""
         nums, names = self.donate_argnums, self.donate_argnames
-        return _as_tuple(nums), _as_tuple(names)
-
-
-def _as_tuple(given: Any) -> Any:
-    return (given,) if isinstance(given, int | str) else tuple(given)
+        return _tuple(nums), _tuple(names)
 
 
 def checked(function: Any, options: Options) -> Options:
@@ -84,7 +80,7 @@ def checked(function: Any, options: Options) -> Options:
     positions, named = options.donated
     donated = Statics.of(function, positions or None, named or None, "donate")
     given, given_names = tuple(sorted(donated.argnums)), tuple(sorted(donated.argnames))
-    tables = _as_tuple(options.sparse_gradients)
+    tables = _tuple(options.sparse_gradients)
     return Options(
         argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names, tables
     )

@@ -28,6 +28,8 @@ from jointcut.wrappers.guards import GuardsWrapper
 from jointcut.wrappers.tree import Bound, TreeWrapper
 from jointcut.wrappers.wrapper import Target
 
+_JAX_ON_WRITES = "differentiated value on a non-differentiated array reference"
+
 
 def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
     """Trace forward and backward for one signature.
@@ -114,10 +116,8 @@ def explained(name: str) -> Iterator[None]:
         what = f"cannot be differentiated: {error}"
         cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
-    except Exception as error:  # JAX raises a bare Exception here
-        if type(error) is not Exception or "differentiated value on a non-differentiated array reference" not in str(
-            error
-        ):
+    except Exception as error:
+        if type(error) is not Exception or _JAX_ON_WRITES not in str(error):  # JAX has no class of its own for it
             raise
         what = "writes a value that is differentiated into a jax.Ref that is not."
         cure = "Write jax.lax.stop_gradient(value): statistics and counters need no derivative."

@@ -19,11 +19,7 @@ from jointcut.aot import compile as compiling
 from jointcut.aot.stages import Cut
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
-from jointcut.wrappers.zeros import Backwards
-
-
-def _zeros(aval: Any) -> Any:
-    return jaxprs.typed(jnp.zeros(aval.shape, aval.dtype), aval)
+from jointcut.wrappers.zeros import Backwards, filled
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,8 +43,7 @@ class Program:
             wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
             self.made[name] = Backwards(self.halves, wrap)
         gradients = self.made[name](residuals, cotangents)
-        ends = jaxprs.opened(self.halves.backward)[0].outvars
-        return [_zeros(v.aval) if g is None else g for g, v in zip(gradients, ends, strict=True)]
+        return filled(gradients, jaxprs.opened(self.halves.backward)[0].outvars)
 
 
 @jax.tree_util.register_dataclass

@@ -38,8 +38,7 @@ def graph_signature(traced: TracedCall) -> GraphSignature:
 
 def _backward(traced: TracedCall, chosen: set[int]) -> BackwardSignature:
     infos = traced.metadata.input_info
-    owners = [i for k, i in enumerate(traced.wanted) for _ in range(1 + (k in traced.program.sparse))]
-    gradients = {f"gradient_{n + 1}": i for n, i in enumerate(owners)}
+    gradients = {f"gradient_{n + 1}": i for n, i in enumerate(traced.owners)}
     carrying = [i for i, info in enumerate(traced.metadata.output_info) if info.requires_grad]
     return BackwardSignature(
         gradients_to_parameters={name: infos[i].path for name, i in gradients.items() if i in chosen},

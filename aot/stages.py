@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jointcut.aot import checked
 from jointcut.aot import compile as compiling
@@ -32,6 +31,7 @@ from jointcut.wrappers import alias
 from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
 from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Bound, struct
+from jointcut.wrappers.zeros import filled
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,8 @@ class Cut:
     def gradient(self) -> Gradient:
         """The halves in the form of TorchScript's `Gradient`."""
         traced = self.traced
-        results, places = traced.program.results, traced.bound.places
-        carries = [on and traced.program.is_train for on in results.with_cotangent]
-        wanted = [places[i] for k, i in enumerate(traced.wanted) for _ in range(1 + (k in traced.program.sparse))]
-        return gradient(self.split, traced.consts, carries, wanted)
+        wanted = [traced.bound.places[i] for i in traced.owners]
+        return gradient(self.split, traced.consts, traced.program.carries, wanted)
 
     @cached_property
     def _checked_programs(self) -> checked.Programs:
@@ -369,8 +367,7 @@ class _Pullback:
             cure = "Say pullback(cotangent, keep_residuals=True) at every call but the last."
             raise CallError(message(f"The pullback of {traced.name}", what, cure))
         leaves = traced.cotangents(cotangent)
-        shapes = [v.aval for v in jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :]]
-        full = [jnp.zeros(a.shape, a.dtype) if ct is None else ct for ct, a in zip(leaves, shapes, strict=True)]
+        full = filled(leaves, jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :])
         flat = self._compiled._backward_that(overwrite=not keep_residuals)(*self._residuals, *full)
         self._gone = not keep_residuals
         trees = traced.gradients(flat, traced.options.chosen, self._bound)

@@ -49,7 +49,7 @@ class TracedCall:
 
     @property
     def convention(self) -> Convention:
-        """What each flat argument means to the caller."""
+        """What each array that enters means to the caller; one that stands at two places enters once."""
         return self.wrapped.target.convention
 
     @cached_property
@@ -68,16 +68,16 @@ class TracedCall:
         jaxpr, _ = jaxprs.opened(self.program.closed)
         start = len(self.consts)
         inputs = [jaxpr.invars[start + place] for place in self.bound.places]
-        places = {var: i for i, var in reversed(list(enumerate(inputs)))}
-        ends = jaxpr.outvars[: len(self.program.results.avals)]
+        same = alias.identities(inputs, jaxpr.outvars[: len(self.program.results.avals)])
         # What XLA may compute once is still two arrays for a caller who computed it twice, and may give one up.
         found = {i: TensorAlias("output", j) for i, j in self.program.results.repeated}
-        found |= {
-            i: TensorAlias("input", places[end])
-            for i, end in enumerate(ends)
-            if not isinstance(end, jaxprs.Literal) and end in places
-        }
+        found |= {i: twin for i, twin in same.items() if twin.source == "input"}
         return alias.kept_out(dict(sorted(found.items())), self.donated)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The flat argument that each flat gradient belongs to: a table's rows and places are two of one."""
+        return tuple(i for k, i in enumerate(self.wanted) for _ in range(1 + (k in self.program.sparse)))
 
     @property
     def subclass_metadata(self) -> SubclassMeta:
@@ -111,7 +111,7 @@ class TracedCall:
 
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of the flat arguments."""
+        """Shapes and dtypes of the arrays that enter, in order."""
         return tuple(slot.struct for slot in self.convention.inputs)
 
     def flat(self, bound: Bound) -> list[Any]:

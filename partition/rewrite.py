@@ -1,12 +1,13 @@
 """Open calls, and merge what is computed twice.
 
-Two rewrites that a joint program passes through before it is read as a graph. Both keep every equation's name stack,
-source line and context.
+Two rewrites that a joint program passes through before it is read as a graph, and what else is done to whole lists of
+equations. All keep every equation's name stack, source line and context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jointcut.partition.jaxprs import (
     Literal,
     Var,
     fresh,
+    has_effects,
     inner_primitives,
     is_dropped,
     opened,
@@ -192,6 +194,25 @@ def _fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
 def _literal_key(literal: Literal) -> Any:
     array = np.asarray(literal.val)
     return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)
+
+
+@dataclass(frozen=True)
+class Live:
+    """The part of a list of equations that something needs: their `places`, and the variables that are `read`."""
+
+    places: frozenset[int]
+    read: frozenset[Var]
+
+
+def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
+    """The equations that some ends or the world outside need; the ends count as read."""
+    read = {v for v in ends if not isinstance(v, Literal)}
+    places = set()
+    for i in range(len(eqns) - 1, -1, -1):
+        if has_effects(eqns[i]) or not read.isdisjoint(eqns[i].outvars):
+            places.add(i)
+            read.update(_vars(eqns[i]))
+    return Live(frozenset(places), frozenset(read))
 
 
 def without_barriers_in_loops(closed: ClosedJaxpr) -> ClosedJaxpr:

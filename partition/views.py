@@ -20,12 +20,12 @@ from jointcut.partition.jaxprs import (
     Literal,
     Var,
     fresh,
-    has_effects,
     is_plain,
     opened,
     rebound,
     struct,
 )
+from jointcut.partition.rewrite import live
 
 _MOVES = ("reshape", "rev", "squeeze", "transpose")  # what can be undone; a broadcast that adds an axis is a reshape
 
@@ -41,7 +41,7 @@ def read_back(
     makers = {eqn.outvars[0]: eqn for eqn in eqns[:boundary] if _is_move(eqn)}
     if not any(not isinstance(v, Literal) and v in makers for v in outputs):
         return list(eqns), boundary
-    ours = needed(eqns[:boundary], outputs)
+    ours = live(eqns[:boundary], outputs).places
     others = [eqn for i, eqn in enumerate(eqns) if i not in ours]
     at_hand = {*inputs, *(v for v in outputs if not isinstance(v, Literal))}
     read = {v for eqn in others for v in eqn.invars if not isinstance(v, Literal)}
@@ -54,26 +54,16 @@ def read_back(
             var = eqn.invars[0]
             if isinstance(var, Literal) or var in at_hand or var in rename:
                 break
-            back, undone = _undone(eqn, undone)
-            moved.append(back)
+            move, undone = _undone(eqn, undone)
+            moved.append(move)
             if var in read:
                 rename[var] = undone
     if not rename:
         return list(eqns), boundary
     front = [eqn for i, eqn in enumerate(eqns) if i in ours]
+    back = [moved[i] for i in sorted(live(moved, rename.values()).places)]
     late = [_redirected(eqn, rename) for eqn in others]
-    return [*front, *_needed(moved, set(rename.values())), *late], len(front)
-
-
-def needed(eqns: Sequence[Equation], outputs: Sequence[Atom]) -> set[int]:
-    """Places of the equations that outputs and effects need."""
-    read = {v for v in outputs if not isinstance(v, Literal)}
-    found = set()
-    for i in range(len(eqns) - 1, -1, -1):
-        if has_effects(eqns[i]) or not read.isdisjoint(eqns[i].outvars):
-            found.add(i)
-            read.update(v for v in eqns[i].invars if not isinstance(v, Literal))
-    return found
+    return [*front, *back, *late], len(front)
 
 
 def _is_move(eqn: Equation) -> bool:
@@ -113,13 +103,3 @@ def _redirected(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
     invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
     same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
     return eqn if same else rebound(eqn, invars, eqn.outvars)
-
-
-def _needed(moved: Sequence[Equation], wanted: set[Any]) -> list[Equation]:
-    """Those moves that lead to a value which is read, in order."""
-    kept: list[Equation] = []
-    for eqn in reversed(moved):
-        if eqn.outvars[0] in wanted:
-            kept.insert(0, eqn)
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return kept

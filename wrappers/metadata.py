@@ -21,10 +21,20 @@ from jointcut.wrappers.record import Record, choice
 
 _SHOWN = 40  # lines of inputs or outputs that fit on a screen
 
+VIEWS = {
+    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
+    "reshape": ("new_sizes", "dimensions"),
+    "rev": ("dimensions",),
+    "slice": ("start_indices", "limit_indices", "strides"),
+    "squeeze": ("dimensions",),
+    "transpose": ("permutation",),
+}
+"""The operations of `jax.lax` that only move elements, with what they take beside the array, in its order."""
+
 
 @choice
 class MutationType(enum.Enum):
-    """Whether an input is written, and where the write happens. Only a `jax.Ref` can be written."""
+    """Whether an input is written, and where. Only a `jax.Ref` can be."""
 
     NOT_MUTATED = 1
     MUTATED_IN_GRAPH = 2
@@ -61,7 +71,7 @@ class ViewMeta(Record):
     Attributes:
         op: its name in `jax.lax`, such as `transpose`.
         shape: of the result.
-        arguments: what the operation takes beside the array, by name.
+        arguments: what the operation takes beside the array, by name, in the order of `VIEWS`.
     """
 
     op: str
@@ -70,13 +80,7 @@ class ViewMeta(Record):
 
     def replay(self, base: Any) -> Any:
         """The view of another array of the same shape."""
-        given = dict(self.arguments)
-        if self.op == "reshape":
-            return jax.lax.reshape(base, self.shape, given.get("dimensions"))
-        names = {"rev": ("dimensions",), "squeeze": ("dimensions",), "transpose": ("permutation",)}
-        names |= {"broadcast_in_dim": ("shape", "broadcast_dimensions")}
-        names |= {"slice": ("start_indices", "limit_indices", "strides")}
-        return getattr(jax.lax, self.op)(base, *(given[name] for name in names[self.op]))
+        return getattr(jax.lax, self.op)(base, *(value for _, value in self.arguments))
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,11 @@ class SubclassCreationMeta(Record):
         flat_tensor_start_idx: position of its first array among the flat ones.
         arg_count: how many flat arrays it holds, those of containers inside included.
         attrs: its parts by name, in order: plain arrays and containers.
-        meta: its auxiliary data, as its class gave it to JAX (PyTorch: what `__tensor_flatten__` returns beside the
-            tensors).
+        meta: its auxiliary data, as its class gave it to JAX (PyTorch: from `__tensor_flatten__`).
         original_subclass_type: its class.
 
-    Not needed: `original_subclass` (the class makes a new one), `outer_size`, `outer_stride` and
-    `included_subclass_symints` (sizes are static in a jaxpr, and belong to `meta`), `memory_format` (see
-    `PlainTensorMeta`).
+    Not needed: `original_subclass` (the class makes a new one), `outer_size`, `outer_stride`,
+    `included_subclass_symints` (sizes are static, and belong to `meta`), `memory_format` (see `PlainTensorMeta`).
     """
 
     flat_tensor_start_idx: int
@@ -136,10 +138,9 @@ class SubclassCreationMeta(Record):
         for _, part in self.attrs:
             inner = isinstance(part, SubclassCreationMeta)
             parts.append(part.creation_fn(all_args) if inner else all_args[part.unwrapped_idx])
-        leaf = jax.tree.structure(0)
+        leaves, registry = [jax.tree.structure(0)] * len(parts), jax.tree_util.default_registry
         node = (self.original_subclass_type, self.meta)
-        registry = jax.tree_util.default_registry
-        tree = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, node, [leaf] * len(parts))
+        tree = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, node, leaves)
         return jax.tree.unflatten(tree, parts)
 
     def __str__(self) -> str:
@@ -158,8 +159,8 @@ class InputAliasInfo(Record):
         mutates_data: whether it is a `jax.Ref` that the forward writes (`mutates_data`).
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
         is_reference: whether it is a `jax.Ref`.
-        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): so in programs of
-            our own, while inside somebody's transformation the program is pure.
+        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): so in our own
+            programs; inside somebody's transformation the program is pure.
         is_donated: whether its buffer is given up to the program (`donate_argnums`).
         duplicate_of: position of an earlier input that is the same array, None if there is none.
         consumes_key: whether it is a random key that something is drawn from.

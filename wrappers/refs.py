@@ -19,8 +19,8 @@ import jax
 
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
-from jointcut.wrappers.convention import Slot
 from jointcut.wrappers.metadata import InputAliasInfo, MutationType
+from jointcut.wrappers.tree import tree_paths
 from jointcut.wrappers.wrapper import Target
 
 
@@ -37,7 +37,7 @@ class RefsWrapper:
     def infos(self) -> tuple[InputAliasInfo, ...]:
         """What happens to each input; a write cannot stay in a pure program."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        touched = {var: is_written for eqn in jaxpr.eqns for var, is_written in reads_and_writes(eqn) if is_written}
+        touched = {var for eqn in jaxpr.eqns for var, is_written in reads_and_writes(eqn) if is_written}
         return tuple(
             InputAliasInfo(
                 f"input {i}",
@@ -75,8 +75,7 @@ class RefsWrapper:
 
     def pre_compile(self, target: Target) -> Target:
         """The pure function, of what references hold; its trailing results are the new states of `states`."""
-        inputs = tuple(Slot(s.path, s.shape, s.dtype, s.weak_type) for s in target.convention.inputs)
-        convention = replace(target.convention, inputs=inputs, states=self.written)
+        convention = replace(target.convention, states=self.written)
         pure = self.pure
         assert pure is not None, "the caller has looked whether there is a pure form"
         return Target(lambda *flat: jaxprs.evaluate(pure, *flat), convention)
@@ -114,16 +113,10 @@ def reads_and_writes(eqn: Any) -> Iterator[tuple[Any, bool]]:
             yield effect.input, type(effect).__name__ != "ReadEffect"
 
 
-def is_held(x: Any) -> bool:
-    """Whether a value of the user's is a reference, traced or not."""
-    return isinstance(x, jax.Ref) or (jaxprs.is_tracer(x) and jaxprs.is_reference(jax.typeof(x)))
-
-
-def refuse_results(paths: Sequence[str], avals: Sequence[Any]) -> None:
-    """Raise `TraceError` where a function returns a reference."""
-    for path, aval in zip(paths, avals, strict=True):
-        if jaxprs.is_reference(aval):
+def refuse_results(tree: Any, leaves: Sequence[Any]) -> None:
+    """Raise `TraceError` where a function returns a reference, traced or not."""
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Ref) or (jaxprs.is_tracer(leaf) and jaxprs.is_reference(jax.typeof(leaf))):
             what = "is a jax.Ref, which a compiled function cannot return."
-            raise TraceError(
-                message(path, what, "Return what it holds, ref[...]; the caller has the reference itself.")
-            )
+            cure = "Return what it holds, ref[...]; the caller has the reference itself."
+            raise TraceError(message(tree_paths("result", tree)[i], what, cure))

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
+from jointcut.partition.rewrite import live
 from jointcut.partition.zeros import Specialised, without
 
 
@@ -58,8 +61,14 @@ class Backwards:
         count = len(jaxpr.invars) - len(self.halves.residuals)
         if not count:
             return ()
-        needed = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
-        for eqn in reversed(jaxpr.eqns):
-            if jaxprs.has_effects(eqn) or not needed.isdisjoint(eqn.outvars):
-                needed.update(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
-        return tuple(v in needed for v in jaxpr.invars[-count:])
+        read = live(jaxpr.eqns, jaxpr.outvars).read
+        return tuple(v in read for v in jaxpr.invars[-count:])
+
+
+def filled(values: Sequence[Any | None], like: Sequence[Any]) -> list[Any]:
+    """The values with an array of zeros in the place of each None, of the type of the jaxpr's atom in its place."""
+    return [_zeros(atom.aval) if x is None else x for x, atom in zip(values, like, strict=True)]
+
+
+def _zeros(aval: Any) -> Any:
+    return jaxprs.typed(jnp.zeros(aval.shape, aval.dtype), aval)

@@ -42,7 +42,7 @@ def test_a_donated_argument_becomes_the_gradient(way, options):
     function, given = aot.function(loss, **options), params()
     want = jax.value_and_grad(loss)(params(), BATCH)
     value, gradients = way(function, given, BATCH)
-    np.testing.assert_allclose(value, want[0], rtol=1e-6)
+    np.testing.assert_allclose(value, want[0], rtol=1e-5, atol=1e-6)
     for got, expected in zip(jax.tree.leaves(gradients), jax.tree.leaves(want[1]), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
     assert deleted(given) == {True}
@@ -54,7 +54,7 @@ def test_a_donated_keyword_is_given_up(way):
     function = aot.function(lambda w, *, x: jnp.sum(w * jnp.sin(x)), donate_argnames="x")
     w, x = jnp.ones(6), jnp.arange(6.0)
     value, _ = way(function, w, x=x)
-    np.testing.assert_allclose(value, jnp.sum(jnp.sin(jnp.arange(6.0))), rtol=1e-6)
+    np.testing.assert_allclose(value, jnp.sum(jnp.sin(jnp.arange(6.0))), rtol=1e-5, atol=1e-6)
     assert not w.is_deleted()
 
 
@@ -113,7 +113,7 @@ def test_a_pullback_does_not_see_later_changes_of_numpys_arrays():
     out, pullback = aot.function(lambda x, w: jnp.sum(jnp.sin(x * w))).vjp(given, 2.0)
     want = 2 * np.cos(2 * given)
     given[:] = 100
-    np.testing.assert_allclose(pullback(jnp.ones_like(out))[0], want, rtol=1e-5)
+    np.testing.assert_allclose(pullback(jnp.ones_like(out))[0], want, rtol=1e-5, atol=1e-6)
 
 
 def test_metadata_says_what_is_donated():

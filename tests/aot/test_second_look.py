@@ -49,7 +49,7 @@ def test_vjp_with_static_arguments(static):
     args = (3, W) if static == 0 else (W, 3)
     f = power if static == 0 else lambda w, n: power(n, w)
     _, pullback = aot.function(f, argnums=1 - static, static_argnums=static).vjp(*args)
-    np.testing.assert_allclose(pullback(1.0)[1 - static], 3 * W**2, rtol=1e-5)
+    np.testing.assert_allclose(pullback(1.0)[1 - static], 3 * W**2, rtol=1e-5, atol=1e-6)
 
 
 def test_unknown_static_names_are_refused():
@@ -149,7 +149,7 @@ def test_argnums_nonsense(argnums):
 
 def test_no_argnums_is_a_value_without_gradients():
     value, gradients = aot.function(loss, argnums=()).value_and_grad(W, X)
-    np.testing.assert_allclose(value, loss(W, X), rtol=1e-6)
+    np.testing.assert_allclose(value, loss(W, X), rtol=1e-5, atol=1e-6)
     assert gradients == ()
 
 

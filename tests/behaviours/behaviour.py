@@ -68,31 +68,22 @@ GROUPS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Behaviour:
-    """One behaviour: PyTorch's claim, what it means in JAX, and a function that asserts it.
-
-    `bug` says why it does not hold yet, on this version of JAX; the test is then expected to fail.
-    """
+    """One behaviour: PyTorch's claim, what it means in JAX, and a function that asserts it."""
 
     name: str
     group: str
     claim: str
     meaning: str
     check: Callable[[], None]
-    bug: str = ""
 
 
-def behaviour(
-    torch: str, meaning: str, *, bug: str = "", since: tuple[int, ...] = ()
-) -> Callable[[Callable[[], None]], Behaviour]:
-    """Turn the decorated function into a `Behaviour`; `torch` is "group / what PyTorch's test claims".
-
-    A `bug` that only newer versions of JAX bring out is said to be there `since` one of them.
-    """
+def behaviour(torch: str, meaning: str) -> Callable[[Callable[[], None]], Behaviour]:
+    """Turn the decorated function into a `Behaviour`; `torch` is "group / what PyTorch's test claims"."""
     group, _, claim = torch.partition(" / ")
     assert group in GROUPS and claim and meaning, torch
 
     def decorate(check: Callable[[], None]) -> Behaviour:
-        return Behaviour(check.__name__, group, claim, meaning, check, bug if jax.__version_info__ >= since else "")
+        return Behaviour(check.__name__, group, claim, meaning, check)
 
     return decorate
 

@@ -14,12 +14,9 @@ from behaviours.behaviour import assert_near, assert_pulls_back_as_jax, behaviou
 from corpus.program import normal
 from jointcut import aot
 from jointcut.partition import Graph, Plan, parse, show
-from jointcut.partition.classify import classify
-from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, StrategyError
-from jointcut.partition.mincut import minimum_cut
-from jointcut.partition.network import network
 from jointcut.partition.policy import Verdict
+from refusals import cut_under
 
 X, Y = normal(70, 3), normal(71, 3)
 M = normal(72, 4, 3)
@@ -385,25 +382,6 @@ def metadata_tells_the_keys_that_are_drawn_from():
 
 
 # ------------------------------------------------------------------------------------------------ refusals
-
-
-CHAIN = """
-    primal %0:float32[8]
-    cotangent %1:float32[]
-    %2:float32[8] = dot_general %0
-    %3:float32[8] = sin %2
-    backward:
-    %4:float32[8] = mul %1 %3
-    gradient %4
-"""
-
-
-def cut_under(verdicts):
-    """The minimum cut of a small graph under rules that are given."""
-    graph = parse(CHAIN)
-    facts = classify(graph)
-    rules = [verdicts.get(v.id, Verdict("", "it is an input" if v.maker is None else "")) for v in graph.values]
-    return minimum_cut(network(graph, facts, saving_bytes(graph, facts), rules))
 
 
 @behaviour(

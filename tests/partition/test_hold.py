@@ -97,8 +97,8 @@ def test_the_gradient_of_a_maximum_pooling_stands_in_a_branch_on_cpu():
     assert "select_and_scatter_add" in names(cut.split.halves)
     assert "select_and_scatter_add" not in names(cut.split.on_cpu)
     want = jax.grad(pooled)(x, x)
-    np.testing.assert_allclose(aot.function(pooled).grad(x, x), want, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(aot.function(pooled).grad)(x, x), want, rtol=1e-6)
+    np.testing.assert_allclose(aot.function(pooled).grad(x, x), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(aot.function(pooled).grad)(x, x), want, rtol=1e-5, atol=1e-6)
 
 
 def layer(w, x):
@@ -128,5 +128,5 @@ def test_on_cpu_products_read_no_elementwise_op():
     assert made_for_products(split.on_cpu.backward) == {"input", "optimization_barrier"}
     assert made_for_products(split.inlined.backward) == {"input", "cond"}
     want = jax.grad(layer)(w, x)
-    np.testing.assert_allclose(aot.function(layer).grad(w, x), want, rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(aot.function(layer).grad)(w, x), want, rtol=1e-5)
+    np.testing.assert_allclose(aot.function(layer).grad(w, x), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(aot.function(layer).grad)(w, x), want, rtol=1e-5, atol=1e-6)

@@ -108,7 +108,7 @@ def test_a_quantised_array_gets_a_gradient_of_its_scale(way):
     want_value, want = jax.value_and_grad(loss, allow_int=True)(quantised(), X)
     np.testing.assert_allclose(value, want_value, rtol=1e-4)
     assert isinstance(gradient, Quantised)
-    np.testing.assert_allclose(gradient.scale, want.scale, rtol=1e-5)
+    np.testing.assert_allclose(gradient.scale, want.scale, rtol=1e-5, atol=1e-6)
     assert (gradient.values.dtype, gradient.values.shape) == (jax.dtypes.float0, (2, 3))
 
 
@@ -122,7 +122,7 @@ def test_containers_in_containers(way):
     assert jax.tree.structure(gradient) == jax.tree.structure(want)
     assert (gradient.name, gradient.a.name) == ("outer", "inner")
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @ways
@@ -136,31 +136,29 @@ def test_a_sparse_gradient_has_the_indices_of_its_array(way, kind):
     _, gradient = way(aot.function(loss), kind.fromdense(dense), X)
     want = sparse.grad(loss)(kind.fromdense(dense), X)
     assert isinstance(gradient, kind)
-    np.testing.assert_allclose(gradient.todense(), want.todense(), rtol=1e-5)
+    np.testing.assert_allclose(gradient.todense(), want.todense(), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(gradient.indices, kind.fromdense(dense).indices)
 
 
-@ways
+@pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "in a jit"])  # JAX's own refuses it
 def test_an_object_that_gives_its_array(way):
     def loss(a, x):
         return jnp.sum(jnp.sin(a * x))
 
-    if way is WAYS["in a jit"]:
-        pytest.skip("JAX's own jit refuses it before we see it")
     function, given = aot.function(loss), Lazy(X)
     for _ in range(2):
         value, gradient = way(function, given, X)
         want_value, want = jax.value_and_grad(loss)(X, X)
-        np.testing.assert_allclose(value, want_value, rtol=1e-6)
-        np.testing.assert_allclose(gradient, want, rtol=1e-6)
+        np.testing.assert_allclose(value, want_value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-6)
     assert given.asked >= 2
 
 
 def test_an_object_that_gives_its_array_in_a_call_and_vjp():
     function = aot.function(lambda a, x: jnp.sum(jnp.sin(a * x)))
-    np.testing.assert_allclose(function(Lazy(X), X), jnp.sum(jnp.sin(X * X)), rtol=1e-6)
+    np.testing.assert_allclose(function(Lazy(X), X), jnp.sum(jnp.sin(X * X)), rtol=1e-5, atol=1e-6)
     _, pullback = function.vjp(Lazy(X), X)
-    np.testing.assert_allclose(pullback(jnp.float32(1))[0], X * jnp.cos(X * X), rtol=1e-6)
+    np.testing.assert_allclose(pullback(jnp.float32(1))[0], X * jnp.cos(X * X), rtol=1e-5, atol=1e-6)
 
 
 def test_containers_are_described():
@@ -230,7 +228,7 @@ def test_a_registered_containers_structure_comes_back_as_it_is():
     given = Rows(X, jnp.array([7, 2]))
     gradient = aot.function(lambda r: jnp.sum(jnp.sin(jnp.zeros((10, 3)).at[r.where].add(r.rows)))).grad(given)
     np.testing.assert_array_equal(gradient.where, [7, 2])
-    np.testing.assert_allclose(gradient.rows, jnp.cos(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient.rows, jnp.cos(X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("given", [int, 3], ids=str)

@@ -1,0 +1,30 @@
+"""A small graph whose minimum cut is asked for under rules that are given, to see it refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jointcut.partition.classify import classify
+from jointcut.partition.cost import saving_bytes
+from jointcut.partition.mincut import Cut, minimum_cut
+from jointcut.partition.network import network
+from jointcut.partition.policy import Verdict
+from jointcut.partition.text import parse
+
+CHAIN = """
+    primal %0:float32[8]
+    cotangent %1:float32[]
+    %2:float32[8] = dot_general %0
+    %3:float32[8] = sin %2
+    backward:
+    %4:float32[8] = mul %1 %3
+    gradient %4
+"""
+
+
+def cut_under(verdicts: Mapping[int, Verdict]) -> Cut:
+    """The minimum cut of the chain, where `verdicts` forbid what the policy would not."""
+    graph = parse(CHAIN)
+    facts = classify(graph)
+    rules = [verdicts.get(v.id, Verdict("", "it is an input" if v.maker is None else "")) for v in graph.values]
+    return minimum_cut(network(graph, facts, saving_bytes(graph, facts), rules))
