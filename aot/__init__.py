@@ -2,14 +2,19 @@
 
 Files, in reading order:
 
+    limits: Say what a budget means in bytes.
     options: List every choice a user can make, with its default.
     compile: Lower and compile the two jaxprs for a device.
+    rates: Measure what a device computes and moves in a second.
     joint: Trace the function and its gradient as one jaxpr.
     analyse: Run the function on shapes to learn what it reads, writes and aliases.
     traced: Hold one traced call, and put flat results back into the caller's trees.
+    pareto: Show what each budget would cost.
+    fit: Compile plans until one fits the budget.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
     checked: Run a call half by half, and check everything that can be checked.
+    backward: Call a compiled backward, which gives up its residuals.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     pullback: Hold a forward's residuals until the cotangent comes.

@@ -7,7 +7,6 @@ where the options are somebody else's, the halves are written without barriers (
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ def run_step(split: Split, halves: Halves, primals: Sequence[Any], cotangents: S
     the forward or started before it ends. A plan that recomputes nothing needs none.
     """
     outputs, residuals = verify.forward(halves, split.graph, primals)
-    if split.plan.recomputed:
+    if split.plan.runs_again:
         held = [i for i, r in enumerate(halves.residuals) if r.kind != "input" and _can_wait(residuals[i])]
         passed = lax.optimization_barrier([*(residuals[i] for i in held), *cotangents])
         for i, value in zip(held, passed, strict=False):
@@ -129,6 +128,16 @@ class Cost(Record):
     backward_flops: float
 
 
+@dataclass(frozen=True)
+class Timings(Record):
+    """Milliseconds of wall time that each stage took; None where it has not run."""
+
+    trace_ms: float
+    cut_ms: float | None = None
+    emit_ms: float | None = None
+    compile_ms: float | None = None
+
+
 def donated(halves: Halves) -> tuple[int, ...]:
     """Positions of residuals whose buffer the backward can turn into a gradient: never one that the user can see."""
     backward, _ = jaxprs.opened(halves.backward)
@@ -146,30 +155,3 @@ def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: t
     """Lower and compile a flat function for the default backend."""
     program = jax.jit(function, keep_unused=keep_unused, donate_argnums=donate)
     return program.lower(*structs).compile(compiler_options=compiler_options())
-
-
-def flops(closed: Any) -> float:
-    """Floating-point operations of a jaxpr: two per product of a matrix product, one per element of anything else.
-
-    A scan's body counts once per trip (XLA's own `cost_analysis` counts it once), a branch as its dearest.
-    """
-    jaxpr, _ = jaxprs.opened(closed)
-    plain, total = [], 0.0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "scan":
-            layout = jaxprs.scan_layout(eqn)
-            total += layout.length * flops(layout.body)
-        elif eqn.primitive.name == "dot_general":
-            total += _dot_flops(eqn)
-        elif inner := list(jaxprs.inner_jaxprs(eqn)):
-            total += max(map(flops, inner))
-        else:
-            plain.append(eqn)
-    return total + float(sum(v.aval.size for eqn in plain for v in eqn.outvars if hasattr(v.aval, "size")))
-
-
-def _dot_flops(eqn: Any) -> float:
-    """Floating-point operations of a `dot_general`: two for each product of batch, free and contracted sizes."""
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    return 2.0 * math.prod(out.shape) * math.prod(lhs.shape[i] for i in contracted)

@@ -24,11 +24,14 @@ from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.calls import Jitted, keep, refuse_twice
 from jointcut.aot.joint import Primal, joint, primal
+from jointcut.aot.limits import Budget
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
 from jointcut.aot.stages import Cut, Traced
 from jointcut.aot.traced import unfinished, value_and_gradients
 from jointcut.partition import jaxprs, verify
+from jointcut.partition.cost import CostModel
+from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy, split
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
@@ -61,6 +64,7 @@ class Function:
         """`<aot.function loss: min_cut>`."""
         strategy = self._options.strategy
         shown = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
+        shown = shown if self._options.budget is None else f"budget {choosing.limit(self._options.budget)}"
         return f"<aot.function {getattr(self._function, '__qualname__', self._function)}: {shown}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -309,6 +313,9 @@ def function(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     sparse_gradients: str | Sequence[str] = (),
+    budget: Budget | None = None,
+    cost: CostModel | None = None,
+    plan: Plan | str | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -325,15 +332,22 @@ def function(
         donate_argnames: their names.
         sparse_gradients: paths of tables that are read by rows, `args[0]['embedding']`, whose gradient is wanted as a
             `jax.experimental.sparse.BCOO` of those rows.
+        budget: the memory that a step may take, in place of a strategy. A float from 0.0 to 1.0 is a fraction of the
+            activation bytes of `jax.jit(jax.value_and_grad(fun))`, which leaves out parameters, batch and gradients;
+            0.0 is the least that is found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step
+            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it.
+        cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
+        plan: a plan made before for the same program, or its text, in place of a strategy.
 
     Raises:
+        BudgetError: the budget says nothing; at a call, where no plan was found that holds it.
+        PlanError: two of strategy, budget and plan are given.
         TraceError: `fun` is not callable, or an option names no position.
         StrategyError: the strategy is unknown.
     """
     donated = donate_argnums, donate_argnames
-    options = Options(
-        argnums, has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    )
+    given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
+    options = Options(argnums, *given, budget, cost, plan)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.partition import mincut
-from jointcut.partition.errors import StrategyError, TraceError, choices, message
+from jointcut.aot.limits import Budget, limit
+from jointcut.partition import mincut, planfile
+from jointcut.partition.cost import CostModel
+from jointcut.partition.errors import PlanError, StrategyError, TraceError, choices, message
+from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Statics
@@ -30,6 +34,10 @@ class Options(Record):
             that are compiled as two programs keep them, since the backward may read them.
         sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
             and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
+        budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
+            bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
+        cost: what ops take in seconds; by default a roofline of what the device was measured to do.
+        plan: a plan made before, or its text.
     """
 
     argnums: int | Sequence[int] = 0
@@ -41,6 +49,9 @@ class Options(Record):
     donate_argnums: int | Sequence[int] = ()
     donate_argnames: str | Sequence[str] = ()
     sparse_gradients: str | Sequence[str] = ()
+    budget: Budget | None = None
+    cost: CostModel | None = None
+    plan: Plan | str | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -79,11 +90,47 @@ def checked(function: Any, options: Options) -> Options:
     _integers("donate_argnums", options.donate_argnums)
     positions, named = options.donated
     donated = Statics.of(function, positions or None, named or None, "donate")
-    given, given_names = tuple(sorted(donated.argnums)), tuple(sorted(donated.argnames))
-    tables = _tuple(options.sparse_gradients)
-    return Options(
-        argnums, options.has_aux, nums, names, options.strategy, options.keep_unused, given, given_names, tables
+    wanted_plan(options)
+    return replace(
+        options,
+        argnums=argnums,
+        static_argnums=nums,
+        static_argnames=names,
+        donate_argnums=tuple(sorted(donated.argnums)),
+        donate_argnames=tuple(sorted(donated.argnames)),
+        sparse_gradients=_tuple(options.sparse_gradients),
     )
+
+
+@dataclass(frozen=True)
+class WantedPlan:
+    """How a plan comes about: by a strategy, or by a budget."""
+
+    strategy: Strategy
+    budget: Budget | None = None
+
+
+def wanted_plan(
+    options: Options, strategy: Strategy | None = None, budget: Budget | None = None, plan: Plan | str | None = None
+) -> WantedPlan:
+    """The one of strategy, budget and plan that decides: what is asked for goes before the options.
+
+    Raises `BudgetError` for a budget that says nothing, `PlanError` where two of the three are given.
+    """
+    if strategy is None and budget is None and plan is None:
+        strategy = None if options.strategy == "min_cut" else options.strategy
+        budget, plan = options.budget, options.plan
+    given = {"strategy": strategy, "budget": budget, "plan": plan}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise PlanError(message(" and ".join(named), "are given together.", "Give one: each of them decides the plan."))
+    if budget is not None:
+        limit(budget)
+    if isinstance(plan, str):
+        return WantedPlan(functools.partial(planfile.loads, plan))
+    if plan is not None:
+        return WantedPlan(lambda graph: plan)
+    return WantedPlan(strategy or "min_cut", budget)
 
 
 def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:

@@ -17,31 +17,26 @@ import jax
 
 from jointcut.aot import checked
 from jointcut.aot import compile as compiling
-from jointcut.aot.compile import Cost, Memory, ProgramMemory
+from jointcut.aot.backward import CompiledPullback
+from jointcut.aot.compile import Cost, Memory, ProgramMemory, Timings
+from jointcut.aot.fit import Attempt, Fitted, Weighed, fit
 from jointcut.aot.gradient import Gradient, gradient
+from jointcut.aot.limits import Budget, Limit, limit
+from jointcut.aot.options import wanted_plan
+from jointcut.aot.rates import rates
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall, unfinished, value_and_gradients
 from jointcut.partition import jaxprs
+from jointcut.partition.budget import Planner
 from jointcut.partition.emit import Residual
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
 from jointcut.partition.split import Split, Strategy, split
 from jointcut.wrappers import alias
 from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
-from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Bound, struct
-from jointcut.wrappers.zeros import filled
-
-
-@dataclass(frozen=True)
-class Timings(Record):
-    """Milliseconds of wall time that each stage took; None where it has not run."""
-
-    trace_ms: float
-    cut_ms: float | None = None
-    emit_ms: float | None = None
-    compile_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,18 +55,47 @@ class Traced(TracedCall):
             f"{len(inner.eqns)} equations>"
         )
 
-    def partition(self, strategy: Strategy | None = None) -> Cut:
+    def partition(
+        self, strategy: Strategy | None = None, *, budget: Budget | None = None, plan: Plan | str | None = None
+    ) -> Cut:
         """Choose what the forward saves for the backward, and write the two jaxprs.
 
-        `strategy` is `"min_cut"`, `"save_all"` or a function from the `Graph` to a `Plan`; by default that of the
-        function's options. Raises `StrategyError` or `PlanError`.
+        By a `strategy`, within a `budget` (plans are compiled until one holds it) or by a `plan` that was made for this
+        program, or its text; see `aot.function`. By default as the function's options say. Raises `StrategyError`,
+        `PlanError`, or `BudgetError` naming the smallest peak that was found.
         """
-        start = time.perf_counter()
-        graph = self.graph
+        how = wanted_plan(self.options, strategy, budget, plan)
+        if how.budget is None:
+            return self._cut(how.strategy)
+        return self._within(limit(how.budget))
+
+    def _cut(self, strategy: Strategy) -> Cut:
+        start, graph = time.perf_counter(), self.graph
         read_ms = 1e3 * (time.perf_counter() - start)
         with jaxprs.paused_collection():
-            made = split(self.program.closed, self.program.roles, strategy or self.options.strategy, graph=graph)
+            made = split(self.program.closed, self.program.roles, strategy, graph=graph)
         return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
+
+    @cached_property
+    def planner(self) -> Planner:
+        """The plans of this program, priced by the cost model of the options, or by what the device was measured to do.
+
+        Raises `PlanError` where that model gives a price that is none.
+        """
+        return Planner(self.graph, self.options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
+
+    def _within(self, budget: Limit) -> Cut:
+        """The cut whose compiled step holds a budget."""
+        start = time.perf_counter()
+
+        def measure(plan: Plan) -> Weighed[Compiled]:
+            compiled = self._cut(lambda graph: plan).compile()
+            return Weighed(compiled, compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms)
+
+        found = fit(self.planner, budget, self, measure)
+        fitted = found.measured.made
+        made = replace(fitted.cut.split, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start))
+        return replace(fitted.cut, split=made, fitted=found)
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,7 @@ class Cut:
 
     traced: Traced
     split: Split
+    fitted: Fitted[Compiled] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """`<Cut loss: 3 values saved, 49152 bytes>`."""
@@ -139,7 +164,10 @@ class Cut:
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
         start = time.perf_counter()
-        made = Compiled(self, executables or (1 if self.traced.is_scalar else 2))
+        executables = executables or (1 if self.traced.is_scalar else 2)
+        if self.fitted is not None and self.fitted.measured.made.executables == executables:
+            return replace(self.fitted.measured.made, cut=self)
+        made = Compiled(self, executables)
         _ = made.programs
         return made.timed(1e3 * (time.perf_counter() - start))
 
@@ -260,6 +288,21 @@ class Compiled:
         return results
 
     @property
+    def trail(self) -> tuple[Attempt, ...]:
+        """The plans that were compiled on the way to the budget, in order; none without a budget."""
+        return () if self.cut.fitted is None else self.cut.fitted.trail
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the step holds at once, arguments and results included, by XLA's account."""
+        return ProgramMemory.of(self._step).peak_bytes if self.executables == 1 else self.memory.peak_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """What the step needs beyond arguments and results, by XLA's account."""
+        return ProgramMemory.of(self._step).temp_bytes if self.executables == 1 else self.memory.activation_bytes
+
+    @property
     def timings(self) -> Timings:
         """Milliseconds that tracing, cutting, emitting and compiling took."""
         made = self.cut.split
@@ -272,14 +315,14 @@ class Compiled:
         taken = {r.value for r in halves.residuals}
         held = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - taken - {None}
         beside = sum(graph.values[v].saved_bytes for v in held if v is not None)
-        saved = self.cut.plan.bytes_saved
+        saved = self.cut.split.residual_bytes
         step = ProgramMemory.of(self._step) if self.executables == 1 else None
         return Memory(ProgramMemory.of(self._forward), ProgramMemory.of(self._backward), step, saved, beside)
 
     @cached_property
     def cost(self) -> Cost:
         """Floating-point operations of the two halves."""
-        return Cost(compiling.flops(self.cut.forward), compiling.flops(self.cut.backward))
+        return Cost(jaxpr_flops(self.cut.forward), jaxpr_flops(self.cut.backward))
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
@@ -334,7 +377,7 @@ class Compiled:
         if checked.is_on():
             return self._checked(bound).vjp_in_argnums()
         main, residuals = self._run_forward_in_trees(bound)
-        return main, _Pullback(self, residuals, bound)
+        return main, CompiledPullback(self, residuals, bound)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
         """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
@@ -351,27 +394,6 @@ class Compiled:
         carry one; returns the flat gradients of the differentiated leaves.
         """
         return self._backward(*residuals, *cotangents)
-
-
-class _Pullback:
-    """The backward of one run of compiled halves, which gives up its residuals when it is called."""
-
-    def __init__(self, compiled: Compiled, residuals: list[Any], bound: Bound) -> None:
-        self._compiled, self._residuals, self._bound = compiled, residuals, bound
-        self._gone = False
-
-    def __call__(self, cotangent: Any, *, keep_residuals: bool = False) -> Any:
-        traced = self._compiled.cut.traced
-        if self._gone:
-            what = "was called before, and its residuals' memory has become the gradients."
-            cure = "Say pullback(cotangent, keep_residuals=True) at every call but the last."
-            raise CallError(message(f"The pullback of {traced.name}", what, cure))
-        leaves = traced.cotangents(cotangent)
-        full = filled(leaves, jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :])
-        flat = self._compiled._backward_that(overwrite=not keep_residuals)(*self._residuals, *full)
-        self._gone = not keep_residuals
-        trees = traced.gradients(flat, traced.options.chosen, self._bound)
-        return trees[0] if isinstance(traced.options.argnums, int) else trees
 
 
 def _runner(closed: Any) -> Callable[..., list[Any]]:

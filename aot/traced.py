@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jointcut.aot.analyse import analyse, plain_meta
+from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.joint import Joint
 from jointcut.aot.options import Options
 from jointcut.partition import jaxprs
@@ -27,7 +28,7 @@ from jointcut.wrappers.convention import Convention, slot
 from jointcut.wrappers.guards import fitting
 from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
-from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.tree import Bound, struct
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,20 @@ class TracedCall:
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes of the arrays that enter, in order."""
         return tuple(slot.struct for slot in self.convention.inputs)
+
+    @cached_property
+    def plain_memory(self) -> ProgramMemory:
+        """XLA's account of `jax.jit(jax.value_and_grad(f))`: forward and backward as they were traced, uncut."""
+        closed, ones = self.program.closed, self.ones()
+        structs = [*map(struct, self.consts), *self.bound.unique]
+        return ProgramMemory.of(jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones)).lower(*structs).compile())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What a step takes whatever it saves: its arguments, results and gradients."""
+        jaxpr, _ = jaxprs.opened(self.program.closed)
+        results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
+        return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""

@@ -11,20 +11,31 @@ Files, in reading order:
     text: Print a graph as text, and read it back.
     loops: Read a joint jaxpr into a graph, with each forward scan joined to the scans that read it.
     classify: Mark what must run forward, what must run backward, and what may choose.
-    cost: Price every value in bytes.
     policy: Decide what may be saved and what may be recomputed, with a reason.
+    counts: Count what a primitive computes on arrays of given shapes.
+    flops: Count what one equation computes and moves.
+    cost: Price every value in bytes and every op in seconds.
     rewrite: Open calls, and merge what is computed twice.
     views: Read a value back from an output that is a view of it.
     rows: Take a gradient that is a sum of rows apart into the rows and their places.
     zeros: Leave out of a backward what a zero cotangent would do.
     plan: Record a decision: what is saved, what is recomputed, and why.
+    intervals: Choose when each value is kept and computed again, by constraint programming.
+    planfile: Write a plan to JSON, read it back for its program, and say where two differ.
     network: Turn values, prices and rules into a flow network.
     mincut: Find the cheapest set of values to save.
+    peel: Peel a network: find what leaves the minimum cut as the price of a second rises.
+    front: Find the cheapest cut at every price of a second.
     cpu: Meet the habits of XLA:CPU: which values to keep apart from the ops that read them.
     schedule: Order the backward so that a recomputed value lives briefly.
     hold: Hold recomputation back where a compiler expands barriers.
     emit: Write the plan out as two jaxprs.
     verify: Check that the two jaxprs together mean what the one did.
+    sweeps: Write a scan in segments, forward and again in the backward.
+    reruns: Say which loops can run in segments, and what that takes.
+    segments: Run a long loop in segments: keep the carry between them, and run each segment again.
+    memory: Replay a plan and count the bytes alive at every step.
+    budget: Walk from saving all to saving least until the budget holds.
     split: Take a joint jaxpr and return two: the whole folder in one function.
 """
 

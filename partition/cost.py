@@ -1,17 +1,144 @@
-"""Price every value in bytes.
+"""Price every value in bytes and every op in seconds.
 
 A residual costs the bytes that stay alive between the halves: one copy of the array per trip of its loops. Inputs of
-the program cost nothing, since the caller holds them, and so do outputs, since the caller gets them anyway. A price is
-an exact integer; prices in seconds belong to the budget and come with it.
+the program cost nothing, since the caller holds them, and so do outputs, since the caller gets them anyway. A price in
+bytes is an exact integer.
+
+An op costs the seconds of one more run, which a *cost model* estimates. `Roofline` (Williams, Waterman and Patterson,
+2009) knows three rates of a device: an op takes as long as its flops or as its bytes, whichever is longer. What XLA
+fuses into a neighbour moves no bytes of its own and costs its flops alone.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+
 from jointcut.partition.classify import Facts
-from jointcut.partition.graph import Graph
+from jointcut.partition.counts import Shape, Work, counted
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.flops import is_fused, moved_bytes, traffic, work
+from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.policy import CALLS, heavy
 
 
 def saving_bytes(graph: Graph, facts: Facts) -> list[int]:
     """For each value the bytes that saving it keeps alive between the halves."""
     free = {v for v, _ in graph.inputs} | facts.outputs
     return [0 if value.id in free else value.saved_bytes for value in graph.values]
+
+
+class CostModel(Protocol):
+    """What tells how long an op takes, and how fast bytes are written and read; users may bring their own."""
+
+    def seconds(self, graph: Graph, op: Op) -> float:
+        """What one run of the op takes, in seconds: finite, and not below zero."""
+        ...
+
+    def saving_seconds(self, num_bytes: int) -> float:
+        """What keeping so many bytes for the backward takes, to write and to read them, in seconds: finite, above zero
+        and in proportion to the bytes.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What a device does in a second.
+
+    `flops_per_s` are flops of matrix products and convolutions, `elementwise_per_s` additions of vectors, as which
+    everything else counts by its weight (see `counts`), `bytes_per_s` bytes read and written, `fresh_bytes_per_s` the
+    same for memory that a program is given anew: on a CPU the system hands out large buffers page by page, at a tenth
+    of the speed. None takes them to be equal. Raises `PlanError` for a rate that is not positive and finite.
+    """
+
+    flops_per_s: float
+    elementwise_per_s: float
+    bytes_per_s: float
+    fresh_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse rates by which nothing can be divided."""
+        for rate in fields(self):
+            given = getattr(self, rate.name)
+            if given is None and rate.name == "fresh_bytes_per_s":
+                continue
+            if not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+                cure = "Give what the device does in a second, or measure it."
+                raise PlanError(message(f"Roofline.{rate.name}", f"is {given}, not a positive number.", cure))
+
+    def seconds(self, graph: Graph, op: Op) -> float:
+        """The longer of computing and moving; of a kernel that says nothing of its flops, moving."""
+        if op.name in _FREE:
+            return 0.0
+        done = _work(graph, op)
+        computing = done.products / self.flops_per_s + done.weighted / self.elementwise_per_s
+        moving = 0.0 if _is_fused(graph, op) else _moved_bytes(graph, op) / self.bytes_per_s
+        return max(computing, moving)
+
+    def saving_seconds(self, num_bytes: int) -> float:
+        """Written once and read once."""
+        return 2 * num_bytes / (self.fresh_bytes_per_s or self.bytes_per_s)
+
+
+_FREE = (STEP, LITERAL, SCAN)  # a scan's body lies in the graph itself, op by op
+
+
+def _is_fused(graph: Graph, op: Op) -> bool:
+    """Whether XLA folds the op into a neighbour's loop; so it does with a call in which nothing is heavy."""
+    return is_fused(op.name) or (op.name in CALLS and not heavy(graph, op))
+
+
+def _work(graph: Graph, op: Op) -> Work:
+    """The op's flops, from its equation or else from shapes: then each primitive inside runs once on them."""
+    if op.payload is not None:
+        return work(op.payload) or Work()
+    reads = [_shape(graph, v) for v in op.operands]
+    writes = [graph.values[v].shape for v in op.outputs]
+    is_complex = any(graph.values[v].dtype.startswith("complex") for v in op.outputs)
+    parts = [counted(name, reads, writes, is_complex=is_complex) or Work() for name in sorted(op.inner) or [op.name]]
+    return Work.sum(parts)
+
+
+def _shape(graph: Graph, v: int | None) -> Shape:
+    return () if v is None else graph.values[v].shape
+
+
+def _moved_bytes(graph: Graph, op: Op) -> int:
+    if op.payload is not None:
+        return moved_bytes(op.payload)
+    reads = [0 if v is None else graph.values[v].bytes for v in op.operands]
+    shape = _shape(graph, op.operands[0]) if op.operands else ()
+    return traffic(op.name, reads, [graph.values[v].bytes for v in op.outputs], shape[-1] if shape else 1)
+
+
+def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
+    """What one run of an op takes: the figure it carries itself, else the model's.
+
+    Raises `PlanError` where that is negative, infinite or no number.
+    """
+    if op.name in _FREE:
+        return 0.0
+    taken = model.seconds(graph, op) if op.seconds is None else op.seconds
+    if isinstance(taken, int | float | np.number) and math.isfinite(taken) and taken >= 0:
+        return float(taken)
+    where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
+    what = f"takes {taken} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
+    raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))
+
+
+def recompute_seconds(graph: Graph, facts: Facts, model: CostModel) -> list[float]:
+    """For each op the seconds that running it again in the backward takes, over all trips of its loops.
+
+    Zero for an op that only the backward needs, since it runs once wherever it runs, and for pseudo-ops and loops.
+    """
+    trips = [1] * len(graph.loops)
+    for loop in graph.loops:
+        if loop.id != TOP:
+            trips[loop.id] = trips[loop.parent] * loop.length
+    return [
+        op_seconds(graph, op, model) * trips[graph.loop_of(op)] if op.id in facts.forward else 0.0 for op in graph.ops
+    ]

@@ -54,7 +54,7 @@ def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu:
     apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and some
     values are written out before the ops that read them.
     """
-    hold = hold if plan.recomputed else "none"  # then nothing of the forward runs again
+    hold = hold if plan.runs_again else "none"
     with jaxprs.paused_collection():
         orders = schedule(graph, facts, plan)
         backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)

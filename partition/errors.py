@@ -4,6 +4,7 @@ The tree of everything that jointcut raises on its own account::
 
     JointcutError
     ├── PlanError          a plan does not close, or two rules contradict each other
+    ├── BudgetError        a budget that says nothing, or that no plan was found to meet
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
@@ -29,6 +30,10 @@ class JointcutError(Exception):
 
 class PlanError(JointcutError, ValueError):
     """A plan does not close, or two rules forbid both saving and recomputing one value."""
+
+
+class BudgetError(JointcutError, ValueError):
+    """A budget is no number of bytes and no fraction, or no plan was found that meets it."""
 
 
 class StrategyError(JointcutError, ValueError):

@@ -68,7 +68,8 @@ class Op:
     """One equation of the joint program, or a pseudo-op (`step`, `literal`) that costs nothing.
 
     `operands` follow the equation's own order, with None for a literal. `origin` is the phase in which it was traced,
-    `inner` the primitives inside it where the cut does not look.
+    `inner` the primitives inside it where the cut does not look. `seconds` is what one run takes, where the text says
+    so; else the cost model prices it.
     """
 
     id: int
@@ -79,6 +80,7 @@ class Op:
     origin: Side = Side.FORWARD
     effects: bool = False
     inner: frozenset[str] = frozenset()
+    seconds: float | None = None
     payload: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 

@@ -11,7 +11,7 @@ Flow algorithm: Dinic (1970), as in `scipy.sparse.csgraph.maximum_flow`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Value
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import FUSED, Verdict, judge
+from jointcut.partition.policy import FUSED, Constraint, Verdict, judge
 from jointcut.partition.roles import Role, Side
 
 _WORD = 2**31 - 1
@@ -98,10 +98,10 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
     return reached
 
 
-def min_cut(graph: Graph) -> Plan:
+def min_cut(graph: Graph, constraints: Iterable[Constraint] = ()) -> Plan:
     """Least bytes saved with nothing heavy recomputed: jointcut's default strategy."""
     facts = classify(graph)
-    verdicts, prices = judge(graph, facts), saving_bytes(graph, facts)
+    verdicts, prices = judge(graph, facts, constraints), saving_bytes(graph, facts)
     unit, ranked = with_ties(graph, prices)
     net = network(graph, facts, ranked, verdicts)
     cut = minimum_cut(net)

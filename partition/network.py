@@ -27,45 +27,67 @@ INFINITE = np.iinfo(np.int64).max // 4
 
 @dataclass(frozen=True)
 class Network:
-    """Arcs `tail -> head` with exact integer capacities; `value_in[v]` is the in-node of value v, or -1."""
+    """Arcs `tail -> head` with exact integer capacities; `value_in[v]` is the in-node of value v, or -1.
+
+    `capacities` (int64) are bytes, `INFINITE` where an arc may not be cut. `seconds` (float64) are what cutting an arc
+    makes the backward compute again: nonzero on arcs from the source alone, whose capacity in bytes is then 0.
+    `places[node]` is the node's place in program order (int64), whatever its number.
+    """
 
     num_nodes: int
     tails: np.ndarray
     heads: np.ndarray
     capacities: np.ndarray
     value_in: np.ndarray
+    seconds: np.ndarray
+    places: np.ndarray
 
 
-def network(graph: Graph, facts: Facts, prices: Sequence[int], verdicts: Sequence[Verdict]) -> Network:
+def network(
+    graph: Graph,
+    facts: Facts,
+    prices: Sequence[int],
+    verdicts: Sequence[Verdict],
+    seconds: Sequence[float] | None = None,
+) -> Network:
     """Build the flow network of a graph.
 
-    Raises `PlanError` where the backward reads a value that may be neither saved nor recomputed.
+    With `seconds`, what each op takes if the backward runs it again, rules of cost give way to these. Raises
+    `PlanError` where the backward reads a value that may be neither saved nor recomputed.
     """
     value_in = np.full(len(graph.values), -1, np.int64)
     early = [v.id for v in graph.values if not facts.is_late(v.id)]
     value_in[early] = 2 + 2 * np.arange(len(early))
-    arcs: list[tuple[int, int, int]] = []
-    num_nodes = 2 + 2 * len(early)
+    arcs: list[tuple[int, int, int, float]] = []
+    places = [-1, 2 * len(graph.ops)]  # the source before all, the sink behind
     for v in early:
         node, verdict = int(value_in[v]), verdicts[v]
-        if verdict.not_saved and verdict.not_recomputed and v in facts.wanted:
+        maker = graph.values[v].maker
+        places += 2 * [-1 if maker is None else 2 * maker + 1]
+        forbidden = verdict.not_recomputed and (seconds is None or not verdict.is_costly)
+        if verdict.not_saved and forbidden and v in facts.wanted:
             _refuse(graph, v, verdict)
-        arcs.append((node, node + 1, INFINITE if verdict.not_saved else int(prices[v])))
-        if verdict.not_recomputed:
-            arcs.append((SOURCE, node, INFINITE))
+        arcs.append((node, node + 1, INFINITE if verdict.not_saved else int(prices[v]), 0.0))
+        if forbidden:
+            arcs.append((SOURCE, node, INFINITE, 0.0))
         if v in facts.wanted:
-            arcs.append((node + 1, SINK, INFINITE))
+            arcs.append((node + 1, SINK, INFINITE, 0.0))
     for op in graph.ops:
         if op.name == SCAN or op.id in facts.backward:
             continue
         targets = [int(value_in[v]) for v in op.outputs]
-        node = targets[0] if len(targets) == 1 else num_nodes
+        node = targets[0] if len(targets) == 1 else len(places)
         if len(targets) != 1:
-            num_nodes += 1
-            arcs.extend((node, t, INFINITE) for t in targets)
-        arcs.extend((int(value_in[v]) + 1, node, INFINITE) for v in op.inputs)
-    tails, heads, capacities = np.array(arcs, np.int64).reshape(-1, 3).T
-    return Network(num_nodes, tails, heads, capacities, value_in)
+            places.append(2 * op.id)
+            arcs.extend((node, t, INFINITE, 0.0) for t in targets)
+        arcs.extend((int(value_in[v]) + 1, node, INFINITE, 0.0) for v in op.inputs)
+        if seconds is not None and seconds[op.id] > 0:
+            arcs.append((SOURCE, node, 0, seconds[op.id]))
+    columns = list(zip(*arcs, strict=True)) or [()] * 4
+    tails, heads, capacities = (np.array(column, np.int64) for column in columns[:3])
+    return Network(
+        len(places), tails, heads, capacities, value_in, np.array(columns[3], np.float64), np.array(places, np.int64)
+    )
 
 
 def _refuse(graph: Graph, v: int, verdict: Verdict) -> None:

@@ -7,13 +7,14 @@ again; `checked` raises where it does not, and names the value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.graph import SCAN, STEP, Graph
+from jointcut.partition.graph import SCAN, STEP, TOP, Graph
 from jointcut.partition.policy import judge
 
 
@@ -35,6 +36,11 @@ class Saved:
     source: str
     reason: str
 
+    def __str__(self) -> str:
+        """What it is, where it is made and why it is saved, on one line."""
+        trips = f"{self.copies} x " if self.copies > 1 else ""
+        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -43,6 +49,11 @@ class Plan:
     `saved` lists residuals in program order, without inputs (the caller holds them); `recomputed` the ids of forward
     ops that the backward runs again, `deferred` those of ops that only the backward runs. `bound_bytes` is a lower
     bound on the bytes that any plan under the same rules must save, None where none was proved.
+
+    `seconds` is what the recomputed ops take under the cost model, None where none was asked, and `bound_seconds` a
+    certified lower bound on the seconds of any plan that saves at most as many bytes. `segments` names the loops that
+    run in segments, each as its id and the steps of one segment. `peak_bytes` is the peak of the whole step that the
+    memory model promises.
     """
 
     strategy: str
@@ -50,6 +61,10 @@ class Plan:
     recomputed: tuple[int, ...]
     deferred: tuple[int, ...]
     bound_bytes: int | None = None
+    seconds: float | None = None
+    bound_seconds: float | None = None
+    segments: tuple[tuple[int, int], ...] = ()
+    peak_bytes: int | None = None
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -61,14 +76,40 @@ class Plan:
         """Bytes alive between the halves, beyond what the caller holds."""
         return sum(s.bytes for s in self.saved)
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether anything of the forward runs in the backward too."""
+        return bool(self.recomputed or self.segments)
+
+    @property
+    def gap(self) -> float | None:
+        """How far `seconds` lies above `bound_seconds`, as a fraction of the bound; None where one is not known."""
+        if self.seconds is None or self.bound_seconds is None:
+            return None
+        if self.bound_seconds == 0:
+            return math.inf if self.seconds else 0.0
+        return (self.seconds - self.bound_seconds) / self.bound_seconds
+
     def __str__(self) -> str:
-        """One line of totals, then the saved values, largest first."""
+        """A line of totals, one of seconds and peak where they are known, then the saved values, largest first."""
         total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
-        lines = [f"{total}; {len(self.recomputed)} ops recomputed"]
-        for s in sorted(self.saved, key=lambda s: -s.bytes):
-            trips = f"{s.copies} x " if s.copies > 1 else ""
-            lines.append(f"{s.bytes:>14,}  {trips}{s.dtype}{list(s.shape)} {s.op} {s.source}: {s.reason}")
+        bound = "" if self.bound_bytes is None else f"; no plan saves less than {self.bound_bytes:,} bytes"
+        lines = [f"{total}; {len(self.recomputed)} ops recomputed{bound}"]
+        if figures := "; ".join(self._figures()):
+            lines.append(figures)
+        lines += [f"{s.bytes:>14,}  {s}" for s in sorted(self.saved, key=lambda s: -s.bytes)]
         return "\n".join(lines)
+
+    def _figures(self) -> Iterator[str]:
+        if self.seconds is not None:
+            yield f"recomputing takes {1e3 * self.seconds:,.3f} ms"
+        if self.bound_seconds is not None:
+            gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
+            yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
+        if self.peak_bytes is not None:
+            yield f"peak {self.peak_bytes:,} bytes"
+        for loop, steps in self.segments:
+            yield f"loop {loop} in segments of {steps} steps"
 
     @classmethod
     def of(
@@ -79,11 +120,15 @@ class Plan:
         strategy: str = "by hand",
         reasons: Mapping[int, str] | None = None,
         bound_bytes: int | None = None,
+        seconds: float | None = None,
+        bound_seconds: float | None = None,
+        segments: Iterable[tuple[int, int]] = (),
+        peak_bytes: int | None = None,
         facts: Facts | None = None,
     ) -> Plan:
         """Complete a list of value ids to a plan: what must be recomputed follows from what is saved.
 
-        Raises `PlanError` where the plan does not close.
+        The figures are those of the fields of the same names. Raises `PlanError` where the plan does not close.
         """
         facts = facts or classify(graph)
         reasons = reasons or {}
@@ -95,8 +140,8 @@ class Plan:
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in facts.forward)
         deferred = tuple(i for i in again if i not in facts.forward)
-        plan = cls(strategy, records, recomputed, deferred, bound_bytes)
-        return checked(graph, facts, plan)
+        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes
+        return checked(graph, facts, cls(strategy, records, recomputed, deferred, *figures))
 
 
 def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
@@ -146,4 +191,18 @@ def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
             if v not in saved and hard and why:
                 cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
+    _segmented(graph, plan)
     return plan
+
+
+def _segmented(graph: Graph, plan: Plan) -> None:
+    for n, (loop, steps) in enumerate(plan.segments):
+        where = f"plan.segments[{n}]"
+        if not TOP < loop < len(graph.loops):
+            cure = "Name a loop of the program: see Graph.loops."
+            raise PlanError(message(where, f"names loop {loop}, which does not exist.", cure))
+        if loop in dict(plan.segments[:n]):
+            raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))
+        if not 1 <= steps <= graph.loops[loop].length:
+            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all."
+            raise PlanError(message(where, f"has segments of {steps} steps.", cure))

@@ -9,8 +9,10 @@ seconds.
 
 from __future__ import annotations
 
+import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op, Value
@@ -43,17 +45,23 @@ MOVEMENT = _names(
 #: They read more than they return: saving is cheap, and running them again breaks a fusion in two.
 REDUCTIONS = _names("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
 
+#: They talk to other devices, which must all take part.
+COLLECTIVES = _names(
+    """all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pgather pmax pmin ppermute psum
+    psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"""
+)
+
 #: Calls that JAX keeps closed for the sake of their derivative; what is inside decides.
 CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit pjit")
 
 CHEAP = ELEMENTWISE | MOVEMENT
 
 #: A polynomial or more per element. XLA computes other elementwise ops anew within the loop of each reader, not these.
-_DEAR = _names(
+DEAR = _names(
     """acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow
     sin sinh tan tanh"""
 )
-FUSED = ELEMENTWISE - _DEAR
+FUSED = ELEMENTWISE - DEAR
 
 #: So many of them for each element, one upon the other, are not worth running twice. Softplus is two, and saving it the
 #: suite's interatomic potential takes 0.97 of plain's time instead of 1.06, its simulated robots 0.87 instead of 1.05.
@@ -65,16 +73,43 @@ _IN_ORDER = CHEAP - {"gather"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be done with one value: each rule that forbids something, in words; empty where nothing does."""
+    """What may be done with one value: each rule that forbids something, in words; empty where nothing does.
+
+    `is_costly` says that the rule against recomputing is one of cost, which a budget may overrule.
+    """
 
     not_saved: str = ""
     not_recomputed: str = ""
+    is_costly: bool = False
 
 
-def judge(graph: Graph, facts: Facts) -> list[Verdict]:
+class Demand(enum.Enum):
+    """What somebody asks for one value, over what the cut would choose."""
+
+    SAVE = "must save"
+    RECOMPUTE = "must recompute"
+    OFFLOAD = "may offload"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A demand on one value, with its reason. `OFFLOAD` permits host memory, which no plan uses yet."""
+
+    value: int
+    demand: Demand
+    reason: str
+
+
+def judge(graph: Graph, facts: Facts, constraints: Iterable[Constraint] = ()) -> list[Verdict]:
     """The verdict on every value that exists in the forward; values of the backward get an empty one."""
     dear = _too_dear(graph, facts)
-    return [_verdict(graph, facts, value, dear) for value in graph.values]
+    verdicts = [_verdict(graph, facts, value, dear) for value in graph.values]
+    for c in constraints:
+        if c.demand is Demand.SAVE and graph.values[c.value].maker is not None:
+            verdicts[c.value] = Verdict("", c.reason)
+        elif c.demand is Demand.RECOMPUTE:
+            verdicts[c.value] = replace(verdicts[c.value], not_saved=c.reason)
+    return verdicts
 
 
 def _verdict(graph: Graph, facts: Facts, value: Value, dear: frozenset[int]) -> Verdict:
@@ -84,8 +119,11 @@ def _verdict(graph: Graph, facts: Facts, value: Value, dear: frozenset[int]) -> 
         return Verdict("", "it is an input")
     op = graph.ops[value.maker]
     if op.id in dear:
-        return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions")
-    return Verdict(_not_saved(facts, value, op), _not_recomputed(graph, facts, value, op))
+        return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions", True)
+    if why := _never_again(facts, value, op):
+        return Verdict(_not_saved(facts, value, op), why)
+    why = heavy(graph, op) if op.id in facts.forward and op.name not in (STEP, LITERAL) else ""
+    return Verdict(_not_saved(facts, value, op), why, bool(why))
 
 
 def _not_saved(facts: Facts, value: Value, op: Op) -> str:
@@ -98,16 +136,15 @@ def _not_saved(facts: Facts, value: Value, op: Op) -> str:
     return ""
 
 
-def _not_recomputed(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
-    if op.name in (STEP, LITERAL):
-        return ""
+def _never_again(facts: Facts, value: Value, op: Op) -> str:
+    """Why an op may not run in the backward too, whatever that would save."""
     if op.name == SCAN:
         return "a loop is not run twice"
-    if value.id in facts.escaping:
+    if op.name not in (STEP, LITERAL) and value.id in facts.escaping:
         return "it is read outside the loop that makes it"
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
-    return heavy(graph, op) if op.id in facts.forward else ""
+    return f"{op.name} talks to other devices" if op.name in COLLECTIVES else ""
 
 
 def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
@@ -123,7 +160,7 @@ def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
         if op.id not in facts.forward or op.name not in CHEAP | CALLS or heavy(graph, op):
             continue
         size = max((math.prod(graph.values[v].shape) for v in op.outputs), default=0)
-        own = len(op.inner & _DEAR) if op.name in CALLS else int(op.name in _DEAR)
+        own = len(op.inner & DEAR) if op.name in CALLS else int(op.name in DEAR)
         read = (counts[v] * min(1.0, math.prod(graph.values[v].shape) / max(size, 1)) for v in op.inputs if v in counts)
         count = own + max(read, default=0.0)
         if own and count >= _TOO_DEAR:

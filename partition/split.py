@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition import loops, mincut, rewrite, verify
+from jointcut.partition import jaxprs, loops, mincut, rewrite, verify
 from jointcut.partition.classify import Facts, classify
-from jointcut.partition.emit import Halves, Hold, emit
+from jointcut.partition.emit import Halves, Hold
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
+from jointcut.partition.segments import written
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -54,10 +55,17 @@ class Split:
         """The backward jaxpr: `(residuals, cotangents) -> gradients`."""
         return self.halves.backward
 
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes alive between the halves, beyond what the caller holds."""
+        backward, _ = jaxprs.opened(self.halves.backward)
+        pairs = zip(backward.invars, self.halves.residuals, strict=False)
+        return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+
     @cached_property
     def on_cpu(self) -> Halves:
         """The halves for XLA:CPU, whose habits (`cpu`) they meet."""
-        return emit(self.graph, self.facts, self.plan, on_cpu=True)
+        return written(self.graph, self.facts, self.plan, on_cpu=True)
 
     @cached_property
     def held(self) -> Halves:
@@ -69,7 +77,7 @@ class Split:
     @cached_property
     def inlined(self) -> Halves:
         """The halves with recomputation held back by predicates, which no pass of XLA:CPU undoes."""
-        return emit(self.graph, self.facts, self.plan, "predicate", on_cpu=True)
+        return written(self.graph, self.facts, self.plan, "predicate", on_cpu=True)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
@@ -95,7 +103,7 @@ def split(
     plan = decide(graph, strategy)
     middle = time.perf_counter()
     facts = classify(graph)
-    halves = emit(graph, facts, plan, hold)
+    halves = written(graph, facts, plan, hold)
     verify.verify_structure(graph, halves)
     end = time.perf_counter()
     return Split(graph, facts, plan, halves, 1e3 * (middle - start), 1e3 * (end - middle))

@@ -8,6 +8,7 @@
     backward:                                       what follows was traced in the backward, until `forward:`
     #9 %4:6xfloat32[8]@1 = step %2                  op 9 makes six copies, one in each step of loop 1
     %5:float32[] = cond %3 %4 effects holds exp     it is seen from outside; it hides an `exp`
+    %9:float32[8] = dot %3 %4 takes 0.0125s         one run takes so many seconds; `takes` precedes `holds`
     %6:float32[8] = loop %3 %7 body 1 of loop 1 {   a scan: its body is region 1, which ends with `}`
     next %7                                         in a body: what its next step is handed; also `stacks` (its
                                                     results step by step) and `repeats` (those that stay the same)
@@ -50,9 +51,10 @@ from jointcut.partition.roles import Role, Side
 _QUOTED = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _NAME = r"[A-Za-z?][^\s\"\[\]{}]*"
 _VALUE = re.compile(rf"%(\d+):(?:(\d+)x)?({_NAME}|{_QUOTED})\[((?:\d+(?:,\d+)*)?)\](?:/(\d+)B)?(?:@(\d+))?")
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)s")
 _LOOP = re.compile(r"loop (\d+) x(\d+)(?: in (\d+))?")
 _NOTES = re.compile(
-    r"(?P<effects>effects)? ?(?:holds(?P<inner>(?: (?!body )\S+)+))? ?"
+    r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body )\S+)+))? ?"
     r"(?:body (?P<region>\d+) of loop (?P<loop>\d+) \{)?"
 )
 _TOKEN = re.compile(rf'(?:{_QUOTED}|[^\s"])+|"')
@@ -96,6 +98,7 @@ def _line(graph: Graph, op: Op, loop: int) -> str:
     words = [*(_typed(graph, v, loop) for v in op.outputs), "=", _quoted(op.name)]
     words += [_used(op.operands)] if op.operands else []
     words += ["effects"] if op.effects else []
+    words += [] if op.seconds is None else ["takes", f"{float(op.seconds)!r}s"]
     words += ["holds", *map(_quoted, sorted(op.inner))] if op.inner else []
     body = graph.bodies.get(op.id)
     words += [f"body {body.id} of loop {body.loop} {{"] if body else []
@@ -258,15 +261,23 @@ class _Reader:
         name, operands = _unquoted(call[0]), list(takewhile(lambda token: token[0] in "%_", call[1:]))
         notes = _NOTES.fullmatch(" ".join(call[1 + len(operands) :]))
         if notes is None or (notes["region"] is None) == (name == SCAN):
-            cure = "Write nothing, `effects`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`."
+            words = "`effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`"
+            cure = f"Write nothing, {words}."
             self.fail(f"ends with {' '.join(call[1 + len(operands) :])!r}.", cure)
         region, side = block.region["id"], Side.FORWARD if name in _PSEUDO else block.side
         block.region["ops"] += () if name in _PSEUDO else (number,)
         inner = frozenset(map(_unquoted, (notes["inner"] or "").split()))
         reads, outputs = tuple(map(self.use, operands)), self.make(made, number)
-        self.ops[number] = Op(number, name, reads, outputs, region, side, bool(notes["effects"]), inner)
+        seconds = None if notes["seconds"] is None else self.seconds(notes["seconds"])
+        self.ops[number] = Op(number, name, reads, outputs, region, side, bool(notes["effects"]), inner, seconds)
         if name == SCAN:
             self.body(int(notes["region"]), int(notes["loop"]), self.ops[number])
+
+    def seconds(self, figure: str) -> float:
+        found = _SECONDS.fullmatch(figure)
+        if found is None or math.isinf(float(found[1])):
+            self.fail(f"takes {figure!r}.", "Write what one run takes, finite and not negative: takes 0.0125s.")
+        return float(found[1])
 
     def body(self, region: int, loop: int, scan: Op) -> None:
         if region in self.regions or loop >= len(self.loops):

@@ -24,6 +24,7 @@ from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
 from jointcut.partition.policy import Verdict, judge
 from jointcut.partition.text import parse
 from programs import named
+from refusals import cut_under
 
 quick = settings(deadline=None, max_examples=150, derandomize=True, database=None)
 
@@ -136,7 +137,7 @@ def flow_of(num_nodes, arcs):
 
 def net_of(num_nodes, arcs):
     tails, heads, capacities = np.array(arcs, np.int64).reshape(-1, 3).T
-    return Network(num_nodes, tails, heads, capacities, np.full(0, -1))
+    return Network(num_nodes, tails, heads, capacities, np.full(0, -1), np.zeros(len(tails)), np.arange(num_nodes))
 
 
 @st.composite
@@ -188,23 +189,6 @@ def test_among_equal_cuts_the_one_nearest_to_the_backward_is_taken():
 
 
 # ------------------------------------------------------------------------------------ refusals
-
-CHAIN = """
-    primal %0:float32[8]
-    cotangent %1:float32[]
-    %2:float32[8] = dot_general %0
-    %3:float32[8] = sin %2
-    backward:
-    %4:float32[8] = mul %1 %3
-    gradient %4
-"""
-
-
-def cut_under(verdicts):
-    graph = parse(CHAIN)
-    facts = classify(graph)
-    rules = [verdicts.get(v.id, Verdict("", "it is an input" if v.maker is None else "")) for v in graph.values]
-    return minimum_cut(network(graph, facts, saving_bytes(graph, facts), rules))
 
 
 def test_rules_that_forbid_every_choice_along_a_path_are_refused():
@@ -350,4 +334,4 @@ def test_save_all_keeps_a_stack_that_a_second_loop_goes_through():
     w, xs = np.float32(0.5), np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
     for strategy in ("save_all", "min_cut"):
         gradient = aot.function(loss, strategy=strategy).grad(w, xs)
-        np.testing.assert_allclose(gradient, jax.grad(loss)(w, xs), rtol=1e-6)
+        np.testing.assert_allclose(gradient, jax.grad(loss)(w, xs), rtol=1e-5, atol=1e-6)

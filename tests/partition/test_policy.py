@@ -67,7 +67,7 @@ TEXT = """
         (4, Verdict("", "a loop is not run twice")),
         (6, Verdict()),
         (7, Verdict("", "it is read outside the loop that makes it")),
-        (9, Verdict("", "dot_general is heavy")),
+        (9, Verdict("", "dot_general is heavy", is_costly=True)),
         (10, Verdict()),  # heavy, but only the backward needs it: it runs once wherever it runs
         (11, Verdict("", "io_callback has an effect, which must happen once")),
         (12, Verdict()),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import cleandoc
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jointcut.partition.errors import GraphError
 from jointcut.partition.roles import Role, Side
@@ -51,6 +54,15 @@ LOOP = """
     gradient %12
 """
 
+PRICED = """
+    primal %0:float32[8] "x"
+    %1:float32[8] = sin %0 takes 0.0125s
+    %2:float32[] = cond %1 _ effects takes 1e-06s holds exp takes
+    %3:float32[8] = rng takes 0.0s
+    output %2
+    output %3
+"""
+
 # Programs whose trace takes a second or refuses; all others make the round trip.
 LEFT_OUT = {"integers_to_differentiate"}
 
@@ -61,7 +73,7 @@ def test_the_text_of_every_program_is_read_back_as_its_graph(name, traced):
     assert parse(show(graph)) == graph
 
 
-@pytest.mark.parametrize("text", [SINE, LOOP], ids=["sine", "loop"])
+@pytest.mark.parametrize("text", [SINE, LOOP, PRICED], ids=["sine", "loop", "priced"])
 def test_a_text_is_shown_as_it_was_written(text):
     assert show(parse(text)) == cleandoc(text)
 
@@ -86,6 +98,27 @@ def test_a_published_instance_needs_names_and_bytes_only():
     graph = parse("primal %0:?[]/4096B\n%1:tile[]/512B = matmul_v2 %0\noutput %1")
     assert graph.values[1].bytes == 512 and graph.ops[0].name == "matmul_v2"
     assert parse(show(graph)) == graph
+
+
+def test_an_op_takes_the_seconds_that_its_line_says():
+    graph = parse(PRICED)
+    assert [op.seconds for op in graph.ops] == [0.0125, 1e-6, 0.0]
+    assert graph.ops[1].effects and graph.ops[1].inner == {"exp", "takes"}
+    assert parse(SINE).ops[0].seconds is None
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=0, allow_nan=False, allow_infinity=False))
+def test_any_seconds_are_read_back_to_the_last_bit(seconds):
+    graph = parse("primal %0:float32[]\n%1:float32[] = sin %0")
+    priced = replace(graph, ops=(replace(graph.ops[0], seconds=seconds),))
+    assert parse(show(priced)) == priced != graph
+
+
+def test_a_loop_takes_seconds_too():
+    text = LOOP.replace("%10 body 2", "%10 takes 2.5s body 2")
+    assert show(parse(text)) == cleandoc(text)
+    assert parse(text).ops[4].seconds == 2.5
 
 
 def test_odd_names_are_quoted():
@@ -130,12 +163,26 @@ REFUSED = {
     ),
     "%0:float32[] = iota held by": (
         "line 1 ends with 'held by'.",
-        "Write nothing, `effects`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`.",
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "`body 1 of loop 1 {`.",
     ),
     "loop 1 x2\n= loop": (
         "line 2 ends with ''.",
-        "Write nothing, `effects`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`.",
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "`body 1 of loop 1 {`.",
     ),
+    "%0:float32[] = iota takes": (
+        "line 1 ends with 'takes'.",
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "`body 1 of loop 1 {`.",
+    ),
+    **{
+        f"%0:float32[] = iota takes {figure}": (
+            f"line 1 takes '{figure}'.",
+            "Write what one run takes, finite and not negative: takes 0.0125s.",
+        )
+        for figure in ("-1s", "nans", "infs", "1e999s", "0.5", "0.5ms", "s", "1_0s", "1.s")
+    },
     "loop 1 x2\n= loop body 1 of loop 3 {": (
         "line 2 opens body 1 of loop 3.",
         "Give it a new number, and write the loop further up.",

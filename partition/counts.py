@@ -1,0 +1,345 @@
+"""Count what a primitive computes on arrays of given shapes.
+
+A count is that of the mathematics, not of a compiler: two for each product of a matrix product or a convolution, but
+none for a product with the zeros between dilated elements or outside an array; n log2 n comparisons for a sort; one for
+each element of most else. `WEIGHTS` says how many additions take as long as one `exp`, or as one of those comparisons.
+
+Counts of factorisations are the leading terms in Golub and Van Loan, *Matrix Computations* (2013); that of the fast
+Fourier transform is the usual 5 n log2 n. A random word of 32 bits is 20 rounds of Threefry (Salmon et al., 2011) at
+five operations each, five injections of three, and the sums and the xor around them: 120 operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jointcut.partition.policy import MOVEMENT, REDUCTIONS
+
+Shape = tuple[int, ...]
+
+_CLASSES: dict[float, str] = {
+    0: "bitcast_convert_type copy copy_p name optimization_barrier stop_gradient",
+    4: "cholesky_update div nextafter sqrt",
+    10: "rsqrt",
+    20: "approx_top_k conv_general_dilated cos erf exp exp2 log log2 logistic sin tanh top_k",
+    30: "cosh expm1 log1p",
+    50: "acosh asinh atanh bessel_i0e bessel_i1e cumlogsumexp erf_inv erfc rem sinh",
+    100: "acos asin atan atan2 cbrt digamma lgamma pow tan",
+    200: "select_and_scatter select_and_scatter_add sort",
+    1000: "igamma igamma_grad_a igammac polygamma random_gamma random_gamma_grad",
+    4000: "regularized_incomplete_beta zeta",
+}
+
+#: How many additions one operation of a primitive takes as long as, where that is not one. Classes rather than figures:
+#: measured on XLA:CPU (where one `exp` takes as long as 20 to 40 fused additions), with what calls the C library there
+#: put lower. A sort compares by branches that nobody can predict; of convolutions only depthwise ones have a weight.
+WEIGHTS: dict[str, float] = {name: weight for weight, names in _CLASSES.items() for name in names.split()}
+
+#: Operations that make 32 random bits.
+RANDOM_WORD = 120.0
+
+#: Kernels that say nothing of what they compute, unless a `cost_estimate` does.
+OPAQUE = frozenset({"ffi_call", "pallas_call"})
+
+#: Sums and the like along a dimension, all partial ones kept.
+CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations that something computes.
+
+    `products` are flops of matrix products and convolutions. `others` is the number of all other operations, each
+    counted as one, and `weighted` the number of additions that take as long.
+    """
+
+    products: float = 0.0
+    others: float = 0.0
+    weighted: float = 0.0
+
+    def times(self, number: float) -> Work:
+        """The same work so many times."""
+        return Work(self.products * number, self.others * number, self.weighted * number)
+
+    @staticmethod
+    def sum(parts: Iterable[Work]) -> Work:
+        """All parts, one after the other."""
+        products, others, weighted = 0.0, 0.0, 0.0
+        for part in parts:
+            products, others, weighted = products + part.products, others + part.others, weighted + part.weighted
+        return Work(products, others, weighted)
+
+
+def counted(
+    name: str,
+    reads: Sequence[Shape],
+    writes: Sequence[Shape],
+    params: Mapping[str, Any] | None = None,
+    is_complex: bool = False,
+) -> Work | None:
+    """What a primitive without a jaxpr inside computes on operands and results of these shapes, None where unknown.
+
+    Without `params` (an op of a graph text has none) the shapes decide: a product contracts what they leave over, a row
+    is the last dimension. A complex operation counts as four real ones.
+    """
+    if name in OPAQUE:
+        return None
+    arrays = Arrays(list(reads), list(writes), params or {})
+    factor = 4.0 if is_complex and name != "fft" else 1.0
+    if name in MOVEMENT:
+        return Work()
+    count = factor * _COUNTS.get(name, _each)(arrays)
+    if name in _PRODUCTS and not _is_depthwise(arrays):
+        return Work(products=count)
+    return Work(others=count, weighted=WEIGHTS.get(name, 1.0) * count)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Shapes of operands and results, with the parameters that go with them."""
+
+    reads: list[Shape]
+    writes: list[Shape]
+    params: Mapping[str, Any]
+
+    @property
+    def operand(self) -> Shape:
+        """The first operand, or what is known of it."""
+        return next(iter((*self.reads, *self.writes)), ())
+
+    @property
+    def pair(self) -> tuple[Shape, Shape]:
+        """The first two operands; where only one is given, it is both."""
+        return self.operand, self.reads[1] if len(self.reads) > 1 else self.operand
+
+    @property
+    def size(self) -> int:
+        """Elements of the first operand."""
+        return math.prod(self.operand)
+
+    @property
+    def out(self) -> Shape:
+        """The first result."""
+        return self.writes[0] if self.writes else ()
+
+    @property
+    def written(self) -> int:
+        """Elements of all results."""
+        return sum(map(math.prod, self.writes))
+
+    @property
+    def row(self) -> int:
+        """Length of the dimension along which the first operand is sorted or summed up."""
+        axis = self.params.get("dimension", self.params.get("axis", -1))
+        return self.operand[axis] if self.operand else 1
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """How many matrices the first operand holds, with their rows and columns."""
+        *batch, rows, columns = (1, 1, *self.operand)
+        return math.prod(batch), rows, columns
+
+
+def _each(arrays: Arrays) -> float:
+    """One operation for each element of the results."""
+    return float(arrays.written)
+
+
+def _dot(arrays: Arrays) -> float:
+    """Two flops for each product of batch, free and contracted sizes."""
+    if "dimension_numbers" not in arrays.params:
+        return 2.0 * math.prod(arrays.out) * _contracted(arrays)
+    (contracted, _), _ = arrays.params["dimension_numbers"]
+    return 2.0 * math.prod(arrays.out) * math.prod(arrays.operand[i] for i in contracted)
+
+
+def _contracted(arrays: Arrays) -> float:
+    """The contracted size of a product, from its shapes: sizes are batch*m*k, batch*k*n and batch*m*n.
+
+    The leading dimensions of the result are batches where both operands have them too, and where one contracted
+    dimension leaves room for them.
+    """
+    (lhs, rhs), out = arrays.pair, arrays.out
+    shared = out[: max(0, len(lhs) + len(rhs) - 2 - len(out))]
+    batch = math.prod(shared) if set(shared) <= set(lhs) & set(rhs) else 1
+    return math.sqrt(math.prod(lhs) * math.prod(rhs) / max(1, math.prod(out) * batch))
+
+
+def _ragged_dot(arrays: Arrays) -> float:
+    """Two flops for each product, where each row meets the matrix of its own group only."""
+    lhs, rhs = arrays.pair
+    if "ragged_dot_dimension_numbers" not in arrays.params:
+        return 2.0 * math.prod(lhs) * (rhs[-1] if rhs else 1)
+    numbers = arrays.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    taken = {*contracted, *batch, *numbers.rhs_group_dimensions}
+    return 2.0 * math.prod(lhs) * math.prod(n for i, n in enumerate(rhs) if i not in taken)
+
+
+def _convolution(arrays: Arrays) -> float:
+    """Two flops for each product of an element of the input with one of the kernel.
+
+    A kernel holds the channels of one feature group only; with batch groups each result takes one group's batch.
+    """
+    lhs, rhs = arrays.pair
+    if "dimension_numbers" not in arrays.params:
+        features = max((n for n in rhs if n in arrays.out), default=1)
+        return 2.0 * math.prod(arrays.out) * math.prod(rhs) / max(1, features)
+    numbers, params = arrays.params["dimension_numbers"], arrays.params
+    met = 1
+    for i, (x, k, y) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
+        steps = (params["window_strides"][i], params["lhs_dilation"][i], params["rhs_dilation"][i])
+        met *= _met(lhs[x], rhs[k], arrays.out[y], params["padding"][i][0], *steps)
+    batch, features = (arrays.out[i] for i in numbers.out_spec[:2])
+    return 2.0 * batch * features * rhs[numbers.rhs_spec[1]] * met
+
+
+def _met(length: int, taps: int, outs: int, low: int, stride: int, apart: int, step: int) -> int:
+    """How many pairs of an output and a tap of the kernel meet an element of the input, along one dimension.
+
+    Output o and tap t look at place o*stride + t*step - low, where elements stand `apart` places from each other.
+    """
+    if outs < taps:  # the two play one part: let the loop below be the shorter
+        outs, taps, stride, step = taps, outs, step, stride
+    period, pairs = apart // math.gcd(stride, apart), 0
+    for tap in range(taps):
+        place = tap * step - low
+        first = next((o for o in range(period) if (o * stride + place) % apart == 0), None)
+        if first is not None:
+            least = max(0, -(place // stride))
+            most = min(outs - 1, ((length - 1) * apart - place) // stride)
+            pairs += max(0, (most - first) // period + (first - least) // period + 1)
+    return pairs
+
+
+def _is_depthwise(arrays: Arrays) -> bool:
+    """Whether a convolution takes each channel alone: no device then runs it as fast as a matrix product."""
+    if arrays.params.get("feature_group_count", 1) == 1:
+        return False
+    return arrays.pair[1][arrays.params["dimension_numbers"].rhs_spec[1]] == 1
+
+
+def _fft(arrays: Arrays) -> float:
+    """5 n log2 n for each transform, half of it where one side is real (and so has another shape)."""
+    places = max(arrays.size, math.prod(arrays.out))
+    n = math.prod(arrays.params.get("fft_lengths", arrays.operand[-1:]))
+    return 5.0 * places * math.log2(max(2, n)) * (1.0 if arrays.operand == arrays.out else 0.5)
+
+
+def _eliminated(factor: float) -> Callable[[Arrays], float]:
+    """Gaussian elimination or reflections over all columns: factor * (mnk - (m+n)k^2/2 + k^3/3), with k = min(m, n)."""
+
+    def count(arrays: Arrays) -> float:
+        number, m, n = arrays.matrices
+        k = min(m, n)
+        return factor * number * (m * n * k - (m + n) * k * k / 2 + k**3 / 3)
+
+    return count
+
+
+def _cubic(values: float, vectors: float) -> Callable[[Arrays], float]:
+    """Operations for k^2 times the longer side, with and without vectors among the results."""
+
+    def count(arrays: Arrays) -> float:
+        number, m, n = arrays.matrices
+        return (values if len(arrays.writes) == 1 else vectors) * number * max(m, n) * min(m, n) ** 2
+
+    return count
+
+
+def _solve(arrays: Arrays) -> float:
+    """One product and one difference for half of the matrix, for each right-hand side."""
+    return float(math.prod(arrays.out) * arrays.operand[-1]) if arrays.operand else 0.0
+
+
+def _rank_k(arrays: Arrays) -> float:
+    """Half of the product of a matrix with its own transpose."""
+    number, m, n = arrays.matrices
+    return float(number * m * m * n)
+
+
+def _sort(arrays: Arrays) -> float:
+    """Merge sort's n log2 n comparisons for each row."""
+    return arrays.size * math.log2(max(2, arrays.row))
+
+
+def _top(arrays: Arrays) -> float:
+    """For each row n log2 k comparisons with the k elements that are kept."""
+    kept = arrays.params.get("k", arrays.row * math.prod(arrays.out) / max(1, arrays.size))
+    return arrays.size * math.log2(max(2, kept))
+
+
+def _reduced(arrays: Arrays) -> float:
+    """One operation for each element read (exactly: for each but one of what makes an element of the result)."""
+    return float(arrays.size)
+
+
+def _cumulated(arrays: Arrays) -> float:
+    """One operation for each element in each of log2(n) passes."""
+    return arrays.size * math.log2(max(2, arrays.row))
+
+
+def _windows(arrays: Arrays) -> float:
+    """One operation for each element of each window; unknown windows lie side by side."""
+    window = arrays.params.get("window_dimensions")
+    return float(arrays.size if window is None else math.prod(window) * math.prod(arrays.out))
+
+
+def _scattered_windows(arrays: Arrays) -> float:
+    """A comparison that picks for each element of each window from which a cotangent comes back."""
+    window = arrays.params.get("window_dimensions")
+    return float(math.prod(arrays.out) if window is None else math.prod(window) * arrays.size)
+
+
+def _scatter(arrays: Arrays) -> float:
+    """One operation for each update."""
+    return float(math.prod(arrays.reads[2] if len(arrays.reads) > 2 else arrays.out))
+
+
+def _random(arrays: Arrays) -> float:
+    """The words that make the largest result."""
+    return RANDOM_WORD * max(map(math.prod, arrays.writes), default=0) * arrays.params.get("bit_width", 32) / 32
+
+
+_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general", "symmetric_product"})
+
+_COUNTS: dict[str, Callable[[Arrays], float]] = {
+    "approx_top_k": _top,
+    "cholesky": _eliminated(1),
+    "conv_general_dilated": _convolution,
+    "dot_general": _dot,
+    "eig": _cubic(10, 25),
+    "eigh": _cubic(4 / 3, 9),
+    "fft": _fft,
+    "geqp3": _eliminated(4),
+    "geqrf": _eliminated(4),
+    "hessenberg": _cubic(10 / 3, 10 / 3),
+    "householder_product": _eliminated(4),
+    "lu": _eliminated(2),
+    "ormqr": _cubic(4, 4),
+    "qr": _eliminated(8),
+    "ragged_dot_general": _ragged_dot,
+    "reduce_window": _windows,
+    "rng_bit_generator": _random,
+    "schur": _cubic(10, 25),
+    "select_and_gather_add": _windows,
+    "select_and_scatter": _scattered_windows,
+    "select_and_scatter_add": _scattered_windows,
+    "sort": _sort,
+    "svd": _cubic(8 / 3, 22),
+    "symmetric_product": _rank_k,
+    "top_k": _top,
+    "triangular_solve": _solve,
+    "tridiagonal": _cubic(4 / 3, 4 / 3),
+    **dict.fromkeys(("random_bits", "threefry2x32"), _random),
+    **dict.fromkeys(CUMULATIVE, _cumulated),
+    **{f"reduce_window_{name}": _windows for name in ("max", "min", "sum")},
+    **dict.fromkeys(REDUCTIONS | {"reduce"}, _reduced),
+    **{f"scatter{how}": _scatter for how in ("", "-add", "-max", "-min", "-mul", "-sub")},
+}
+
+#: Primitives counted here although they may hold a jaxpr: it says what is done to one element.
+PER_ELEMENT = frozenset(_COUNTS)

@@ -1,0 +1,113 @@
+"""Count what one equation computes and moves.
+
+What is inside a call or a loop counts with it. Bytes are those of operands read and of results written, as if the
+equation ran alone; `is_fused` says of which it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jointcut.partition import jaxprs
+from jointcut.partition.counts import CUMULATIVE, OPAQUE, PER_ELEMENT, WEIGHTS, Arrays, Work, counted
+from jointcut.partition.policy import CHEAP
+
+#: Movement that XLA does not always fold into the loop that reads the result: elements come from another order or from
+#: several arrays, so that a product or a reduction behind it reads a copy. The rest is an index computed differently.
+REORDERED = frozenset({"concatenate", "dynamic_update_slice", "gather", "stack", "transpose"})
+
+_FUSED = CHEAP - REORDERED
+_PICKED = frozenset({"dynamic_slice", "gather", "slice"})  # they read no more of their first operand than they return
+
+
+def flops(eqn: jaxprs.Equation) -> float | None:
+    """Flops of one run of an equation, None where it is a kernel that does not say.
+
+    What is no addition or multiplication counts as the additions that take as long: see `counts.WEIGHTS`.
+    """
+    done = work(eqn)
+    return None if done is None else done.products + done.weighted
+
+
+def jaxpr_flops(closed: Any) -> float:
+    """Operations of one run of a jaxpr, as people count them: an `exp` or a comparison is one, like an addition.
+
+    Kernels that do not say what they compute count nothing.
+    """
+    done = _sequence(jaxprs.opened(closed)[0])
+    return done.products + done.others
+
+
+def work(eqn: jaxprs.Equation) -> Work | None:
+    """What one run of an equation computes, None where it is a kernel that does not say.
+
+    A call counts what is inside, a scan its body once per trip, a branch as its dearest. How often a `while` runs is
+    unknown: its body and its condition count once, so its count is a lower bound.
+    """
+    name = eqn.primitive.name
+    if name in OPAQUE:
+        told = eqn.params.get("cost_estimate")
+        return None if told is None else _told(told.flops, told.transcendentals)
+    if name == "scan":
+        layout = jaxprs.scan_layout(eqn)
+        return _sequence(layout.body).times(layout.length)
+    if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
+        parts = [_sequence(jaxpr) for jaxpr in inner]
+        return Work.sum(parts) if name == "while" else max(parts, key=lambda part: part.products + part.weighted)
+    reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
+    is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
+    return counted(name, reads, writes, eqn.params, is_complex)
+
+
+def _told(flops: float, transcendentals: float) -> Work:
+    """What a kernel says of itself; its flops are taken for those of products."""
+    return Work(float(flops), float(transcendentals), WEIGHTS["exp"] * float(transcendentals))
+
+
+def _sequence(jaxpr: jaxprs.Jaxpr) -> Work:
+    return Work.sum(done for eqn in jaxpr.eqns if (done := work(eqn)) is not None)
+
+
+def moved_bytes(eqn: jaxprs.Equation) -> int:
+    """Bytes that one run of an equation on its own reads and writes.
+
+    What reads some elements only counts those. A call moves at least what it is given and returns, and at least what
+    the ops inside that cannot be fused move; a scan does so once per trip, a branch counts as its dearest, and a
+    `while` as one trip.
+    """
+    name = eqn.primitive.name
+    if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:
+        return int(told.bytes_accessed)
+    if name == "scan":
+        layout = jaxprs.scan_layout(eqn)
+        return layout.length * _moved_inside(layout.body)
+    if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
+        parts = [_moved_inside(jaxpr) for jaxpr in inner]
+        return sum(parts) if name == "while" else max(parts)
+    reads, writes = ([jaxprs.aval_bytes(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars))
+    row = Arrays([getattr(v.aval, "shape", ()) for v in eqn.invars], [], eqn.params).row if name in CUMULATIVE else 1
+    return traffic(name, reads, writes, row)
+
+
+def _moved_inside(jaxpr: jaxprs.Jaxpr) -> int:
+    ends = sum(jaxprs.aval_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+    return max(ends, sum(moved_bytes(eqn) for eqn in jaxpr.eqns if not is_fused(eqn.primitive.name)))
+
+
+def is_fused(name: str) -> bool:
+    """Whether XLA computes a primitive inside the loop of a neighbour, so that it moves no bytes of its own."""
+    return name in _FUSED
+
+
+def traffic(name: str, reads: Sequence[int], writes: Sequence[int], row: int = 1) -> int:
+    """Bytes that a primitive reads and writes, from those of its operands and results.
+
+    A cumulative sum along rows of length `row` passes log2(row) times over them: so it is computed in parallel.
+    """
+    written = sum(writes)
+    if name in _PICKED and reads:
+        return min(reads[0], written) + sum(reads[1:]) + written
+    passes = math.ceil(math.log2(max(2, row))) if name in CUMULATIVE else 1
+    return passes * (sum(reads) + written)

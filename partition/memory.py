@@ -1,0 +1,215 @@
+"""Replay a plan and count the bytes alive at every step.
+
+The two halves are walked equation by equation as one program: a buffer lives from the equation that writes it to the
+last one that reads it. What XLA fuses into its readers has no buffer, and its operands live until those readers run; a
+reshape or a barrier is another name for the same buffer; an elementwise result takes the place of an operand of its
+size that ends there. The body of a loop adds its own peak once. Arguments, outputs and gradients lie in buffers of
+their own and are not counted, as in XLA's `temp_size_in_bytes`. This is a model: the compiler reorders, copies and
+reuses as it likes, and its own account decides whether a budget holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jointcut.partition import jaxprs
+from jointcut.partition.emit import Halves
+from jointcut.partition.graph import Graph
+from jointcut.partition.jaxprs import Equation, Literal, Var
+from jointcut.partition.policy import CALLS, DEAR, ELEMENTWISE, MOVEMENT, REDUCTIONS
+from jointcut.partition.roles import Role, Side
+
+_BARRIER = "optimization_barrier"
+
+#: Another name for the same bytes.
+_RENAMING = frozenset({_BARRIER, "copy_p", "expand_dims", "reshape", "squeeze", "random_unwrap", "random_wrap"})
+
+#: XLA computes them within what reads them, or within what they read.
+_FUSED = (ELEMENTWISE | MOVEMENT | CALLS) - _RENAMING
+_READS_FUSED = _FUSED | REDUCTIONS | {"dynamic_update_slice"}
+
+#: They may write over an operand that nothing reads later.
+_IN_PLACE = ELEMENTWISE | CALLS | {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "while", "scan"}
+
+#: They bring an operand into the layout that they like by themselves.
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One array that is alive at the peak: its `bytes`, type, the op that wrote it and the user's line."""
+
+    bytes: int
+    type: str
+    op: str
+    source: str
+
+    def __str__(self) -> str:
+        """`8.4 MB float32[16,128,1024] dot_general at model.py:40`."""
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.bytes / 1e6:.1f} MB {self.type} {self.op}{where}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The peak of a program in bytes, the side and the op where it is reached, and what is alive there, largest first.
+
+    Inside a loop what lies around the loop counts too.
+    """
+
+    peak_bytes: int
+    side: Side
+    op: str
+    alive: tuple[Buffer, ...]
+
+
+def replay(halves: Halves, graph: Graph) -> Replay:
+    """Walk the two halves of a graph's plan as one program."""
+    forward, _ = jaxprs.opened(halves.forward)
+    backward, _ = jaxprs.opened(halves.backward)
+    count = len(graph.role_outputs(Role.OUTPUT))
+    places = {"input": forward.invars, "output": forward.outvars, "saved": forward.outvars[count:]}
+    pairs = zip(backward.invars, halves.residuals, strict=False)
+    handed = {var: atom for var, r in pairs if isinstance(atom := places[r.kind][r.index], Var)}
+    ends = [*forward.outvars[:count], *(handed.get(v, v) for v in backward.outvars if isinstance(v, Var))]
+    given = [*forward.invars, *(v for v in backward.invars if v not in handed)]
+    eqns = [*forward.eqns, *backward.eqns]
+    sweep = _Sweep(eqns, given, [v for v in ends if isinstance(v, Var)], handed)
+    peak, at, alive = sweep.peak()
+    side = Side.FORWARD if at < len(forward.eqns) else Side.BACKWARD
+    return Replay(peak, side, eqns[at].primitive.name if eqns else "", tuple(sorted(alive, key=lambda b: -b.bytes)))
+
+
+class _Sweep:
+    """The equations of one level, in order, with what is known of each buffer.
+
+    `given` and `ends` lie in buffers of somebody else; `handed` are other names for variables. In the body of a loop
+    `carried` results are kept until its end, and `stacks` go into their stacks at once.
+    """
+
+    def __init__(
+        self,
+        eqns: Sequence[Equation],
+        given: Iterable[Var],
+        ends: Iterable[Var],
+        handed: Mapping[Var, Any] | None = None,
+        carried: Iterable[Var] = (),
+        stacks: Iterable[Var] = (),
+    ) -> None:
+        self.eqns = eqns
+        self.names: dict[Var, Var] = dict(handed or {})
+        self.made: dict[Var, int] = {}
+        self.reads: list[tuple[Var, ...]] = []
+        for i, eqn in enumerate(eqns):
+            self.reads.append(tuple(dict.fromkeys(self.name(v) for v in eqn.invars if not isinstance(v, Literal))))
+            if eqn.primitive.name in _RENAMING:
+                sources = [v for v in eqn.invars if not isinstance(v, Literal)]
+                self.names.update((out, self.name(v)) for out, v in zip(eqn.outvars, sources, strict=False))
+            self.made.update((v, i) for v in eqn.outvars if v not in self.names)
+        self.ends = {self.name(v) for v in ends}
+        self.free = {self.name(v) for v in given} | self.ends
+        self.carried = {self.name(v) for v in carried}
+        barriers = (v for eqn in eqns if eqn.primitive.name == _BARRIER for v in eqn.invars)
+        self.written = {self.name(v) for v in barriers} | self.carried | self.ends
+        self.stacks = {self.name(v) for v in stacks}
+        self.last = self._last_reads()
+
+    def name(self, v: Any) -> Any:
+        """The variable that a buffer goes by."""
+        return self.names.get(v, v)
+
+    def _last_reads(self) -> dict[Var, int]:
+        """For each variable that has a buffer the last equation that reads it, itself or through fused ones."""
+        readers: dict[Var, list[int]] = {}
+        for i, eqn in enumerate(self.eqns):
+            if eqn.primitive.name not in _RENAMING:
+                for v in self.reads[i]:
+                    readers.setdefault(v, []).append(i)
+        last = {v: self.made.get(v, 0) for v in self.stacks} | {v: len(self.eqns) for v in self.ends | self.carried}
+        self.fused: set[Var] = set()
+        for i in range(len(self.eqns) - 1, -1, -1):
+            eqn = self.eqns[i]
+            if eqn.primitive.name in _RENAMING:
+                continue
+            out = eqn.outvars[0] if len(eqn.outvars) == 1 else None
+            when = i
+            if out is not None and self._is_fused(eqn, out, readers.get(out, ())):
+                self.fused.add(out)
+                when = last.pop(out, i)
+            for v in self.reads[i]:
+                last[v] = max(last.get(v, -1), when)
+        return last
+
+    def _is_fused(self, eqn: Equation, out: Var, readers: Sequence[int]) -> bool:
+        """Whether XLA computes a result within each equation that reads it, so that it has no buffer."""
+        name = eqn.primitive.name
+        if name not in _FUSED or out in self.written or (name in CALLS and _inner_peak(eqn)):
+            return False
+        repeated = name in DEAR or name in CALLS
+        if repeated and len(readers) + (out in self.stacks) > 1:
+            return False
+        moved = name == "transpose"
+        return all(
+            (found := self.eqns[r].primitive.name) in _READS_FUSED or (moved and found in _PRODUCTS) for r in readers
+        )
+
+    def peak(self) -> tuple[int, int, list[Buffer]]:
+        """The most bytes at once, the equation where, and the buffers that are alive there."""
+        ending: list[list[Var]] = [[] for _ in range(len(self.eqns) + 1)]
+        for v, i in self.last.items():
+            if v in self.made and v not in self.free:
+                ending[max(i, self.made[v])].append(v)
+        now = most = at = 0
+        for i, eqn in enumerate(self.eqns):
+            dying = [jaxprs.aval_bytes(v.aval) for v in ending[i] if self.made[v] < i]
+            fresh, reused = 0, 0
+            for v in eqn.outvars:
+                if self._has_buffer(v, i):
+                    size = jaxprs.aval_bytes(v.aval)
+                    fresh += size
+                    if eqn.primitive.name in _IN_PLACE and size in dying:
+                        dying.remove(size)
+                        reused += size
+            inside = _inner_peak(eqn)
+            now += fresh
+            if now - reused + inside > most:
+                most, at = now - reused + inside, i
+            now -= sum(jaxprs.aval_bytes(v.aval) for v in ending[i])
+        return most, at, self._alive(at)
+
+    def _has_buffer(self, v: Var, i: int) -> bool:
+        return self.made.get(v) == i and v not in self.free and v not in self.fused and v in self.last
+
+    def _alive(self, at: int) -> list[Buffer]:
+        """The buffers that are there while an equation runs, those inside its loop included."""
+        found = [
+            Buffer(jaxprs.aval_bytes(v.aval), v.aval.str_short(), eqn.primitive.name, jaxprs.source_of(eqn))
+            for v, last in self.last.items()
+            if v in self.made and v not in self.free and v not in self.fused and self.made[v] <= at <= last
+            for eqn in [self.eqns[self.made[v]]]
+        ]
+        return found + (_inside(self.eqns[at])[1] if self.eqns else [])
+
+
+def _inner_peak(eqn: Equation) -> int:
+    return _inside(eqn)[0]
+
+
+def _inside(eqn: Equation) -> tuple[int, list[Buffer]]:
+    """The peak of the bodies of an equation, beyond what it reads and returns."""
+    name = eqn.primitive.name
+    if name == "scan":
+        layout = jaxprs.scan_layout(eqn)
+        body = layout.body
+        carried = [v for v in body.outvars[: layout.num_carry] if isinstance(v, Var)]
+        stacks = [v for v in body.outvars[layout.num_carry :] if isinstance(v, Var)]
+        peak, _, alive = _Sweep(body.eqns, body.invars, [], None, carried, stacks).peak()
+        return peak, alive
+    best: tuple[int, list[Buffer]] = (0, [])
+    for inner in jaxprs.inner_jaxprs(eqn):
+        outs = [v for v in inner.outvars if isinstance(v, Var)]
+        peak, _, alive = _Sweep(inner.eqns, inner.invars, outs).peak()
+        best = max(best, (peak, alive), key=lambda found: found[0])
+    return best

@@ -1,0 +1,214 @@
+"""Peel a network: find what leaves the minimum cut as the price of a second rises.
+
+A cut costs its bytes, and the seconds of the source's arcs at some price in bytes. Since nothing else grows with the
+price, the sink sides of minimum cuts shrink as it rises: the cuts are nested (Gallo, Grigoriadis, Tarjan 1989), and one
+rank per node tells all of them. They are found by the recursion of Eisner and Severance (1976): two cuts name the price
+at which they are equally dear; a cheaper cut at that price lies between them and splits the network in two, and where
+there is none, the two are neighbours on the lower convex hull of (bytes, seconds).
+
+Every minimum cut is exact, in Python's own integers: scipy's solver holds 32 bits, and most of the networks are so
+small that calling it takes longer than solving them. It is the cut of a preflow (Karzanov 1974) that runs down in
+waves, along exact distances to the sink.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
+
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.network import INFINITE, SINK, SOURCE, Network
+
+
+@dataclass(frozen=True)
+class Part:
+    """The nodes between two nested cuts, with what else there is drawn into the source and the sink.
+
+    `tails` and `heads` count within `nodes`; `from_source` and `to_sink` are bytes by node.
+    """
+
+    nodes: np.ndarray
+    tails: np.ndarray
+    heads: np.ndarray
+    capacities: np.ndarray
+    from_source: np.ndarray
+    ticks: np.ndarray
+    to_sink: np.ndarray
+
+
+def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
+    """For each node the number of cuts of the hull that have it on the sink's side; these are the first ones.
+
+    `ticks` are the seconds of each arc in a unit that makes them integers (int64). The first cut has the fewest ticks
+    among those of fewest bytes, the last the fewest bytes among those of fewest ticks; between them are the corners of
+    the hull, and points on its edges where parts that do not touch leave at the same price. Raises `PlanError` where
+    every cut is infinite: two rules contradict each other along some path.
+    """
+    tied = net.capacities >= INFINITE
+    early = _reached(net.num_nodes, net.tails[tied], net.heads[tied], SOURCE)
+    late = _reached(net.num_nodes, net.heads[tied], net.tails[tied], SINK)
+    if (early & late).any():
+        raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
+    part = between(net, ticks, ~early, late)
+    part = _split(part, _sink_side(part, 1, 0))[1]
+    dearest = int(net.capacities[~tied].sum()) + 1  # more bytes than any cut has, so no tick is worth so much
+    part, rest = _split(part, _sink_side(part, 1, dearest))
+    ranks = np.zeros(net.num_nodes, np.int64)
+    cuts = 1
+    for nodes in _steps(part, net.places):
+        ranks[nodes] = cuts
+        cuts += 1
+    ranks[rest.nodes] = cuts
+    ranks[late] = cuts
+    return ranks
+
+
+def _reached(num_nodes: int, tails: np.ndarray, heads: np.ndarray, root: int) -> np.ndarray:
+    """Which nodes lie on a path from the root, itself included."""
+    arcs = csr_array((np.ones(len(tails), np.int32), (tails, heads)), shape=(num_nodes, num_nodes))
+    reached = np.zeros(num_nodes, bool)
+    reached[breadth_first_order(arcs, root, return_predecessors=False)] = True
+    return reached
+
+
+def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> Part:
+    """The part between two sink sides of finite cuts, of which `upper` holds `lower`."""
+    free = upper & ~lower
+    nodes = np.flatnonzero(free)
+    local = np.full(net.num_nodes, -1)
+    local[nodes] = np.arange(len(nodes))
+    tails, heads, capacities = local[net.tails], local[net.heads], net.capacities
+    inside = (tails >= 0) & (heads >= 0) & (capacities > 0)
+    entering = (heads >= 0) & ~upper[net.tails]
+    leaving = (tails >= 0) & lower[net.heads]
+    from_source, own_ticks, to_sink = np.zeros((3, len(nodes)), np.int64)
+    np.add.at(from_source, heads[entering], capacities[entering])
+    np.add.at(own_ticks, heads[entering], ticks[entering])
+    np.add.at(to_sink, tails[leaving], capacities[leaving])
+    return Part(nodes, tails[inside], heads[inside], capacities[inside], from_source, own_ticks, to_sink)
+
+
+def _split(part: Part, side: np.ndarray) -> tuple[Part, Part]:
+    """The two parts that a sink side leaves: the nodes outside, and those of the side itself."""
+    tail_in, head_in = side[part.tails], side[part.heads]
+    cut = head_in & ~tail_in
+    from_source, to_sink = part.from_source.copy(), part.to_sink.copy()
+    np.add.at(from_source, part.heads[cut], part.capacities[cut])
+    np.add.at(to_sink, part.tails[cut], part.capacities[cut])
+    return (
+        _restricted(part, ~side, ~(tail_in | head_in), part.from_source, to_sink),
+        _restricted(part, side, tail_in & head_in, from_source, part.to_sink),
+    )
+
+
+def _restricted(part: Part, kept: np.ndarray, arcs: np.ndarray, from_source: np.ndarray, to_sink: np.ndarray) -> Part:
+    local = np.cumsum(kept) - 1
+    tails, heads, capacities = local[part.tails[arcs]], local[part.heads[arcs]], part.capacities[arcs]
+    return Part(part.nodes[kept], tails, heads, capacities, from_source[kept], part.ticks[kept], to_sink[kept])
+
+
+def _steps(root: Part, places: np.ndarray) -> Iterator[np.ndarray]:
+    """The nodes that leave the sink's side from one cut of the hull to the next."""
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        rise, fall = int(part.to_sink.sum() - part.from_source.sum()), int(part.ticks.sum())
+        unit = math.gcd(rise, fall)
+        side = _sink_side(part, fall // unit, rise // unit) if len(part.nodes) > 1 else np.zeros(1, bool)
+        if side.any():
+            waiting += reversed(_split(part, side))
+        else:
+            yield from _independent(part, places)
+
+
+def _sink_side(part: Part, byte_weight: int, tick_weight: int) -> np.ndarray:
+    """The sink side of least weight; the smallest one, where several are."""
+    excess, room, heads, free, arcs = _residual(part, byte_weight, tick_weight)
+    while True:
+        distance, order = _distances(room, heads, free, arcs)
+        still = True
+        for v in reversed(order):
+            left = excess[v]
+            if not left:
+                continue
+            still = False
+            below = distance[v] - 1
+            if not below:
+                pushed = min(left, room[v])
+                room[v] -= pushed
+                excess[v] = left - pushed
+                continue
+            for arc in arcs[v]:
+                head, pushed = heads[arc], free[arc]
+                if pushed and distance[head] == below:
+                    if pushed > left:
+                        pushed = left
+                    free[arc] -= pushed
+                    free[arc ^ 1] += pushed
+                    excess[head] += pushed
+                    left -= pushed
+                    if not left:
+                        break
+            excess[v] = left
+        if still:
+            return np.array(distance, np.int64) > 0
+
+
+def _residual(
+    part: Part, byte_weight: int, tick_weight: int
+) -> tuple[list[int], list[int], list[int], list[int], list[list[int]]]:
+    """What each node has from the source and may hand to the sink; heads and free capacities of arcs; arcs by tail.
+
+    Arc 2k + 1 is arc 2k reversed. What a node can hand on at once, it has handed on.
+    """
+    supply = zip(part.from_source.tolist(), part.ticks.tolist(), strict=True)
+    given = [byte_weight * b + tick_weight * t for b, t in supply]
+    taken = [byte_weight * b for b in part.to_sink.tolist()]
+    passed = [has if has < may else may for has, may in zip(given, taken, strict=True)]
+    excess = [has - both for has, both in zip(given, passed, strict=True)]
+    room = [may - both for may, both in zip(taken, passed, strict=True)]
+    unbounded = sum(excess) + 1
+    capacities = [unbounded if c >= INFINITE else byte_weight * c for c in part.capacities.tolist()]
+    free = [c for forth in capacities for c in (forth, 0)]
+    arcs: list[list[int]] = [[] for _ in excess]
+    for arc, tail in enumerate(np.stack((part.tails, part.heads), 1).ravel().tolist()):
+        arcs[tail].append(arc)
+    return excess, room, np.stack((part.heads, part.tails), 1).ravel().tolist(), free, arcs
+
+
+def _distances(
+    room: Sequence[int], heads: Sequence[int], free: Sequence[int], arcs: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """How far each node is from the sink along free arcs, 0 where no path is free; the others, nearest first."""
+    order = [v for v, may in enumerate(room) if may]
+    distance = [1 if may else 0 for may in room]
+    for v in order:
+        further = distance[v] + 1
+        for arc in arcs[v]:
+            tail = heads[arc]
+            if not distance[tail] and free[arc ^ 1]:
+                distance[tail] = further
+                order.append(tail)
+    return distance, order
+
+
+def _independent(part: Part, places: np.ndarray) -> list[np.ndarray]:
+    """The nodes of a part by connected pieces, each as dear per second as the whole: the last in the program first."""
+    root = list(range(len(part.nodes)))
+    for tail, head in zip(part.tails.tolist(), part.heads.tolist(), strict=True):
+        while root[tail] != tail:
+            root[tail] = tail = root[root[tail]]
+        while root[head] != head:
+            root[head] = head = root[root[head]]
+        root[max(tail, head)] = min(tail, head)
+    for v, above in enumerate(root):
+        root[v] = root[above]
+    labels = np.array(root)
+    order = np.argsort(labels, kind="stable")
+    pieces = np.split(part.nodes[order], np.flatnonzero(np.diff(labels[order])) + 1)
+    return sorted((piece for piece in pieces if len(piece)), key=lambda piece: -int(places[piece].max()))

@@ -1,0 +1,400 @@
+"""Write a plan to JSON, read it back for its program, and say where two differ.
+
+The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
+the choice and the figures from it, works out all else from the program at hand, and refuses a text that says
+otherwise; nothing in it is ever run. `scope` and `source` are for people: they differ between machines, so they are
+neither compared nor taken over.
+
+>>> from jointcut.partition import Plan, parse
+>>> from jointcut.partition.planfile import diff, dumps, loads
+>>> graph = parse('''
+...     primal %0:float32[8]
+...     cotangent %1:float32[8]
+...     %2:float32[8] = sin %0
+...     %3:float32[8] = sin %2
+...     backward:
+...     %4:float32[8] = mul %1 %3
+...     gradient %4''')
+>>> plan = Plan.of(graph, [3], reasons={3: "so told"})
+>>> loads(dumps(plan, graph), graph) == plan
+True
+>>> print(diff(plan, Plan.of(graph, [])))
+by hand -> by hand: -32 bytes saved, +0 -0 ops recomputed
+-            32  float32[8] sin : so told
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from jointcut.partition.classify import Facts, classify
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.graph import TOP, Graph
+from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.text import show
+
+#: What `format` must say, and the newest `version` that is read here.
+FORMAT, VERSION = "jointcut plan", 1
+
+_CURE = "Read what dumps wrote, unchanged; to plan otherwise, use Plan.of(graph, saved=[...])."
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def dumps(plan: Plan, graph: Graph) -> str:
+    """The plan as a JSON text, the same for the same plan: `loads(dumps(plan, graph), graph) == plan`.
+
+    Raises `PlanError` where the plan is none for this graph.
+    """
+    document = _document(plan, graph)
+    _has_types(document, "plan")
+    if _completed(document, graph) != plan:
+        cure = "Write a plan with the graph that it was made for, as Plan.of returned it."
+        raise _refuse("plan", "is not what Plan.of makes of its values in this graph.", cure)
+    document["checksum"] = checksum(document)
+    entries = (f"  {json.dumps(key)}: {_lines(document[key])}" for key in sorted(document))
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "checksum": "",
+        "strategy": plan.strategy,
+        "saved": [_entry(s) for s in plan.saved],
+        "recomputed": list(plan.recomputed),
+        "deferred": list(plan.deferred),
+        "segments": [{"loop": loop, "steps": steps} for loop, steps in plan.segments],
+        "bytes_saved": plan.bytes_saved,
+        "figures": {name: getattr(plan, name) for name in _figures},
+        "written_for": _program(graph),
+    }
+
+
+def _entry(saved: Saved) -> dict[str, Any]:
+    return asdict(saved) | {"shape": list(saved.shape)}
+
+
+def _program(graph: Graph) -> list[str]:
+    """The lines of the graph's text, without the labels and prices that one program may have or not."""
+    values = tuple(replace(v, label="") if v.label else v for v in graph.values)
+    ops = tuple(op if op.seconds is None else replace(op, seconds=None) for op in graph.ops)
+    return show(replace(graph, values=values, ops=ops)).splitlines()
+
+
+def _lines(value: Any) -> str:
+    """One line, or one for each record or text of a list."""
+    if isinstance(value, list) and value and isinstance(value[0], dict | str):
+        return "[\n    " + ",\n    ".join(json.dumps(item, sort_keys=True) for item in value) + "\n  ]"
+    return json.dumps(value, sort_keys=True)
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of the SHA-256 of all that a plan's text says, its own checksum apart.
+
+    It finds a figure that was changed, which nothing else in the text contradicts; it protects against no attacker.
+    """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------ reading: its types
+
+
+def _refuse(where: str, what: str, cure: str = _CURE) -> PlanError:
+    return PlanError(message(where, what, cure))
+
+
+def _shown(found: Any) -> str:
+    text = json.dumps(found, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_Check = Callable[[Any, str], None]
+
+
+def _is_text(found: Any, where: str) -> None:
+    if not isinstance(found, str):
+        raise _refuse(where, f"is {_shown(found)}, not a text.")
+
+
+def _is_count(found: Any, where: str) -> None:
+    if type(found) is not int or found < 0:
+        raise _refuse(where, f"is {_shown(found)}, not a whole number from 0 up.")
+
+
+def _is_amount(found: Any, where: str) -> None:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= sys.float_info.max:
+        raise _refuse(where, f"is {_shown(found)}, not a finite number from 0 up.")
+
+
+def _or_null(check: _Check) -> _Check:
+    def checked(found: Any, where: str) -> None:
+        if found is not None:
+            check(found, where)
+
+    return checked
+
+
+def _list_of(check: _Check) -> _Check:
+    def checked(found: Any, where: str) -> None:
+        if not isinstance(found, list):
+            raise _refuse(where, f"is {_shown(found)}, not a list.")
+        for n, item in enumerate(found):
+            check(item, f"{where}[{n}]")
+
+    return checked
+
+
+def _record(fields: Mapping[str, _Check]) -> _Check:
+    def checked(found: Any, where: str) -> None:
+        if not isinstance(found, dict):
+            raise _refuse(where, f"is {_shown(found)}, not an object.")
+        if missing := sorted(fields.keys() - found.keys()):
+            raise _refuse(where, f"lacks {', '.join(map(repr, missing))}.")
+        if unknown := sorted(found.keys() - fields.keys()):
+            raise _refuse(where, f"holds {', '.join(map(_shown, unknown))}, which this version does not know.")
+        for name, check in fields.items():
+            check(found[name], f"{where}.{name}")
+
+    return checked
+
+
+_figures: dict[str, _Check] = {
+    **dict.fromkeys(("bound_bytes", "peak_bytes"), _or_null(_is_count)),
+    **dict.fromkeys(("seconds", "bound_seconds"), _or_null(_is_amount)),
+}
+_saved: dict[str, _Check] = {
+    **dict.fromkeys(("value", "copies", "bytes"), _is_count),
+    **dict.fromkeys(("dtype", "op", "scope", "source", "reason"), _is_text),
+    "shape": _list_of(_is_count),
+}
+_has_types = _record(
+    {
+        **dict.fromkeys(("version", "bytes_saved"), _is_count),
+        **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
+        **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
+        "saved": _list_of(_record(_saved)),
+        "segments": _list_of(_record({"loop": _is_count, "steps": _is_count})),
+        "figures": _record(_figures),
+        "written_for": _list_of(_is_text),
+    }
+)
+
+
+# ---------------------------------------------------------------------------------------- reading: its meaning
+
+
+def loads(text: str, graph: Graph) -> Plan:
+    """The plan that `dumps` wrote for this program.
+
+    Raises `PlanError` where the text is no plan, where it was made for another program (then the first difference is
+    named), or where it says anything that does not hold of this one.
+    """
+    try:
+        document = _parsed(text)
+        _has_types(document, "plan")
+    except RecursionError as error:
+        raise _refuse("plan", "nests too deep.") from error
+    plan = _completed(document, graph)
+    if document["checksum"] != (found := checksum(document)):
+        what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(found)}: it was changed."
+        raise _refuse("plan.checksum", what)
+    return plan
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The object in a text that says it is a plan of a version that is known."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except ValueError as error:
+        raise _refuse("plan", f"is not JSON: {error}.") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise _refuse("plan", f"is no plan of jointcut: it does not say `format` {_shown(FORMAT)}.")
+    if (version := found.get("version")) != VERSION:
+        cure = "Read it with the jointcut that wrote it, or make the plan anew."
+        raise _refuse("plan.version", f"is {_shown(version)}, and this jointcut reads version {VERSION}.", cure)
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"the key {_shown(twice[0])} stands twice in one object")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _completed(found: Mapping[str, Any], graph: Graph) -> Plan:
+    """The plan that follows from the choice and the figures in a document, which must say the same as the plan."""
+    _same_program(found["written_for"], graph)
+    facts = classify(graph)
+    _can_be_saved(found["saved"], graph, facts)
+    plan = Plan.of(
+        graph,
+        [entry["value"] for entry in found["saved"]],
+        strategy=found["strategy"],
+        reasons={entry["value"]: entry["reason"] for entry in found["saved"]},
+        segments=((entry["loop"], entry["steps"]) for entry in found["segments"]),
+        facts=facts,
+        **found["figures"],
+    )
+    _same_saved(found["saved"], plan, graph)
+    _same_ops("plan.recomputed", found["recomputed"], plan.recomputed, graph)
+    _same_ops("plan.deferred", found["deferred"], plan.deferred, graph)
+    if found["bytes_saved"] != plan.bytes_saved:
+        raise _refuse("plan.bytes_saved", f"is {found['bytes_saved']}, but the values take {plan.bytes_saved}.")
+    return plan
+
+
+def _same_program(found: Sequence[str], graph: Graph) -> None:
+    here = _program(graph)
+    for n, (was, now) in enumerate(zip_longest(found, here)):
+        if was == now:
+            continue
+        name, place = _place(graph, here, n)
+        had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
+        cure = "Read the plan for the program that it was made for, or make a plan for this one."
+        raise _refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+
+
+def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
+    """What line n of a graph's text stands for, and where in the user's program that is."""
+    words = lines[n].split() if n < len(lines) else []
+    if "=" in words:
+        op = graph.ops[list(_as_shown(graph, TOP))[sum("=" in line.split() for line in lines[:n])]]
+        return f"op {op.id}", f" at {op.source}" if op.source else ""
+    if words and words[0] in {role.value for _, role in graph.inputs}:
+        index = n - (len(graph.loops) - 1)
+        label = graph.values[graph.inputs[index][0]].label
+        return f"input {index}", f" ({label})" if label else ""
+    return f"line {n + 1} of the program", ""
+
+
+def _as_shown(graph: Graph, region: int) -> Iterator[int]:
+    """Ids of the ops in the order in which the graph's text has them: a body follows the scan that runs it."""
+    for op in graph.ops:
+        if op.region == region:
+            yield op.id
+            if op.id in graph.bodies:
+                yield from _as_shown(graph, graph.bodies[op.id].id)
+
+
+def _can_be_saved(entries: Sequence[Mapping[str, Any]], graph: Graph, facts: Facts) -> None:
+    seen: set[int] = set()
+    for n, entry in enumerate(entries):
+        v, where = entry["value"], f"plan.saved[{n}]:"
+        if v >= len(graph.values):
+            raise _refuse(where, f"%{v} does not exist in the forward: the program has {len(graph.values)} values.")
+        if facts.is_late(v):
+            raise _refuse(where, f"{graph.where(v)} does not exist in the forward: it needs a cotangent.")
+        if graph.values[v].maker is None:
+            raise _refuse(where, f"{graph.where(v)} is an input, which the caller holds.")
+        if v in seen:
+            raise _refuse(where, f"{graph.where(v)} is saved twice.")
+        seen.add(v)
+
+
+def _same_saved(entries: Sequence[Mapping[str, Any]], plan: Plan, graph: Graph) -> None:
+    saved = {s.value: s for s in plan.saved}
+    for n, entry in enumerate(entries):
+        want = _entry(saved[entry["value"]])
+        for name in ("shape", "dtype", "copies", "bytes", "op"):
+            if entry[name] != want[name]:
+                what = f"is {_shown(entry[name])}, but {_shown(want[name])} in {graph.where(entry['value'])}."
+                raise _refuse(f"plan.saved[{n}].{name}", what)
+
+
+def _same_ops(where: str, found: Sequence[int], want: Sequence[int], graph: Graph) -> None:
+    """Refuse a list of ops that does not follow from what is saved, and name one op too few or too many."""
+    few, many = set(want) - set(found), set(found) - set(want)
+    if few:
+        raise _refuse(where, f"lacks {_op(graph, min(few))}, which must run if no more than that is saved.")
+    if many:
+        raise _refuse(where, f"holds {_op(graph, min(many))}, which need not run if all that is saved.")
+    if list(found) != list(want):
+        raise _refuse(where, "names an op twice, or not in program order.")
+
+
+def _op(graph: Graph, i: int) -> str:
+    if i >= len(graph.ops):
+        return f"op {i}, of {len(graph.ops)} in all"
+    op = graph.ops[i]
+    return f"op {i} ({op.name}{' at ' + op.source if op.source else ''})"
+
+
+# -------------------------------------------------------------------------------------------------- comparing
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """What changes from one plan to another of the same program.
+
+    `saved_only_before` and `saved_only_after` are saved values that the other does not have, or has at another size;
+    the ids under `recomputed_only_...` are ops. A delta is after minus before, None where either is not known.
+    """
+
+    strategies: tuple[str, str]
+    saved_only_before: tuple[Saved, ...]
+    saved_only_after: tuple[Saved, ...]
+    recomputed_only_before: tuple[int, ...]
+    recomputed_only_after: tuple[int, ...]
+    delta_bytes: int
+    delta_seconds: float | None
+    delta_peak_bytes: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both save and recompute the same, as far as is known at the same cost."""
+        choices = self.saved_only_before, self.saved_only_after, self.recomputed_only_before, self.recomputed_only_after
+        return not any((*choices, self.delta_bytes, self.delta_seconds, self.delta_peak_bytes))
+
+    def __str__(self) -> str:
+        """A line of totals, then one for each value with `-` where only the first saves it, largest first."""
+        come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
+        totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
+        totals += [] if self.delta_seconds is None else [f"{1e3 * self.delta_seconds:+,.3f} ms"]
+        totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
+        signed = [*(("-", s) for s in self.saved_only_before), *(("+", s) for s in self.saved_only_after)]
+        signed.sort(key=lambda pair: -pair[1].bytes)
+        lines = [f"{sign} {s.bytes:>13,}  {s}" for sign, s in signed]
+        return "\n".join([f"{' -> '.join(self.strategies)}: {', '.join(totals)}", *lines])
+
+
+def diff(before: Plan, after: Plan) -> PlanDiff:
+    """What the second of two plans of one program saves and recomputes otherwise; reasons do not count."""
+    return PlanDiff(
+        (before.strategy, after.strategy),
+        _without(before.saved, after.saved),
+        _without(after.saved, before.saved),
+        tuple(sorted(set(before.recomputed) - set(after.recomputed))),
+        tuple(sorted(set(after.recomputed) - set(before.recomputed))),
+        after.bytes_saved - before.bytes_saved,
+        _delta(before.seconds, after.seconds),
+        _delta(before.peak_bytes, after.peak_bytes),
+    )
+
+
+def _without(saved: Sequence[Saved], others: Iterable[Saved]) -> tuple[Saved, ...]:
+    known = {_identity(s) for s in others}
+    return tuple(s for s in saved if _identity(s) not in known)
+
+
+def _identity(s: Saved) -> tuple[Any, ...]:
+    return s.value, s.shape, s.dtype, s.copies, s.bytes, s.op
+
+
+def _delta(before: Any, after: Any) -> Any:
+    return None if before is None or after is None else after - before

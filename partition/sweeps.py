@@ -1,0 +1,316 @@
+"""Write a scan in segments, forward and again in the backward.
+
+The programs that take the place of a loop's two scan equations once the loop runs in segments (`segments`). Here a
+*sweep* runs a forward scan segment by segment and notes the carry at the start of each; to *unwind* is to run each
+segment again from there, and then the backward scan's own steps, in the backward scan's order.
+
+Each scan keeps its body, its direction, its name stack and its source line. A segment of a stack is sliced out of the
+whole; if the segments leave a rest, that is one shorter segment at the end of the stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jointcut.partition import jaxprs
+from jointcut.partition.rewrite import live, renamed
+
+Segment = Callable[["_Place", Any, list[Any], list[Any]], tuple[list[Any], list[Any], list[Any]]]
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """The part of a forward scan that some of its stacks are computed by.
+
+    `consts`, `xs` and `starts` are positions among the scan's operands: what the part reads whole, what it scans over,
+    and where the carries that it needs begin. What a carry hands on unchanged counts as read whole. `carries` are the
+    positions of those it needs among all carries. `body` returns carries and stacks, `bare` the carries alone.
+    """
+
+    consts: tuple[int, ...]
+    xs: tuple[int, ...]
+    starts: tuple[int, ...]
+    carries: tuple[int, ...]
+    body: Any
+    bare: Any
+
+    @classmethod
+    def of(cls, eqn: Any, stacks: Sequence[Any]) -> Rerun:
+        """The part that serves some of an equation's results, which must be stacks."""
+        layout = jaxprs.scan_layout(eqn)
+        body, first, last = layout.body, layout.num_consts, layout.num_consts + layout.num_carry
+        wanted = [body.outvars[eqn.outvars.index(v)] for v in stacks]
+        handed_on = {j for j in range(layout.num_carry) if body.outvars[j] is body.invars[first + j]}
+        carries: list[int] = []
+        while True:
+            ends = [body.outvars[j] for j in carries]
+            part = live(body.eqns, [*ends, *wanted])
+            read = [i for i, v in enumerate(body.invars) if v in part.read]
+            found = [i - first for i in read if first <= i < last and i - first not in handed_on]
+            if found == carries:
+                break
+            carries = found
+        starts = tuple(first + j for j in carries)
+        consts = tuple(i for i in read if i < last and i not in starts)
+        xs = tuple(i for i in read if i >= last)
+        invars = [body.invars[i] for i in (*consts, *starts, *xs)]
+        whole, bare = _part(body, invars, [*ends, *wanted]), _part(body, invars, ends)
+        return cls(consts, xs, starts, tuple(carries), whole, bare)
+
+
+def _part(body: Any, invars: Sequence[Any], ends: Sequence[Any]) -> Any:
+    """What a body computes for some of its ends."""
+    places = live(body.eqns, ends).places
+    return jaxprs.build(invars, ends, [body.eqns[i] for i in sorted(places)])
+
+
+# --------------------------------------------------------------------------------------------- the two programs
+
+
+def sweep_program(eqn: Any, dropped: Sequence[Any], rerun: Rerun, length: int) -> Any:
+    """The program in the place of a forward scan, of the scan's operands: final carries and the stacks that are not
+    `dropped`, then the starts of all segments, each carry stacked, then those of the tail.
+
+    Where the scan runs from the end of its stacks it begins with the tail: then that starts as the scan itself.
+    """
+    layout = jaxprs.scan_layout(eqn)
+    a, b = layout.num_consts, layout.num_consts + layout.num_carry
+    ends = [end for end, v in zip(layout.body.outvars, eqn.outvars, strict=True) if v not in dropped]
+    walk = _Walk.of(eqn, _part(layout.body, layout.body.invars, ends), a, layout.num_carry)
+
+    def program(*operands: Any) -> Any:
+        read, carry = (list(operands[:a]), list(operands[b:])), list(operands[a:b])
+        place = _Place(np.uint32(0), layout.length)
+        carry, starts, last, ys = _sweep(walk, rerun.carries, place, length, read, carry)
+        return *carry, *ys, *starts, *([] if layout.reverse else last)
+
+    return _traced(program, *map(_struct, eqn.invars))[0]
+
+
+def unwind_program(eqn: Any, rerun: Rerun, back: Any, fed: Sequence[int | None], lengths: tuple[int, ...]) -> Any:
+    """The program in the place of a backward scan.
+
+    `fed` says for everything that `back` scans over which stack of the rerun it is, None for what is none of them. The
+    operands are, in this order: what the rerun of `eqn` reads whole, what it scans over, and what `back` reads whole,
+    its carry and what it scans over otherwise; then the starts of all segments and those of the tail.
+    """
+    forward, backward = jaxprs.scan_layout(eqn), jaxprs.scan_layout(back)
+    a, b = backward.num_consts, backward.num_consts + backward.num_carry
+    again, bare = (_Walk.of(eqn, body, len(rerun.consts), len(rerun.starts)) for body in (rerun.body, rerun.bare))
+    walk = _Walk.of(back, back.params["jaxpr"], a, backward.num_carry, fed)
+    pair = _Pair(again, bare, walk, tuple(i for i in fed if i is not None))
+    other = [v for v, stack in zip(back.invars[b:], fed, strict=True) if stack is None]
+    count, rest = divmod(forward.length, lengths[0])
+    starts = [eqn.invars[i].aval for i in rerun.starts]
+    groups = (
+        [_struct(eqn.invars[i]) for i in rerun.consts],
+        [_struct(eqn.invars[i]) for i in rerun.xs],
+        list(map(_struct, back.invars[:a])),
+        list(map(_struct, back.invars[a:b])),
+        list(map(_struct, other)),
+        [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in starts],
+        [jaxprs.struct(aval) for aval in starts] if rest else [],
+    )
+
+    def program(consts: Any, xs: Any, back_consts: Any, carry: Any, back_xs: Any, starts: Any, last: Any) -> Any:
+        read, place = ((consts, xs), (back_consts, back_xs)), _Place(np.uint32(0), forward.length)
+        carry, ys = _unwind(pair, lengths, place, read, carry, starts, last)
+        return [*carry, *ys]
+
+    return _traced(program, *groups)[0]
+
+
+# --------------------------------------------------------------------------------------------- how they are traced
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A segment's place in the whole loop: its first step, which may be a tracer, and how many steps it has."""
+
+    first: Any
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A scan of any number of steps, in the direction and under the name of an equation."""
+
+    like: Any
+    body: Any
+
+    def run(self, length: int, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]) -> Any:
+        """Run it on values or tracers; returns the lists of final carries and of stacks."""
+        params = self.like.params
+        like = self.like.replace(params=dict(params, length=length, unroll=min(params["unroll"], length)))
+        a, b, c = ([jaxprs.fresh(jax.typeof(x)) for x in group] for group in (consts, carry, xs))
+        avals = [v.aval for v in jaxprs.opened(self.body)[0].outvars]
+        count = len(carry)
+        outvars = [jaxprs.fresh(aval) for aval in avals[:count]]
+        outvars += [jaxprs.fresh(jaxprs.stacked(aval, [length])) for aval in avals[count:]]
+        eqn = jaxprs.scan(like, self.body, a, b, c, outvars)
+        results = jaxprs.evaluate(jaxprs.build([*a, *b, *c], outvars, [eqn]), *consts, *carry, *xs)
+        return results[:count], results[count:]
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A scan over some steps of a loop, which picks them out of whole stacks: a slice would be a copy."""
+
+    scan: _Scan
+
+    @classmethod
+    def of(cls, like: Any, body: Any, consts: int, carries: int, fed: Sequence[int | None] = ()) -> _Walk:
+        """Walk by a body that reads so many constants and carries. `fed` is None for what it scans over that is a
+        whole stack, as everything is by default; the rest is given for the steps alone.
+        """
+        inner, _ = jaxprs.opened(body)
+        last = consts + carries
+        xs = inner.invars[last:]
+        picked = [v for v, given in zip(xs, fed or [None] * len(xs), strict=True) if given is None]
+        wholes = [jaxprs.fresh(jaxprs.stacked(v.aval, [like.params["length"]])) for v in picked]
+        number = jaxprs.fresh(jax.typeof(np.uint32(0)))
+        closed, _ = _traced(lambda i, *stacks: [_step_of(x, i) for x in stacks], *map(_struct, [number, *wholes]))
+        pick, _ = jaxprs.opened(closed)
+        first, slices = renamed(pick, dict(zip(pick.invars, [number, *wholes], strict=True)))
+        eqns, ends = renamed(inner, dict(zip(picked, slices, strict=True)))
+        given = [v for v in xs if v not in picked]
+        invars = [*inner.invars[:consts], *wholes, *inner.invars[consts:last], number, *given]
+        return cls(_Scan(like, jaxprs.build(invars, ends, [*first, *eqns])))
+
+    def run(self, place: _Place, read: Any, carry: list[Any], given: Sequence[Any] = ()) -> Any:
+        """Run it; `read` is a pair, what the scan reads whole and the whole stacks."""
+        numbers = place.first + lax.iota(np.uint32, place.steps)
+        return self.scan.run(place.steps, [*read[0], *read[1]], carry, [numbers, *given])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What is run in a segment of the backward: the rerun, with stacks or `bare` of them, and the backward scan, which
+    reads the stacks in the order `fed`.
+    """
+
+    again: _Walk
+    bare: _Walk
+    backward: _Walk
+    fed: tuple[int, ...]
+
+
+def _sweep(scan: _Walk, kept: Sequence[int], place: _Place, length: int, read: Any, carry: list[Any]) -> Any:
+    """Run a forward scan in segments: final carries, starts of the segments, starts of the tail, stacks."""
+
+    def segment(place: _Place, read: Any, carry: list[Any], row: list[Any]) -> Any:
+        del row
+        end, ys = scan.run(place, read, carry)
+        return end, [carry[j] for j in kept], ys
+
+    return _in_segments(scan.scan.like, place, length, segment, read, carry, [], [])
+
+
+def _unwind(
+    pair: _Pair, lengths: tuple[int, ...], place: _Place, read: Any, carry: list[Any], starts: Any, last: Any
+) -> tuple[list[Any], list[Any]]:
+    """Run a backward scan in segments, each after its rerun: final carries and stacks.
+
+    `read` is what the rerun reads and what the backward scan reads, each a pair as `_Walk.run` takes it.
+    """
+
+    def segment(place: _Place, read: Any, carry: list[Any], start: list[Any]) -> Any:
+        carry, ys = _run_again(pair, lengths[1:], place, read, carry, start)
+        return carry, [], ys
+
+    like = pair.backward.scan.like
+    carry, _, _, ys = _in_segments(like, place, lengths[0], segment, read, carry, starts, last)
+    return carry, ys
+
+
+def _run_again(
+    pair: _Pair, lengths: tuple[int, ...], place: _Place, read: Any, carry: list[Any], start: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """One segment of the backward: the rerun from its start, whole or in segments of its own, then the steps back."""
+    start = _tied(start, carry)
+    lengths = tuple(k for k in lengths if k < place.steps)
+    if lengths:
+        _, starts, last, _ = _sweep(pair.bare, range(len(start)), place, lengths[0], read[0], start)
+        return _unwind(pair, lengths, place, read, carry, starts, last)
+    _, stacks = pair.again.run(place, read[0], start)
+    return pair.backward.run(place, read[1], carry, [stacks[i] for i in pair.fed])
+
+
+def _tied(start: list[Any], carry: list[Any]) -> list[Any]:
+    """Let a rerun's start wait for the cotangent: the rerun then neither starts early nor merges with the forward."""
+    witnesses = [x for x in carry if jaxprs.is_plain(jax.typeof(x))]  # all of them, since some may begin as constants
+    held = [i for i, x in enumerate(start) if jaxprs.is_plain(jax.typeof(x))]
+    if not witnesses or not held:
+        return start
+    waited = lax.optimization_barrier([*(start[i] for i in held), *witnesses])
+    after = dict(zip(held, waited, strict=False))
+    return [after.get(i, x) for i, x in enumerate(start)]
+
+
+def _in_segments(
+    like: Any, place: _Place, length: int, segment: Segment, read: Any, carry: Any, rows: list[Any], last: list[Any]
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """A scan over segments of `length` steps each, and the tail before or after it, in the direction of an equation.
+
+    `segment(place, read, carry, row)` runs one, with its own of `rows` (the tail gets `last`), and returns carry, notes
+    and stacks. The whole returns the final carry, the notes of all segments, each stacked, those of the tail, and the
+    stacks, joined.
+    """
+    count, rest = divmod(place.steps, length)
+
+    def body(fixed: Any, carry: list[Any], row: list[Any]) -> Any:
+        first, read = fixed
+        carry, notes, ys = segment(_Place(first + row[0] * np.uint32(length), length), read, carry, row[1:])
+        return carry, (notes, ys)
+
+    def main(carry: list[Any]) -> Any:
+        numbers = lax.iota(np.uint32, count)
+        carry, (notes, ys) = _scan_over(like, count, body, (place.first, read), carry, [numbers, *rows])
+        return carry, notes, [lax.collapse(y, 0, 2) for y in ys]
+
+    def tail(carry: list[Any]) -> Any:
+        return segment(_Place(place.first + np.uint32(count * length), rest), read, carry, last)
+
+    if not rest:
+        carry, notes, ys = main(carry)
+        return carry, notes, [], ys
+    if like.params["reverse"]:
+        carry, late_notes, late = tail(carry)
+        carry, notes, ys = main(carry)
+    else:
+        carry, notes, ys = main(carry)
+        carry, late_notes, late = tail(carry)
+    return carry, notes, late_notes, [lax.concatenate(pair, 0) for pair in zip(ys, late, strict=True)]
+
+
+def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carry: list[Any], rows: list[Any]) -> Any:
+    """`lax.scan` of `body(fixed, carry, row)` in the direction and under the name of an equation."""
+    given = jax.tree.map(lambda x: jaxprs.struct(jax.typeof(x)), (fixed, carry))
+    avals = [jax.typeof(x) for x in rows]
+    traced, shape = _traced(body, *given, [jaxprs.struct(a.update(shape=a.shape[1:])) for a in avals])
+    like = like.replace(params=dict(like.params, unroll=1))
+    carry, stacks = _Scan(like, traced).run(count, jax.tree.leaves(fixed), carry, rows)
+    return carry, jax.tree.unflatten(jax.tree.structure(shape[1]), stacks)
+
+
+def _traced(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    """The program of a function, and the tree of its results."""
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*given)
+    jaxpr, consts = jaxprs.opened(closed)
+    assert not consts, "a program in segments reads its operands alone"
+    return jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), shape
+
+
+def _step_of(stack: Any, i: Any) -> Any:
+    zeros = [np.uint32(0)] * (stack.ndim - 1)
+    return lax.squeeze(lax.dynamic_slice(stack, [i, *zeros], (1, *stack.shape[1:])), [0])
+
+
+def _struct(atom: Any) -> Any:
+    return jaxprs.struct(atom.aval)

@@ -1,0 +1,322 @@
+"""Rates are measured once, kept, and found again; nothing that befalls the file stops a call."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from dataclasses import asdict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jointcut.aot import rates as measuring
+from jointcut.aot.rates import Measured, rates
+from jointcut.partition import jaxprs
+from jointcut.partition.classify import classify
+from jointcut.partition.cost import Roofline, recompute_seconds
+from jointcut.partition.loops import read
+from jointcut.partition.roles import Roles
+from jointcut.partition.text import parse
+
+FIGURES = Roofline(1e12, 2e10, 3e9)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A cache folder of the test's own, in a process that knows no rates yet."""
+    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "_KNOWN", {})
+    return tmp_path
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """Instead of measuring, count how often it is done and on which threads."""
+    calls = []
+
+    def measure(device):
+        calls.append(threading.current_thread())
+        assert not jaxprs.tracing()
+        return FIGURES
+
+    monkeypatch.setattr(measuring, "_measure", measure)
+    return calls
+
+
+def forget():
+    measuring._KNOWN.clear()
+
+
+# ---------------------------------------------------------------- of a device
+
+
+def test_rates_are_positive_and_have_two_digits(folder):
+    found = rates()
+    for rate in asdict(found).values():
+        assert math.isfinite(rate) and rate > 0
+        assert float(f"{rate:.1e}") == rate
+
+
+def test_rates_are_measured_once_per_process_and_once_per_file(folder, count):
+    assert rates() == rates() == FIGURES
+    assert len(count) == 1
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 1
+    (folder / "rates.json").unlink()
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 2
+
+
+def test_the_default_device_is_the_one_that_jax_would_use(folder, count):
+    device = jax.devices()[0]
+    assert rates() == rates(device)
+    with jax.default_device(device):
+        rates()
+    assert len(count) == 1
+
+
+def test_the_key_names_the_kind_of_device_the_cores_and_the_version(folder, count):
+    rates()
+    (key,) = json.loads((folder / "rates.json").read_text())
+    assert key.startswith(f"{jax.devices()[0].device_kind}, ")
+    assert " cores, jaxlib 0." in key
+
+
+TRANSFORMED = {
+    "jit": lambda f, x: jax.jit(f)(x),
+    "grad": lambda f, x: jax.grad(f)(x),
+    "vmap": lambda f, x: jax.vmap(f)(x[None]),
+    "scan": lambda f, x: lax.scan(lambda c, y: (c, f(y)), 0.0, x[None]),
+    "make_jaxpr": lambda f, x: jax.make_jaxpr(f)(x),
+    "eval_shape": jax.eval_shape,
+    "no jit": lambda f, x: f(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_rates_are_measured_for_real_inside_any_trace(name, folder, monkeypatch):
+    monkeypatch.setattr(measuring, "_SPAN", 0.0)
+    monkeypatch.setattr(measuring, "_ROUNDS", 1)
+    found = []
+
+    def function(x):
+        found.append(rates())
+        return jnp.sum(x * x)
+
+    TRANSFORMED[name](function, np.ones(3, np.float32))
+    assert isinstance(found[0], Roofline) and len(measuring._KNOWN) == 1
+
+
+def test_settings_of_the_caller_do_not_reach_the_measurement(folder, monkeypatch):
+    seen = []
+
+    def measure(device):
+        seen.append((jax.config.jax_enable_x64, jax.config.jax_disable_jit, jax.config.jax_debug_nans))
+        return FIGURES
+
+    monkeypatch.setattr(measuring, "_measure", measure)
+    with jax.enable_x64(True), jax.disable_jit(), jax.debug_nans(True):
+        rates()
+    assert seen == [(False, False, False)]
+
+
+# ---------------------------------------------------------------- the file
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", '{"a": 1}', '{"a": {"flops_per_s": 1}}', "\x00", "null"])
+def test_a_file_that_is_not_ours_is_told_of_once_and_replaced(text, folder, count, caplog):
+    (folder / "rates.json").write_text(text)
+    with caplog.at_level(logging.INFO, logger="jointcut"):
+        assert rates() == rates() == FIGURES
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(
+        "Rates are measured anew, since the file that should hold them cannot be read: "
+    )
+    caplog.clear()
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 1 and not caplog.records
+
+
+@pytest.mark.parametrize("figure", ["0", "-1.0", "NaN", "Infinity", '"fast"', "null"])
+def test_figures_that_are_no_rates_are_not_believed(figure, folder, count, caplog):
+    rates()
+    path = folder / "rates.json"
+    path.write_text(path.read_text().replace(str(FIGURES.bytes_per_s), figure))
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 2
+
+
+def test_rates_of_other_devices_stay_in_the_file(folder, count):
+    other = {"flops_per_s": 1.0, "elementwise_per_s": 2.0, "bytes_per_s": 3.0, "fresh_bytes_per_s": 4.0}
+    (folder / "rates.json").write_text(json.dumps({"another machine": other}))
+    rates()
+    kept = json.loads((folder / "rates.json").read_text())
+    assert len(kept) == 2 and kept["another machine"] == other
+
+
+def test_nothing_but_the_file_is_left_in_the_folder(folder, count):
+    rates()
+    assert [path.name for path in folder.iterdir()] == ["rates.json"]
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(folder, count, monkeypatch):
+    blocked = folder / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(blocked / "below"))
+    assert rates() == rates() == FIGURES
+    assert len(count) == 1
+
+
+def test_the_users_cache_folder_is_the_default(folder, count, monkeypatch):
+    monkeypatch.delenv("JOINTCUT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    rates()
+    assert (folder / "cache" / "jointcut" / "rates.json").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    forget()
+    rates()
+    assert (folder / "home" / ".cache" / "jointcut" / "rates.json").exists()
+
+
+# ---------------------------------------------------------------- op by op
+
+
+def graph_of(function, *args):
+    closed = jax.make_jaxpr(function)(*args)
+    return read(closed, Roles.simple(len(args), 0, len(closed.out_avals), 0))
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Run each op once, and say that it took a second for each operand."""
+    calls = []
+
+    def median(function, *operands):
+        if operands:
+            calls.append(jax.block_until_ready(jax.jit(function)(*operands)))
+        return float(len(operands))
+
+    monkeypatch.setattr(measuring, "_median", median)
+    return calls
+
+
+SQUARE = np.eye(6, dtype=np.float32)
+WORDS = np.array([4, 1, 0])
+
+ALONE = {
+    "dot_general": (jnp.dot, SQUARE, SQUARE),
+    "sort": (lambda x: lax.sort(x), SQUARE),
+    "cholesky": (lambda x: lax.linalg.cholesky(x, symmetrize_input=False), SQUARE),
+    "lu": (lambda x: lax.linalg.lu(x), SQUARE),
+    "cumsum": (lambda x: lax.cumsum(x), np.ones(5, np.int32)),
+    "reduce_sum": (lambda x: jnp.sum(x), SQUARE),
+    "scatter-add": (lambda x, i, y: x.at[i].add(y), SQUARE, WORDS.astype(np.int32), np.ones((3, 6), np.float32)),
+    "scan": (lambda x: lax.scan(lambda c, y: (c @ y, None), x, jnp.zeros((2, 6, 6)))[0], SQUARE),
+    "dot_general in half": (jnp.dot, SQUARE.astype(jnp.bfloat16), SQUARE.astype(jnp.bfloat16)),
+    "dot_general of complex numbers": (jnp.dot, SQUARE.astype(np.complex64), SQUARE.astype(np.complex64)),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_heavy_op_runs_alone_and_is_timed(name, timed):
+    function, *args = ALONE[name]
+    graph = graph_of(function, *args)
+    (op,) = [op for op in graph.ops if op.name == name.split()[0]]
+    model = Measured(FIGURES)
+    assert model.seconds(graph, op) == len(op.inputs)
+    (outs,) = timed
+    assert [(x.shape, x.dtype) for x in outs] == [(v.aval.shape, v.aval.dtype) for v in op.payload.outvars]
+    assert all(np.isfinite(np.asarray(x, np.complex64)).all() for x in outs)
+
+
+def test_equal_ops_are_timed_once_and_different_ones_apart(timed):
+    graph = graph_of(lambda x: (x @ x) @ x + lax.dot(x, x, precision="highest") + lax.sort(x), SQUARE)
+    model = Measured(FIGURES)
+    for _ in range(2):
+        for op in graph.ops:
+            model.seconds(graph, op)
+    assert len(timed) == len(model.taken) == 3
+
+
+def test_doubles_are_timed_as_doubles(timed):
+    with jax.enable_x64(True):
+        graph = graph_of(lambda x: lax.sort(x), SQUARE.astype(np.float64))
+        Measured(FIGURES).seconds(graph, graph.ops[0])
+    assert [x.dtype for x in timed[0]] == [np.float64]
+
+
+def waiting(x):
+    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: c @ c, x)
+
+
+def kernel(x, out):
+    out[...] = x[...]
+
+
+def silent(x):
+    return jax.pure_callback(lambda y: pytest.fail("it was called"), x, x)
+
+
+NOT_ALONE = {
+    "sin": (lambda x: jnp.sin(x), SQUARE),  # cheap
+    "reshape": (lambda x: x.reshape(-1), SQUARE),
+    "while": (waiting, SQUARE),
+    "jit": (jax.jit(waiting), SQUARE),
+    "cond": (lambda i, x: lax.switch(i, [jnp.tanh, lambda y: y @ y], x), np.int32(0), SQUARE),
+    "random_bits": (lambda key: jax.random.bits(key, (3,)), jax.random.key(0)),
+    "pure_callback": (silent, SQUARE),
+    "ffi_call": (jax.ffi.ffi_call("nowhere", jax.ShapeDtypeStruct((6, 6), np.float32)), SQUARE),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ALONE)
+def test_what_is_cheap_or_cannot_run_alone_costs_what_the_roofline_says(name, timed):
+    function, *args = NOT_ALONE[name]
+    graph = graph_of(function, *args)
+    (op,) = [op for op in graph.ops if op.name == name]
+    assert Measured(FIGURES).seconds(graph, op) == FIGURES.seconds(graph, op)
+    assert not timed
+
+
+def test_an_op_of_a_text_costs_what_the_roofline_says(timed):
+    graph = parse("primal %0:float32[8]\n%1:float32[8] = sort %0\noutput %1")
+    assert recompute_seconds(graph, classify(graph), Measured(FIGURES)) == [FIGURES.seconds(graph, graph.ops[0])]
+    assert not timed
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices run Pallas kernels")
+def test_an_op_that_the_device_cannot_run_costs_what_the_roofline_says(timed):
+    kind = jax.ShapeDtypeStruct((6, 6), np.float32)
+    graph = graph_of(pl.pallas_call(kernel, out_shape=kind), SQUARE)
+    (op,) = [op for op in graph.ops if op.name == "pallas_call"]
+    model = Measured(FIGURES)
+    assert model.seconds(graph, op) == FIGURES.seconds(graph, op)
+    assert list(model.taken.values()) == [None] and not timed
+
+
+def test_an_op_is_timed_for_real_inside_a_trace():
+    taken = []
+
+    def function(x):
+        graph = graph_of(lambda y: lax.sort(y), np.ones(100, np.float32))
+        taken.append(Measured(FIGURES).seconds(graph, graph.ops[0]))
+        return x + 1
+
+    jax.jit(function)(np.float32(0))
+    assert math.isfinite(taken[0]) and taken[0] >= 0
+
+
+def test_a_measured_model_moves_bytes_as_its_roofline_does():
+    assert Measured(FIGURES).saving_seconds(1) == FIGURES.saving_seconds(1)

@@ -1,0 +1,254 @@
+"""The schedules of the interval model are valid, and as short as trying all of them finds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise, product
+from random import Random
+
+import pytest
+
+from jointcut.partition.errors import GraphError, PlanError
+from jointcut.partition.intervals import Instance, Schedule, solve
+from jointcut.partition.text import parse
+
+with_solver = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed")
+
+# Two values of a chain are read again behind it, in the order in which a backward does.
+CHAIN = """
+    primal %0:float32[4] "x"
+    %1:?[]/40B = first %0 takes 2.0s
+    %2:?[]/40B = second %1 takes 1.0s
+    %3:?[]/40B = third %2 takes 4.0s
+    %4:?[]/8B = back %3 %2 takes 1.0s
+    %5:?[]/8B = again %4 %1 takes 1.0s
+    output %5
+"""
+
+
+def drawn(seed: int, most: int = 6) -> Instance:
+    """A random instance of up to so many ops; some make two values or none, or may not run again."""
+    random = Random(seed)
+    count = random.randint(2, most)
+    made: list[int] = []
+    reads, makes = [], []
+    for _ in range(count):
+        reads.append(tuple(random.sample(made, min(len(made), random.choice((1, 1, 2, 3))))))
+        makes.append(tuple(range(len(made), len(made) + random.choice((0, 1, 1, 1, 1, 2)))))
+        made += makes[-1]
+    return Instance(
+        names=tuple(f"op{i}" for i in range(count)),
+        seconds=tuple(random.choice((0.0, 0.125, 1.0, 2.5, 3.0)) for _ in range(count)),
+        reads=tuple(reads),
+        makes=tuple(makes),
+        value_bytes=tuple(random.choice((0, 2, 4, 6, 10, 30)) for _ in made),
+        kept=frozenset(random.sample(made, min(len(made), random.choice((0, 1, 2))))),
+        once=frozenset(random.sample(range(count), random.choice((0, 0, 1)))),
+    )
+
+
+def peak_of(instance: Instance, runs: tuple[int, ...]) -> int | None:
+    """The peak, by asking of each value at each run whether it is still read; None where an input is missing."""
+    peak = 0
+    for now in range(len(runs)):
+        alive = set(instance.makes[runs[now]])
+        for v in range(len(instance.value_bytes)):
+            makers = [p for p, i in enumerate(runs) if v in instance.makes[i]]
+            readers = [p for p, i in enumerate(runs) if v in instance.reads[i]]
+            readers += [len(runs)] if v in instance.kept else []
+            if any(not makers or p <= makers[0] for p in readers):
+                return None
+            sources = [max(m for m in makers if m < p) for p in readers]
+            if any(m <= now <= p for m, p in zip(sources, readers, strict=True)):
+                alive.add(v)
+        peak = max(peak, sum(instance.value_bytes[v] for v in alive))
+    return peak
+
+
+def all_runs(instance: Instance, copies: int) -> Iterator[tuple[int, ...]]:
+    """Every sequence of the model: in front of an op's first run, any ops before it, in order, each once."""
+    count = len(instance.names)
+    choices = [
+        [stages for stages in product(range(i + 1, count + 2), repeat=copies - 1) if rising(stages, count + 1)]
+        if i not in instance.once
+        else [(count + 1,) * (copies - 1)]
+        for i in range(count)
+    ]
+    for again in product(*choices):
+        runs: list[int] = []
+        for stage in range(count + 1):
+            runs += [i for i in range(min(stage, count)) if stage in again[i]]
+            runs += [stage] if stage < count else []
+        yield tuple(runs)
+
+
+def rising(stages: tuple[int, ...], never: int) -> bool:
+    return all(a < b or a == b == never for a, b in pairwise(stages))
+
+
+def front(instance: Instance, copies: int) -> list[tuple[int, float]]:
+    """Peak and seconds of every sequence."""
+    out = []
+    for runs in all_runs(instance, copies):
+        peak = peak_of(instance, runs)
+        assert peak is not None
+        out.append((peak, math.fsum(instance.seconds[i] for i in runs)))
+    return out
+
+
+def carried_out(instance: Instance, schedule: Schedule) -> int:
+    """The peak of a schedule with its frees, by doing what it says."""
+    alive: set[int] = set()
+    peak = 0
+    for i, frees in zip(schedule.runs, schedule.frees, strict=True):
+        assert set(instance.reads[i]) <= alive
+        assert not set(instance.makes[i]) & alive, "a value is made while a copy of it is alive"
+        alive |= set(instance.makes[i])
+        peak = max(peak, sum(instance.value_bytes[v] for v in alive))
+        assert set(frees) <= alive
+        alive -= set(frees)
+    assert alive == instance.kept
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_replay_counts_what_is_alive_at_each_run(seed):
+    random, instance = Random(seed), drawn(seed)
+    everything = list(all_runs(instance, copies=2))
+    for runs in random.sample(everything, min(5, len(everything))):
+        schedule = Schedule.of(instance, runs)
+        assert schedule.peak_bytes == instance.peak_bytes(runs) == peak_of(instance, runs)
+        assert schedule.seconds == math.fsum(instance.seconds[i] for i in runs)
+        assert schedule.peak_bytes >= instance.floor_bytes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_frees_of_a_replay_leave_every_input_alive_until_it_is_read(seed):
+    instance = drawn(seed)
+    for runs in Random(seed).choices(list(all_runs(instance, copies=2)), k=5):
+        schedule = Schedule.of(instance, runs)
+        assert carried_out(instance, schedule) == schedule.peak_bytes
+
+
+@with_solver
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_sequence_of_runs_beats_the_solver(seed, copies):
+    instance = drawn(100 * copies + seed, most=6 if copies < 3 else 4)
+    tried = front(instance, copies)
+    for budget in sorted({peak for peak, _ in tried} | {instance.floor_bytes})[:4]:
+        within = [seconds for peak, seconds in tried if peak <= budget]
+        outcome = solve(instance, budget, copies=copies)
+        if not within:
+            assert (outcome.status, outcome.schedule, outcome.bound_seconds) == ("infeasible", None, math.inf)
+            continue
+        assert outcome.status == "optimal" and outcome.schedule is not None
+        assert outcome.schedule.seconds == pytest.approx(min(within), rel=1e-8)
+        assert outcome.bound_seconds <= min(within) <= outcome.bound_seconds * (1 + 1e-7) + 1e-12
+        assert carried_out(instance, outcome.schedule) == outcome.schedule.peak_bytes <= budget
+        assert not {i for i in instance.once if outcome.schedule.runs.count(i) > 1}
+        assert max(outcome.schedule.runs.count(i) for i in range(len(instance.names))) <= copies
+
+
+@with_solver
+@pytest.mark.parametrize("seed", range(6))
+def test_more_budget_is_never_slower_and_below_the_floor_nothing_runs(seed):
+    instance = drawn(seed + 1000, most=12)
+    low, high = instance.floor_bytes, instance.nominal_bytes
+    assert solve(instance, low - 1).status == "infeasible"
+    seconds = math.inf
+    for budget in [low + (high - low) * k // 5 for k in range(6)]:
+        outcome = solve(instance, budget)
+        found = outcome.schedule.seconds if outcome.schedule else math.inf
+        assert outcome.status in ("optimal", "infeasible")
+        assert found <= seconds * (1 + 1e-8)
+        seconds = found
+    assert seconds == instance.nominal_seconds
+
+
+@with_solver
+def test_the_same_question_has_the_same_answer():
+    instance = drawn(7, most=6)
+    budget = (instance.floor_bytes + instance.nominal_bytes) // 2
+    assert solve(instance, budget) == solve(instance, budget)
+
+
+@with_solver
+def test_within_no_time_nothing_is_claimed_but_the_bound():
+    instance = drawn(1, most=6)
+    outcome = solve(instance, instance.nominal_bytes, seconds_limit=0.0)
+    assert (outcome.status, outcome.schedule) == ("unknown", None)
+    assert outcome.bound_seconds == instance.nominal_seconds
+
+
+@with_solver
+def test_a_graph_without_a_backward_is_scheduled_within_its_budget():
+    instance = Instance.of(parse(CHAIN))
+    assert (instance.nominal_bytes, instance.nominal_seconds, instance.floor_bytes) == (128, 9.0, 88)
+    assert solve(instance, 128).bound_seconds == 9.0
+    outcome = solve(instance, 100)
+    assert outcome.schedule == Schedule((0, 1, 2, 3, 0, 4), ((), (1,), (), (2, 3), (), (1, 4)), 11.0, 88)
+
+
+def test_a_graph_gives_what_its_ops_take_read_and_make():
+    graph = parse(CHAIN)
+    instance = Instance.of(graph)
+    assert instance.names == ("first", "second", "third", "back", "again")
+    assert instance.reads == ((), (1,), (2,), (3, 2), (4, 1))
+    assert instance.value_bytes == (0, 40, 40, 40, 8, 8)
+    assert instance.kept == {5}
+    bare = replace(graph, ops=tuple(replace(op, seconds=None) for op in graph.ops))
+    assert Instance.of(bare, lambda _, op: 1.0 + op.id).seconds == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert Instance.of(graph, lambda _, op: 1.0 + op.id).seconds == instance.seconds
+
+
+def test_an_op_with_effects_runs_once():
+    instance = Instance.of(parse(CHAIN.replace("%0 takes", "%0 effects takes")))
+    assert instance.once == {0}
+
+
+def refusal(error: type[Exception], act) -> str:
+    with pytest.raises(error) as caught:
+        act()
+    return str(caught.value)
+
+
+def test_a_graph_that_is_no_instance_is_refused_with_a_cure():
+    unpriced = "primal %0:float32[]\n%1:float32[] = sin %0"
+    assert refusal(GraphError, lambda: Instance.of(parse(unpriced))) == (
+        "op 0 (sin) has no seconds.\nWrite `takes 0.0125s` behind it, or pass a model that prices ops."
+    )
+    loop = "loop 1 x2\nprimal %0:float32[]\nspare %1:float32[]@1\noutput %0"
+    assert refusal(GraphError, lambda: Instance.of(parse(loop))) == (
+        "the graph has a loop.\nPass a graph of ops in one list."
+    )
+    late = "%0:float32[] = sin %1 takes 1s\n%1:float32[] = iota takes 1s"
+    assert refusal(GraphError, lambda: Instance.of(parse(late))) == (
+        "op 0 (sin) reads %1 before it is made.\nPut ops behind their inputs."
+    )
+    assert refusal(GraphError, lambda: Instance(("a", "b"), (1.0, 1.0), ((), ()), ((0,), (0,)), (4,))) == (
+        "op 1 (b) makes %0, which an op before makes.\nGive each value a number of its own."
+    )
+    assert refusal(GraphError, lambda: Instance(("a",), (math.inf,), ((),), ((0,),), (4,))) == (
+        "op 0 (a) takes inf seconds.\nGive seconds that are finite and not negative."
+    )
+
+
+def test_a_sequence_that_reads_what_is_not_made_is_refused():
+    instance = Instance.of(parse(CHAIN))
+    assert refusal(PlanError, lambda: Schedule.of(instance, [1])) == (
+        "runs[0] runs second, which reads %1, before %1 is made.\nRun op 0 further up."
+    )
+    assert refusal(PlanError, lambda: Schedule.of(instance, [0, 1])) == "runs never make %5.\nRun op 4."
+
+
+def test_without_the_solver_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    assert refusal(ModuleNotFoundError, lambda: solve(Instance.of(parse(CHAIN)), 100)) == (
+        "solve needs OR-Tools, which is not installed.\nRun `pip install 'jointcut[cpsat]'`."
+    )
