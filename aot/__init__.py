@@ -11,10 +11,13 @@ Files, in reading order:
     traced: Hold one traced call, and put flat results back into the caller's trees.
     pareto: Show what each budget would cost.
     fit: Compile plans until one fits the budget.
+    inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
     checked: Run a call half by half, and check everything that can be checked.
+    cut: Hold one cut: the plan, the two jaxprs, and what their inputs and outputs mean to the caller.
     backward: Call a compiled backward, which gives up its residuals.
+    compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     pullback: Hold a forward's residuals until the cotangent comes.
@@ -23,12 +26,25 @@ Files, in reading order:
 """
 
 from jointcut.aot.checked import debug as debug
+from jointcut.aot.compiled import Compiled as Compiled
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
 from jointcut.aot.options import Options as Options
-from jointcut.aot.stages import Compiled as Compiled
+from jointcut.aot.pareto import Pareto as Pareto
 from jointcut.aot.stages import Cut as Cut
 from jointcut.aot.stages import Traced as Traced
+from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.wrappers.containers import register_container as register_container
 
-__all__ = ["Compiled", "Cut", "Function", "Options", "Traced", "debug", "function", "register_container"]
+__all__ = [
+    "BudgetError",
+    "Compiled",
+    "Cut",
+    "Function",
+    "Options",
+    "Pareto",
+    "Traced",
+    "debug",
+    "function",
+    "register_container",
+]

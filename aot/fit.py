@@ -1,27 +1,29 @@
 """Compile plans until one fits the budget.
 
 The model of `partition.budget` proposes, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
-program says so. The fastest plan whose predicted peak fits is compiled first; where it does not fit, the prediction is
-scaled by what was measured and the next one is tried. Where none fits, those with the least predicted peak are, until
-one does, and the error names the smallest that was found.
+program says so. The fastest plan whose predicted peak fits is compiled first; where it does not fit, predictions near
+it are scaled by what was measured and the next one is tried. Where none fits, those with the least predicted peak are,
+until one does, and the error names the smallest that was found.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from jointcut.aot.limits import Limit, free_bytes
-from jointcut.aot.traced import TracedCall
 from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.plan import Plan
 from jointcut.wrappers.record import Record
 
 #: How many plans are compiled because they should fit, and how many because they are the smallest.
-MOST_PROPOSED, MOST_SMALLEST = 4, 4
+MOST_PROPOSED, MOST_SMALLEST = 4, 5
+
+#: What XLA takes for each byte that the model predicts, before anything was compiled: about the median on CPU.
+CALIBRATION = 1.25
 
 _T = TypeVar("_T")
 
@@ -64,6 +66,11 @@ class Weighed(Generic[_T]):
     activation_bytes: int
     compile_ms: float
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Arguments and results."""
+        return self.peak_bytes - self.activation_bytes
+
 
 @dataclass(frozen=True)
 class Fitted(Generic[_T]):
@@ -78,92 +85,111 @@ class _Search(Generic[_T]):
     """The plans of one program on the way to one budget; sizes are bytes of temporaries."""
 
     def __init__(
-        self, planner: Planner, measure: Callable[[Plan], Weighed[_T]], allowed: Callable[[Weighed[_T]], float]
+        self, planner: Planner, measure: Callable[[Plan], Weighed[_T]], room: Callable[[Weighed[Any] | None], float]
     ) -> None:
-        self.planner, self.measure, self.allowed = planner, measure, allowed
-        self.ratio = planner.calibration
+        self.planner, self.measure, self.room = planner, measure, room
+        self.menu = ranked(planner.menu)
         self.trail: list[Attempt] = []
-        self.found: dict[int, tuple[Plan, Weighed[_T]]] = {}
+        self.found: dict[int, tuple[Candidate, Plan, Weighed[_T]]] = {}
 
-    def try_out(self, candidate: Candidate) -> bool:
-        """Compile a candidate; whether it fits."""
+    def expected(self, candidate: Candidate) -> float:
+        """What XLA would make of a predicted peak: as much more as of the nearest that was compiled."""
+        peak = max(candidate.peak_bytes, 1)
+        near = min(self.found.values(), key=lambda f: abs(math.log(max(f[0].peak_bytes, 1) / peak)), default=None)
+        return peak * (CALIBRATION if near is None else near[2].activation_bytes / max(near[0].peak_bytes, 1))
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Compile a candidate; whether it holds the budget."""
+        expected = self.expected(candidate)
         measured = self.measure(candidate.plan)
-        fixed = measured.peak_bytes - measured.activation_bytes
-        fits = measured.activation_bytes <= self.allowed(measured)
-        promised = fixed + math.ceil(self.ratio * candidate.peak_bytes)
-        plan = self.planner.promising(candidate.plan, promised)
+        fits = measured.activation_bytes <= self.room(measured)
+        promised = measured.fixed_bytes + math.ceil(expected)
+        plan = replace(candidate.plan, peak_bytes=promised)
         figures = promised, measured.peak_bytes, measured.activation_bytes, fits, measured.compile_ms
         self.trail.append(Attempt(plan.strategy, plan.bytes_saved, *figures))
-        self.found[id(candidate)] = plan, measured
-        self.ratio = max(self.ratio, measured.activation_bytes / max(candidate.peak_bytes, 1))
+        self.found[id(candidate)] = candidate, plan, measured
         return fits
+
+    def proposed(self, room: float) -> Candidate | None:
+        """The fastest candidate that should fit and was not compiled yet."""
+        untried = (c for c in self.menu if id(c) not in self.found)
+        return next((c for c in untried if self.expected(c) <= room), None)
+
+    def faster(self, chosen: Candidate) -> Candidate:
+        """A faster plan that fits as well, where the model was too careful; tried once."""
+        better = self.proposed(self.room(self.found[id(chosen)][2]))
+        if better is not None and better.step_seconds < chosen.step_seconds and self.fits(better):
+            return better
+        return chosen
+
+    def smallest(self) -> Iterator[Candidate]:
+        """The candidates of least predicted peak, of each kind of plan one, until XLA finds no difference."""
+        best: dict[str, Candidate] = {}
+        for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
+            best.setdefault(c.plan.strategy, c)
+        floor: list[int] = []
+        for c in list(best.values())[:MOST_SMALLEST]:
+            if len(floor) >= 3 and max(floor[-3:]) <= 1.01 * min(floor):
+                return
+            yield c
+            floor.append(self.found[id(c)][2].activation_bytes)
 
     def fitted(self, candidate: Candidate) -> Fitted[_T]:
         """The result, with this candidate chosen."""
-        return Fitted(*self.found[id(candidate)], tuple(self.trail))
+        return Fitted(*self.found[id(candidate)][1:], tuple(self.trail))
 
 
-def fit(planner: Planner, budget: Limit, traced: TracedCall, measure: Callable[[Plan], Weighed[_T]]) -> Fitted[_T]:
-    """The fastest plan that holds a budget; `measure` compiles a plan for the traced call.
+#: What temporaries may take, given the step that was compiled, or None before one was.
+Room = Callable[[Weighed[Any] | None], float]
+
+
+def fit(planner: Planner, budget: Limit, room: Room, measure: Callable[[Plan], Weighed[_T]]) -> Fitted[_T]:
+    """The fastest plan that holds a budget; `measure` compiles a plan, `room` is the budget as bytes of temporaries.
 
     Raises `BudgetError` where none of the smallest plans fits; with a fraction of 0.0 the smallest one is returned.
     """
-    if budget.of_device:
-        budget = Limit(peak_bytes=free_bytes(traced.bound.leaves))
-    if budget.fraction is None:
-        peak = budget.peak_bytes or 0
-        room: float = peak - traced.fixed_bytes
-        search = _Search(planner, measure, lambda m: peak - (m.peak_bytes - m.activation_bytes))
-    else:
-        room = budget.fraction * traced.plain_memory.temp_bytes if budget.fraction else 0.0
-        search = _Search(planner, measure, lambda _: room)
-    menu = ranked(planner.menu)
-    smallest = sorted(planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
+    search = _Search(planner, measure, room)
     if budget.fraction == 0.0:
-        return _least(search, smallest)
+        for candidate in search.smallest():
+            search.fits(candidate)
+        return search.fitted(min(search.found.values(), key=lambda f: (f[2].activation_bytes, f[0].step_seconds))[0])
+    left = room(None)
     for _ in range(MOST_PROPOSED):
-        untried = [c for c in menu if id(c) not in search.found]
-        chosen = next((c for c in untried if search.ratio * c.peak_bytes <= room), None)
+        chosen = search.proposed(left)
         if chosen is None:
             break
-        if search.try_out(chosen):
-            return search.fitted(_faster(search, menu, chosen))
-        room = search.allowed(search.found[id(chosen)][1])
-    for chosen in [c for c in smallest if id(c) not in search.found][:MOST_SMALLEST]:
-        if search.try_out(chosen):
+        if search.fits(chosen):
+            return search.fitted(search.faster(chosen))
+        left = room(search.found[id(chosen)][2])
+    for chosen in search.smallest():
+        known = search.found.get(id(chosen))
+        fits = known[2].activation_bytes <= room(known[2]) if known else search.fits(chosen)
+        if fits:
             return search.fitted(chosen)
-    raise refused(search, budget, menu)
+    raise refused(search, budget)
 
 
-def _least(search: _Search[_T], smallest: Sequence[Candidate]) -> Fitted[_T]:
-    """The smallest of the plans with the least predicted peak."""
-    tried = list(smallest[: MOST_PROPOSED + MOST_SMALLEST])
-    for candidate in tried:
-        search.try_out(candidate)
-    return search.fitted(min(tried, key=lambda c: search.found[id(c)][1].activation_bytes))
+def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
+    """What temporaries may take.
+
+    `leaves` are the arguments of the call, `fixed_bytes` what arguments and results take as far as that is known before
+    a step was compiled, `plain_bytes` what plain JAX's temporaries take.
+    """
+    if budget.fraction is not None:
+        share = budget.fraction * plain_bytes() if budget.fraction else math.inf
+        return lambda measured: share
+    peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
+    return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)
 
 
-def _faster(search: _Search[_T], menu: Sequence[Candidate], chosen: Candidate) -> Candidate:
-    """A faster plan that fits as well, where the model was too careful; tried once."""
-    measured = search.found[id(chosen)][1]
-    ratio = measured.activation_bytes / max(chosen.peak_bytes, 1)
-    room = search.allowed(measured)
-    for candidate in menu:
-        if candidate is chosen:
-            break
-        if id(candidate) not in search.found and ratio * candidate.peak_bytes <= room:
-            return candidate if search.try_out(candidate) else chosen
-    return chosen
-
-
-def refused(search: _Search[_T], budget: Limit, menu: Sequence[Candidate]) -> BudgetError:
+def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     """The error that names the smallest peak found and what holds it up."""
-    plan, measured = min(search.found.values(), key=lambda found: found[1].peak_bytes)
+    _, plan, measured = min(search.found.values(), key=lambda found: found[2].peak_bytes)
     alive = search.planner.replay(plan).alive[:5]
-    fixed = measured.peak_bytes - measured.activation_bytes
     lines = [
         f"The smallest peak found is {measured.peak_bytes:,} bytes ({len(search.trail)} plans compiled): "
-        f"{fixed:,} are arguments and results, {measured.activation_bytes:,} temporaries. Alive there, by the model:",
+        f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
+        "Alive there, by the model:",
         *(f"    {buffer}" for buffer in alive),
         "Give at least that much, a smaller batch, or budget=0.0 for the least that is found.",
     ]

@@ -23,6 +23,7 @@ from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.calls import Jitted, keep, refuse_twice
+from jointcut.aot.inside import cut_inside
 from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.limits import Budget
 from jointcut.aot.options import Options
@@ -32,7 +33,7 @@ from jointcut.aot.traced import unfinished, value_and_gradients
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.cost import CostModel
 from jointcut.partition.plan import Plan
-from jointcut.partition.split import Strategy, split
+from jointcut.partition.split import Strategy
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.convention import Convention, slots
@@ -263,7 +264,7 @@ class Function:
         flat = functools.partial(jaxprs.evaluate, closed)
         with pipeline.explained(self._name):
             program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
-        made = split(program.closed, program.roles, self._options.strategy)
+        made = cut_inside(program, self._options)
         return made.graph, compiling.halves_for(made, False), program.consts
 
 

@@ -133,6 +133,13 @@ class Joint:
         return Role.GRADIENT in self.roles.outputs and Role.COTANGENT in self.roles.inputs
 
     @property
+    def fixed_bytes(self) -> int:
+        """What a step takes whatever it saves: arguments, results and gradients."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
+        return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
+
+    @property
     def carries(self) -> tuple[bool, ...]:
         """Which outputs have a cotangent among the inputs: none where there is no backward."""
         return self.results.with_cotangent if self.is_train else (False,) * len(self.results.avals)

@@ -6,37 +6,27 @@ extend JAX's own `Traced`, `Lowered`, `Compiled`: `f.trace(*args).partition().co
 
 from __future__ import annotations
 
-import functools
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 
-from jointcut.aot import checked
-from jointcut.aot import compile as compiling
-from jointcut.aot.backward import CompiledPullback
-from jointcut.aot.compile import Cost, Memory, ProgramMemory, Timings
-from jointcut.aot.fit import Attempt, Fitted, Weighed, fit
-from jointcut.aot.gradient import Gradient, gradient
+from jointcut.aot.compiled import Compiled
+from jointcut.aot.cut import CutCall
+from jointcut.aot.fit import CALIBRATION, Weighed, fit, room_for
 from jointcut.aot.limits import Budget, Limit, limit
 from jointcut.aot.options import wanted_plan
+from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.rates import rates
-from jointcut.aot.signature import graph_signature
-from jointcut.aot.traced import TracedCall, unfinished, value_and_gradients
+from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
-from jointcut.partition.budget import Planner
-from jointcut.partition.emit import Residual
+from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.plan import Plan
-from jointcut.partition.roles import Role
-from jointcut.partition.split import Split, Strategy, split
-from jointcut.wrappers import alias
-from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
-from jointcut.wrappers.tree import Bound, struct
+from jointcut.partition.split import Strategy, split
 
 
 @dataclass(frozen=True)
@@ -84,76 +74,49 @@ class Traced(TracedCall):
         """
         return Planner(self.graph, self.options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
 
+    @cached_property
+    def _weighed(self) -> dict[Any, Weighed[Compiled]]:
+        """The plans that were compiled, for other budgets."""
+        return {}
+
     def _within(self, budget: Limit) -> Cut:
         """The cut whose compiled step holds a budget."""
         start = time.perf_counter()
 
         def measure(plan: Plan) -> Weighed[Compiled]:
-            compiled = self._cut(lambda graph: plan).compile()
-            return Weighed(compiled, compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms)
+            key = (plan.values, plan.segments)
+            if key not in self._weighed:
+                made = self._cut(lambda graph: plan).compile()
+                self._weighed[key] = Weighed(made, made.peak_bytes, made.activation_bytes, made.compile_ms)
+            return self._weighed[key]
 
-        found = fit(self.planner, budget, self, measure)
-        fitted = found.measured.made
-        made = replace(fitted.cut.split, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start))
-        return replace(fitted.cut, split=made, fitted=found)
+        room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, lambda: self.plain_memory.temp_bytes)
+        found = fit(self.planner, budget, room, measure)
+        made = found.measured.made.cut.split
+        return Cut(self, replace(made, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start)), found)
+
+    def pareto(self) -> Pareto:
+        """What each budget would cost: the plans that no other betters in both peak and time, by the model."""
+        return self._pareto(None)
+
+    def _pareto(self, chosen: Plan | None) -> Pareto:
+        found = ranked(self.planner.menu)
+        mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
+        return Pareto(self.name, tuple(map(self._point, found)), mine and self._point(mine))
+
+    def _point(self, c: Candidate) -> ParetoPoint:
+        return ParetoPoint(self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes), c.step_seconds, c.plan)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A traced function cut in two."""
+class Cut(CutCall):
+    """A traced function cut in two, ready to be compiled."""
 
     traced: Traced
-    split: Split
-    fitted: Fitted[Compiled] | None = field(default=None, repr=False, compare=False)
 
-    def __repr__(self) -> str:
-        """`<Cut loss: 3 values saved, 49152 bytes>`."""
-        return f"<Cut {self.traced.name}: {len(self.plan.values)} values saved, {self.plan.bytes_saved} bytes>"
-
-    @property
-    def plan(self) -> Plan:
-        """What is saved, what is recomputed, and why."""
-        return self.split.plan
-
-    @property
-    def forward(self) -> Any:
-        """The forward as a closed jaxpr: `(constants, arguments) -> (outputs, saved residuals)`."""
-        return self.split.forward
-
-    @property
-    def backward(self) -> Any:
-        """The backward as a closed jaxpr: `(residuals, cotangents) -> gradients`."""
-        return self.split.backward
-
-    @property
-    def residuals(self) -> tuple[Residual, ...]:
-        """Where each leading input of the backward comes from."""
-        return self.split.halves.residuals
-
-    @property
-    def metadata(self) -> ViewAndMutationMeta:
-        """As `Traced.metadata`, with the residuals that the backward may overwrite."""
-        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.split.halves))
-
-    @cached_property
-    def signature(self) -> GraphSignature:
-        """Which input and output of the halves is which, by name and position."""
-        return graph_signature(self.traced)
-
-    @cached_property
-    def gradient(self) -> Gradient:
-        """The halves in the form of TorchScript's `Gradient`."""
-        traced = self.traced
-        wanted = [traced.bound.places[i] for i in traced.owners]
-        return gradient(self.split, traced.consts, traced.program.carries, wanted)
-
-    @cached_property
-    def _checked_programs(self) -> checked.Programs:
-        return checked.Programs.of(self.split)
-
-    def looked_at(self, bound: Bound) -> checked.Checked:
-        """One call in debug mode."""
-        return checked.Checked(self.traced, self.split, self._checked_programs, bound)
+    def pareto(self) -> Pareto:
+        """What each budget would cost, with this plan marked: its front of (peak bytes, seconds, plan)."""
+        return self.traced._pareto(self.plan)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
@@ -170,231 +133,3 @@ class Cut:
         made = Compiled(self, executables)
         _ = made.programs
         return made.timed(1e3 * (time.perf_counter() - start))
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The executables of one cut, their figures, and calls in the caller's own trees.
-
-    `executables` tells how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
-    The halves of a one-program step are compiled when they are first asked for.
-    """
-
-    cut: Cut
-    executables: int
-    compile_ms: float = 0.0
-    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def __repr__(self) -> str:
-        """`<Compiled loss: 1 executables, 512.3 ms>`."""
-        return f"<Compiled {self.cut.traced.name}: {self.executables} executables, {self.compile_ms:.1f} ms>"
-
-    def timed(self, compile_ms: float) -> Compiled:
-        """The same programs with the time that compiling took."""
-        return Compiled(self.cut, self.executables, compile_ms, self._made)
-
-    @property
-    def programs(self) -> tuple[Any, ...]:
-        """The executables that `value_and_grad` runs."""
-        return (self._step,) if self.executables == 1 else (self._forward, self._backward)
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-    @property
-    def _step(self) -> Any:
-        """The one program, in the caller's own trees: JAX's call path flattens them and checks every leaf."""
-        return self._once("step", self._compiled_step)
-
-    def _compiled_step(self) -> Any:
-        made, traced = self.cut.split, self.cut.traced
-        ones = traced.ones()
-
-        def step(consts: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
-            halves = compiling.halves_for(made, True)
-            outputs, gradients = compiling.run_step(made, halves, [*consts, *bound.unique], ones)
-            return unfinished(traced, value_and_gradients(traced, outputs, gradients, bound))
-
-        args, kwargs = traced.bound.arguments
-        positions, names = traced.options.donated
-        program = jax.jit(
-            step,
-            keep_unused=traced.options.keep_unused,
-            donate_argnums=tuple(1 + i for i, n in enumerate(traced.bound.dynamic) if n in positions),
-            donate_argnames=tuple(name for name in names if name in kwargs),
-        )
-        lowered = program.lower(list(map(struct, traced.consts)), *args, **kwargs)
-        return lowered.compile(compiler_options=compiling.compiler_options())
-
-    @property
-    def _forward(self) -> Any:
-        closed = compiling.halves_for(self.cut.split, True).forward
-        keep = self.cut.traced.options.keep_unused
-        out = self.cut.traced.handed_back
-
-        def run(*flat: Any) -> list[Any]:
-            return [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in out]
-
-        return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
-
-    @property
-    def _backward(self) -> Any:
-        return self._backward_that(overwrite=True)
-
-    def _backward_that(self, overwrite: bool) -> Any:
-        name = "backward" if overwrite else "keeping backward"
-        if name in self._made:
-            return self._made[name]
-        made = self.cut.split
-        closed = compiling.halves_for(made, True).backward
-        structs = self._residual_structs(closed)
-        gone = compiling.donated(made.halves) if overwrite else ()
-        return self._once(name, lambda: compiling.compiled(_runner(closed), structs, True, gone))
-
-    def _residual_structs(self, closed: Any) -> list[Any]:
-        """What the backward is lowered for: residuals lie where the forward leaves them."""
-        traced, given = self.cut.traced, self._structs()
-        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
-        if traced.program.uses_references:  # JAX counts references among the results whose places it tells
-            references = {i: r.index for i, r in enumerate(self.cut.residuals) if jaxprs.is_reference(structs[i])}
-            return [given[references[i]] if i in references else s for i, s in enumerate(structs)]
-        left = self._with_handed_back(
-            list(self._forward.output_shardings), [getattr(s, "sharding", None) for s in given]
-        )
-        count = len(traced.program.results.avals)
-        for i, r in enumerate(self.cut.residuals):
-            places = {"input": [getattr(s, "sharding", None) for s in given], "output": left, "saved": left[count:]}
-            where = places[r.kind][r.index]
-            if where is not None and len(where.device_set) > 1:
-                structs[i] = structs[i].update(sharding=where)
-        return structs
-
-    def _structs(self) -> list[Any]:
-        traced = self.cut.traced
-        return [*map(struct, traced.consts), *traced.bound.unique]
-
-    def _with_handed_back(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
-        """The forward's results, with what stays out of the program in its place."""
-        traced = self.cut.traced
-        start = len(traced.consts)
-        for i, found in sorted(traced.handed_back.items()):
-            if found.source == "input":
-                results.insert(i, flat[start + traced.bound.places[found.alias]])
-            else:
-                results.insert(i, results[found.alias])
-        return results
-
-    @property
-    def trail(self) -> tuple[Attempt, ...]:
-        """The plans that were compiled on the way to the budget, in order; none without a budget."""
-        return () if self.cut.fitted is None else self.cut.fitted.trail
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that the step holds at once, arguments and results included, by XLA's account."""
-        return ProgramMemory.of(self._step).peak_bytes if self.executables == 1 else self.memory.peak_bytes
-
-    @property
-    def activation_bytes(self) -> int:
-        """What the step needs beyond arguments and results, by XLA's account."""
-        return ProgramMemory.of(self._step).temp_bytes if self.executables == 1 else self.memory.activation_bytes
-
-    @property
-    def timings(self) -> Timings:
-        """Milliseconds that tracing, cutting, emitting and compiling took."""
-        made = self.cut.split
-        return Timings(self.cut.traced.trace_ms, made.cut_ms, made.emit_ms, self.compile_ms)
-
-    @cached_property
-    def memory(self) -> Memory:
-        """XLA's figures for both halves and for the step."""
-        graph, halves = self.cut.split.graph, self.cut.split.halves
-        taken = {r.value for r in halves.residuals}
-        held = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - taken - {None}
-        beside = sum(graph.values[v].saved_bytes for v in held if v is not None)
-        saved = self.cut.split.residual_bytes
-        step = ProgramMemory.of(self._step) if self.executables == 1 else None
-        return Memory(ProgramMemory.of(self._forward), ProgramMemory.of(self._backward), step, saved, beside)
-
-    @cached_property
-    def cost(self) -> Cost:
-        """Floating-point operations of the two halves."""
-        return Cost(jaxpr_flops(self.cut.forward), jaxpr_flops(self.cut.backward))
-
-    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
-        traced = self.cut.traced
-        if checked.is_on():
-            return traced.wrapped.post_compile(lambda bound: self._checked(bound).value_and_grad())(*args, **kwargs)
-        if self.executables == 2 or traced.bound.statics or traced.bound.duplicates:
-            return traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
-        try:  # JAX compares the arguments with those the program was made for, in no time
-            result = self._step(list(traced.consts), *args, **kwargs)
-        except (TypeError, ValueError) as error:
-            return traced.wrapped.post_compile(functools.partial(self._again, error))(*args, **kwargs)
-        if type(result) is alias.Unfinished:
-            return alias.finished(result.result, jax.tree.leaves((args, kwargs)))
-        return result
-
-    def _checked(self, bound: Bound) -> checked.Checked:
-        """One call in debug mode."""
-        checked.check_call(self.cut.traced, bound)
-        return self.cut.looked_at(bound)
-
-    def _again(self, error: Exception, bound: Bound) -> Any:
-        """Run with the arrays of objects that gave them; raise an error of JAX's where there are none."""
-        if not bound.has_objects:
-            raise error
-        return self._run_value_and_grad(bound)
-
-    def _run_value_and_grad(self, bound: Bound) -> Any:
-        traced = self.cut.traced
-        if self.executables == 1:
-            args, kwargs = bound.arguments
-            return self._step(list(traced.consts), *args, **kwargs)
-        outputs, residuals = self._run_forward(traced.flat(bound))
-        gradients = self._backward(*residuals, *traced.ones())
-        return value_and_gradients(traced, outputs, gradients, bound)
-
-    def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results = list(map(alias.as_array, self._with_handed_back(list(self._forward(*flat)), flat)))
-        count = len(self.cut.traced.program.results.avals)
-        places = {"input": flat, "output": results[:count], "saved": results[count:]}
-        return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
-
-    def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
-        """The function's output and a pullback: cotangent of the output in, trees of the arguments in `argnums` out.
-
-        The backward turns the residuals' memory into the gradients, so that the pullback may be called once;
-        `pullback(cotangent, keep_residuals=True)` leaves them for another call.
-        """
-        return self.cut.traced.wrapped.post_compile(self._run_vjp)(*args, **kwargs)
-
-    def _run_vjp(self, bound: Bound) -> tuple[Any, Callable[..., Any]]:
-        if checked.is_on():
-            return self._checked(bound).vjp_in_argnums()
-        main, residuals = self._run_forward_in_trees(bound)
-        return main, CompiledPullback(self, residuals, bound)
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
-        """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
-        return self.cut.traced.wrapped.post_compile(self._run_forward_in_trees)(*args, **kwargs)
-
-    def _run_forward_in_trees(self, bound: Bound) -> tuple[Any, list[Any]]:
-        traced = self.cut.traced
-        outputs, residuals = self._run_forward(traced.flat(bound))
-        main, aux = traced.results(outputs)
-        return ((main, aux) if traced.options.has_aux else main), residuals
-
-    def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:
-        """Run the backward half on flat residuals, which it may overwrite, and one cotangent per output that can
-        carry one; returns the flat gradients of the differentiated leaves.
-        """
-        return self._backward(*residuals, *cotangents)
-
-
-def _runner(closed: Any) -> Callable[..., list[Any]]:
-    return lambda *flat: jaxprs.evaluate(closed, *flat)

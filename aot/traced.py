@@ -122,13 +122,6 @@ class TracedCall:
         structs = [*map(struct, self.consts), *self.bound.unique]
         return ProgramMemory.of(jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones)).lower(*structs).compile())
 
-    @property
-    def fixed_bytes(self) -> int:
-        """What a step takes whatever it saves: its arguments, results and gradients."""
-        jaxpr, _ = jaxprs.opened(self.program.closed)
-        results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
-        return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
-
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""
         return [*self.consts, *(leaf for i, leaf in enumerate(bound.leaves) if i not in self.bound.duplicates)]

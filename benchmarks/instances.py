@@ -276,8 +276,9 @@ def measure(name: str, share: float, seconds_limit: float, workers: int) -> Row:
 def table_of(rows: Sequence[Row], seconds_limit: float) -> Table:
     """One line for each instance and budget."""
     caption = (
-        "TDI: what reruns add to the nominal time; bound: no schedule of the model (ops in order, each run at most\n"
-        f"twice) adds less; optimal: proved; feasible: the best that {seconds_limit:g} s found; infeasible: proved"
+        "TDI: what reruns add to the nominal time. bound: what any schedule of the model adds at\n"
+        "least (ops in this order, each run at most twice). optimal: proved. feasible: the best\n"
+        f"that {seconds_limit:g} s found. infeasible: proved."
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     table.add_column("instance (ops, reads)", no_wrap=True)

@@ -30,9 +30,6 @@ from jointcut.partition.policy import FUSED, Constraint, Demand, Verdict, judge
 #: Into how many pieces the forward is divided.
 PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-#: What XLA takes for each byte that the model predicts: the median over the suite on CPU.
-_CALIBRATION = 1.25
-
 #: How many plans of the front are replayed, by the most ops that the program may have for it.
 _SAMPLES = ((3_000, 24), (20_000, 10))
 _FEWEST_SAMPLES = 5
@@ -115,15 +112,6 @@ class Planner:
         peak = self.replay(plan).peak_bytes
         seconds = plan.seconds or 0.0
         return Candidate(replace(plan, peak_bytes=peak), peak, seconds + self.model.saving_seconds(plan.bytes_saved))
-
-    @property
-    def calibration(self) -> float:
-        """What XLA takes for each byte that the model predicts, where nothing was measured yet."""
-        return _CALIBRATION
-
-    def promising(self, plan: Plan, peak_bytes: int) -> Plan:
-        """The plan with the peak of the whole step that is promised for it."""
-        return replace(plan, peak_bytes=peak_bytes)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""

@@ -284,6 +284,7 @@ def _solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: fl
     costs, arcs, row = _program(part)
     scale = 1 / np.abs(row).max()
     room = budget_bytes - int(whole._hull.bytes[last])
+    lowered = 0
     is_node = np.arange(len(costs)) < len(part.nodes)
     while (left := deadline - time.monotonic()) > 0:
         limits = [LinearConstraint(arcs, ub=0.0), LinearConstraint(row * scale, ub=room * scale)]
@@ -296,7 +297,8 @@ def _solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: fl
         found = whole.measure(sink_side)
         if found is None or found.bytes <= budget_bytes:
             return found
-        room -= found.bytes - budget_bytes
+        lowered = max(found.bytes - budget_bytes, 2 * lowered)
+        room -= lowered
     return None
 
 

@@ -1,8 +1,7 @@
 """Choose when each value is kept and computed again, by constraint programming.
 
-The ops of an *instance* come in a fixed order, each with what one run takes and the bytes of what it makes. Under a
-budget on the peak some ops run again, and `solve` finds the sequence of runs that takes least. The peak rule: while an
-op runs, its outputs count, and so does each value that it or a later run still reads.
+An *instance* is ops in a fixed order (see `instance`). Under a budget on the peak some ops run again, and `solve` finds
+the sequence of runs that takes least.
 
 The model is that of retention intervals (Bartan, Li, Teague, Lott and Dilkina, "Moccasin: efficient tensor
 rematerialization for neural networks", ICML 2023). Stage t ends with the first run of op t; before it, ops that ran
@@ -19,160 +18,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
-from jointcut.partition.errors import GraphError, PlanError, message
-from jointcut.partition.graph import LITERAL, TOP, Graph, Op
+from jointcut.partition.errors import message
+from jointcut.partition.evict import evict
+from jointcut.partition.instance import Instance as Instance
+from jointcut.partition.instance import Schedule as Schedule
+from jointcut.partition.instance import copies_of, stages_of
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
-Pricing = Callable[[Graph, Op], float]
 
 _UNITS = 10**9  # what the seconds of all ops together come to in the solver
-
-
-@dataclass(frozen=True)
-class Instance:
-    """Ops in a fixed order, with what they take, make and read.
-
-    Op i takes `seconds[i]`, reads the values `reads[i]` and makes the values `makes[i]`; value v has `value_bytes[v]`.
-    A value that no op makes is held by the caller and counts nothing. `kept` values must be there in the end, ops in
-    `once` never run again.
-    """
-
-    names: tuple[str, ...]
-    seconds: tuple[float, ...]
-    reads: tuple[tuple[int, ...], ...]
-    makes: tuple[tuple[int, ...], ...]
-    value_bytes: tuple[int, ...]
-    kept: frozenset[int] = frozenset()
-    once: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        """See that each value has one maker, and is read after it."""
-        made: set[int] = set()
-        late = {v for vs in self.makes for v in vs}
-        for i, (name, read, make) in enumerate(zip(self.names, self.reads, self.makes, strict=True)):
-            where = f"op {i} ({name})"
-            if early := [v for v in read if v in late and v not in made]:
-                raise GraphError(
-                    message(where, f"reads %{early[0]} before it is made.", "Put ops behind their inputs.")
-                )
-            if again := [v for v in make if v in made]:
-                raise GraphError(
-                    message(
-                        where, f"makes %{again[0]}, which an op before makes.", "Give each value a number of its own."
-                    )
-                )
-            if not 0 <= self.seconds[i] < math.inf:
-                cure = "Give seconds that are finite and not negative."
-                raise GraphError(message(where, f"takes {self.seconds[i]} seconds.", cure))
-            made.update(make)
-
-    @classmethod
-    def of(cls, graph: Graph, model: Pricing | None = None) -> Instance:
-        """The instance of a graph without loops; ops whose text says no seconds are priced by `model`.
-
-        The outputs of the program are kept, ops with effects run once.
-        """
-        if len(graph.regions) > 1 or any(value.loop != TOP for value in graph.values):
-            raise GraphError(message("the graph", "has a loop.", "Pass a graph of ops in one list."))
-        made = {value.id for value in graph.values if value.maker is not None}
-        return cls(
-            names=tuple(op.name for op in graph.ops),
-            seconds=tuple(_seconds(graph, op, model) for op in graph.ops),
-            reads=tuple(tuple(v for v in op.inputs if v in made) for op in graph.ops),
-            makes=tuple(op.outputs for op in graph.ops),
-            value_bytes=tuple(value.bytes if value.id in made else 0 for value in graph.values),
-            kept=frozenset(v for v, _ in graph.outputs if v in made),
-            once=frozenset(op.id for op in graph.ops if op.effects),
-        )
-
-    def peak_bytes(self, runs: Sequence[int]) -> int:
-        """The peak of a sequence of op ids, each value freed after its last read."""
-        return Schedule.of(self, runs).peak_bytes
-
-    @property
-    def nominal_bytes(self) -> int:
-        """The peak when each op runs once."""
-        return self.peak_bytes(range(len(self.names)))
-
-    @property
-    def nominal_seconds(self) -> float:
-        """What one run of each op takes."""
-        return math.fsum(self.seconds)
-
-    @property
-    def floor_bytes(self) -> int:
-        """What the most demanding op needs for its inputs and outputs, and the end for what is kept."""
-        needs = [{*r, *m} for r, m in zip(self.reads, self.makes, strict=True)] + [set(self.kept)]
-        return max(sum(self.value_bytes[v] for v in vs) for vs in needs)
-
-
-def _seconds(graph: Graph, op: Op, model: Pricing | None) -> float:
-    if op.seconds is not None:
-        return op.seconds
-    if op.name == LITERAL:
-        return 0.0
-    if model is None:
-        cure = "Write `takes 0.0125s` behind it, or pass a model that prices ops."
-        raise GraphError(message(f"op {op.id} ({op.name})", "has no seconds.", cure))
-    return model(graph, op)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Op ids in the order in which they run, some more than once, and the values freed behind each run.
-
-    A run reads what the latest run of an input's maker made, and a copy is freed behind its last reader, at once if
-    it has none.
-    """
-
-    runs: tuple[int, ...]
-    frees: tuple[tuple[int, ...], ...]
-    seconds: float
-    peak_bytes: int
-
-    @classmethod
-    def of(cls, instance: Instance, runs: Iterable[int]) -> Schedule:
-        """Replay a sequence of op ids.
-
-        Raises `PlanError` where an input has not been made yet, or a kept value never is.
-        """
-        order = tuple(runs)
-        maker = {v: i for i, vs in enumerate(instance.makes) for v in vs}
-        latest: dict[int, int] = {}
-        last_read: dict[tuple[int, int], int] = {}
-        for place, i in enumerate(order):
-            for v in instance.reads[i]:
-                if v in maker and v not in latest:
-                    what = f"runs {instance.names[i]}, which reads %{v}, before %{v} is made."
-                    raise PlanError(message(f"runs[{place}]", what, f"Run op {maker[v]} further up."))
-                last_read[v, latest.get(v, -1)] = place
-            for v in instance.makes[i]:
-                latest[v] = place
-                last_read[v, place] = place
-        if missing := sorted(instance.kept & maker.keys() - latest.keys()):
-            raise PlanError(message("runs", f"never make %{missing[0]}.", f"Run op {maker[missing[0]]}."))
-        held = {(v, latest[v]) for v in instance.kept if v in latest}
-        frees: list[list[int]] = [[] for _ in order]
-        for (v, made), place in last_read.items():
-            if made >= 0 and (v, made) not in held:
-                frees[place].append(v)
-        seconds = math.fsum(instance.seconds[i] for i in order)
-        return cls(order, tuple(tuple(sorted(vs)) for vs in frees), seconds, _peak(instance, order, frees))
-
-
-def _peak(instance: Instance, runs: Sequence[int], frees: Sequence[Sequence[int]]) -> int:
-    alive = peak = 0
-    for i, freed in zip(runs, frees, strict=True):
-        alive += sum(instance.value_bytes[v] for v in instance.makes[i])
-        peak = max(peak, alive)
-        alive -= sum(instance.value_bytes[v] for v in freed)
-    return peak
 
 
 @dataclass(frozen=True)
@@ -207,18 +66,20 @@ def solve(
     cp = _cp_model()
     if budget_bytes < instance.floor_bytes:
         return Outcome("infeasible", None, math.inf)
-    model = _Model(cp, instance, budget_bytes, copies)
     start = time.monotonic()
+    model = _Model(cp, instance, budget_bytes, copies)
+    found = evict(instance, budget_bytes) if copies > 1 else None
+    model.hint(found)
     alone = _solver(cp, seconds_limit, 1, seed)
     if num_workers > 1:
         alone.parameters.max_deterministic_time = seconds_limit / 2  # its unit is about a second, on any machine
-    outcome = model.outcome(alone)
+    outcome = _better(found, model.outcome(alone))
     left = seconds_limit - (time.monotonic() - start)
     if outcome.status in ("optimal", "infeasible") or num_workers == 1 or left <= 0:
         return outcome
-    if outcome.schedule:
-        model.hint(alone)
-    return _better(outcome, model.outcome(_solver(cp, left, num_workers, seed)))
+    model.hint(outcome.schedule)
+    last = model.outcome(_solver(cp, left, num_workers, seed))
+    return replace(_better(outcome.schedule, last), bound_seconds=max(outcome.bound_seconds, last.bound_seconds))
 
 
 def _solver(cp: ModuleType, seconds_limit: float, num_workers: int, seed: int) -> Any:
@@ -230,13 +91,13 @@ def _solver(cp: ModuleType, seconds_limit: float, num_workers: int, seed: int) -
     return solver
 
 
-def _better(first: Outcome, second: Outcome) -> Outcome:
-    """What two searches of one model found together."""
-    if second.status in ("optimal", "infeasible"):
-        return second
-    schedules = [o.schedule for o in (first, second) if o.schedule]
-    best = min(schedules, key=lambda schedule: schedule.seconds, default=None)
-    return Outcome("feasible" if best else "unknown", best, max(first.bound_seconds, second.bound_seconds))
+def _better(found: Schedule | None, outcome: Outcome) -> Outcome:
+    """An outcome with a schedule that was found before, where it has none as good."""
+    if found is None or outcome.status in ("optimal", "infeasible"):
+        return outcome
+    if outcome.schedule and outcome.schedule.seconds <= found.seconds:
+        return outcome
+    return Outcome("feasible", found, outcome.bound_seconds)
 
 
 _STATUS: dict[str, Status] = {
@@ -271,7 +132,7 @@ class _Model:
     def __init__(self, cp: ModuleType, instance: Instance, budget_bytes: int, copies: int) -> None:
         self.cp = cp
         self.model = cp.CpModel()
-        self.instance = instance
+        self.instance = instance = _joined(instance)
         self.count = len(instance.names)
         self.last = _event(self.count, self.count)  # of the end, behind a stage that only runs ops again
         self.unit_seconds = instance.nominal_seconds / _UNITS or 1.0
@@ -345,14 +206,40 @@ class _Model:
             return Outcome(status, None, bound)
         taken = [run for runs in self.runs_of for run in runs if solver.value(run.present)]
         taken.sort(key=lambda run: solver.value(run.start))
-        schedule = Schedule.of(self.instance, (run.op for run in taken))
-        return Outcome(status, schedule, min(bound, schedule.seconds))
+        return Outcome(status, Schedule.of(self.instance, (run.op for run in taken)), bound)
 
-    def hint(self, solver: Any) -> None:
-        """Start the next search where one ended."""
-        for i in range(len(self.model.proto.variables)):
-            variable = self.model.get_int_var_from_proto_index(i)
-            self.model.add_hint(variable, solver.value(variable))
+    def hint(self, schedule: Schedule | None) -> None:
+        """Start the next search from a schedule, if there is one."""
+        self.model.clear_hints()
+        if schedule is None:
+            return
+        events = list(map(_event, stages_of(self.instance, schedule.runs), (*schedule.runs, self.count)))
+        to_come = [list(runs) for runs in self.runs_of]
+        taken = [to_come[op].pop(0) for op in schedule.runs]
+        for run, event in zip(taken, events, strict=False):
+            if run.present is not True:
+                self.model.add_hint(run.present, True)
+                self.model.add_hint(run.start, event)
+        for run in (run for runs in to_come for run in runs):
+            self.model.add_hint(run.present, False)
+        for copy in copies_of(self.instance, schedule.runs):
+            if copy.value in taken[copy.made].ends:
+                self.model.add_hint(taken[copy.made].ends[copy.value], events[copy.last])
+
+
+def _joined(instance: Instance) -> Instance:
+    """Where one op makes values that the same ops read, the first of them bears the bytes of all."""
+    readers: dict[int, list[int]] = {}
+    for i, values in enumerate(instance.reads):
+        for v in values:
+            readers.setdefault(v, []).append(i)
+    first: dict[tuple[int, bool, tuple[int, ...]], int] = {}
+    weights = [0] * len(instance.value_bytes)
+    for i, values in enumerate(instance.makes):
+        for v in values:
+            alike = (i, v in instance.kept, tuple(readers.get(v, ())))
+            weights[first.setdefault(alike, v)] += instance.value_bytes[v]
+    return replace(instance, value_bytes=tuple(weights))
 
 
 def _event(stage: int, op: int) -> int:

@@ -54,7 +54,10 @@ def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
     late = _reached(net.num_nodes, net.heads[tied], net.tails[tied], SINK)
     if (early & late).any():
         raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
-    part = between(net, ticks, ~early, late)
+    costs = net.capacities + ticks > 0
+    loose = ~early  # what no cut need ever pay for, such as inputs: it would only tie parts together
+    loose[net.heads[costs]] = False
+    part = between(net, ticks, ~early, late | loose)
     part = _split(part, _sink_side(part, 1, 0))[1]
     dearest = int(net.capacities[~tied].sum()) + 1  # more bytes than any cut has, so no tick is worth so much
     part, rest = _split(part, _sink_side(part, 1, dearest))
@@ -65,6 +68,8 @@ def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
         cuts += 1
     ranks[rest.nodes] = cuts
     ranks[late] = cuts
+    needed = costs & loose[net.tails]
+    np.maximum.at(ranks, net.tails[needed], ranks[net.heads[needed]])
     return ranks
 
 

@@ -1,0 +1,54 @@
+"""Cut a program that runs inside somebody's transformation, within the budget of its options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jointcut.aot import compile as compiling
+from jointcut.aot.compile import ProgramMemory
+from jointcut.aot.fit import Weighed, fit, room_for
+from jointcut.aot.joint import Joint
+from jointcut.aot.limits import limit
+from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.rates import rates
+from jointcut.partition import jaxprs
+from jointcut.partition.budget import Planner
+from jointcut.partition.loops import read
+from jointcut.partition.plan import Plan
+from jointcut.partition.roles import Role
+from jointcut.partition.split import Split, split
+
+
+def cut_inside(program: Joint, options: Options) -> Split:
+    """The halves of a joint program; a budget is measured on both in one program, under JAX's own compiler options.
+
+    What else the surrounding program keeps is not known here. Raises as `Traced.partition`.
+    """
+    how = wanted_plan(options)
+    if how.budget is None:
+        return split(program.closed, program.roles, how.strategy)
+    graph = read(program.closed, program.roles)
+    structs = jaxprs.input_structs(program.closed)
+    primals = program.roles.inputs.count(Role.PRIMAL)
+    planner = Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
+
+    def measure(plan: Plan) -> Weighed[Split]:
+        made = split(program.closed, program.roles, lambda graph: plan, graph=graph)
+        halves = compiling.halves_for(made, False)
+        start = time.perf_counter()
+        memory = _memory(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]), structs)
+        return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
+
+    def plain_bytes() -> int:
+        return _memory(lambda *flat: jaxprs.evaluate(program.closed, *flat), structs).temp_bytes
+
+    budget = limit(how.budget)
+    return fit(planner, budget, room_for(budget, (), program.fixed_bytes, plain_bytes), measure).measured.made
+
+
+def _memory(function: Any, structs: Sequence[Any]) -> ProgramMemory:
+    return ProgramMemory.of(jax.jit(function).lower(*structs).compile())
