@@ -94,7 +94,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {known}, or a file; these when none")
     parser.add_argument("--budgets", type=float, nargs="+", default=SHARES, help="percent of the nominal peak")
     parser.add_argument("--seconds-limit", type=float, default=60.0, help="for each budget (%(default)g)")
-    parser.add_argument("--workers", type=int, default=8, help="that take turns on what one leaves open (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="of the solver, which take turns (%(default)s)")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results/")
     parser.add_argument("--trace", action="store_true", help="write the networks' texts anew")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ else's compiler would expand the barrier, by a predicate of it that cannot be fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -68,9 +68,9 @@ def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozense
     handed = [v for v in plan.values if v not in shown]
     run = _needed_forward(graph, facts, plan)
     exported = _exported(graph, run, {*shown, *plan.values})
-    half = _Half(graph, run, exported, {}, _rounded(graph, plan), hold, apart=apart)
+    half = _Half(graph, {}, {}, _rounded(graph, plan), hold, apart=apart)
     primals = graph.role_inputs(Role.PRIMAL)
-    top = _Scope(half, graph.regions[TOP], None)
+    top = _Scope(half, graph.regions[TOP], None, _Run(run, exported))
     invars = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in primals]
     top.run_forward()
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
@@ -79,9 +79,9 @@ def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozense
 
 def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, on_cpu: bool) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
-    exported = _exported(graph, facts.backward, gradients)
-    half = _Half(graph, facts.backward, exported, orders, frozenset(), hold, on_cpu=on_cpu)
-    top = _Scope(half, graph.regions[TOP], None)
+    run = _Run(facts.backward, _exported(graph, facts.backward, gradients))
+    half = _Half(graph, orders, _reruns(graph, orders), frozenset(), hold, on_cpu=on_cpu)
+    top = _Scope(half, graph.regions[TOP], None, run)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
     cotangents = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in graph.role_inputs(Role.COTANGENT)]
@@ -94,6 +94,23 @@ def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], 
     residuals = tuple(r for r in _residuals(graph, plan) if fed[r.value] in read)
     invars = [*(fed[r.value] for r in residuals), *cotangents]
     return (invars, results, top.eqns), residuals
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a part of a half runs: the ops, and what each region among them stacks."""
+
+    ops: frozenset[int]
+    exported: Mapping[int, list[int]]
+
+
+def _reruns(graph: Graph, orders: Mapping[int, Order]) -> dict[tuple[int, int], _Run]:
+    """What is run for a loop that runs again, by the region that does so and the op id of the scan."""
+    found = {(region, scan): rerun for region, order in orders.items() for scan, rerun in order.reruns.items()}
+    return {
+        (region, scan): _Run(again.ops, _exported(graph, again.ops | {scan}, set(again.stacks)))
+        for (region, scan), again in found.items()
+    }
 
 
 def _residuals(graph: Graph, plan: Plan) -> Iterable[Residual]:
@@ -199,9 +216,8 @@ class _Half:
     """
 
     graph: Graph
-    run: frozenset[int]
-    exported: dict[int, list[int]]
     orders: dict[int, Order]
+    reruns: dict[tuple[int, int], _Run]
     rounded: frozenset[int]
     hold: Hold
     apart: frozenset[int] = frozenset()
@@ -218,6 +234,7 @@ class _Scope:
     half: _Half
     region: Region
     parent: _Scope | None
+    run: _Run
     env: dict[int, Any] = field(default_factory=dict)
     eqns: list[Any] = field(default_factory=list)
     consts: dict[int, Any] = field(default_factory=dict)
@@ -251,7 +268,7 @@ class _Scope:
 
     def run_forward(self) -> None:
         for i in self.region.ops:
-            if i in self.half.run:
+            if i in self.run.ops:
                 self.op(self.half.graph.ops[i])
 
     def run_backward(self, order: Order) -> None:
@@ -356,13 +373,13 @@ class _Scope:
         graph, eqn = self.half.graph, op.payload
         layout, body = jaxprs.scan_layout(eqn), graph.bodies[op.id]
         a, b = layout.num_consts, layout.num_consts + layout.num_carry
-        inner = _Scope(self.half, body, self)
+        inner = _Scope(self.half, body, self, self.half.reruns.get((self.region.id, op.id), self.run))
         carry = [inner.define(body.names[v], jaxprs.fresh(v.aval)) for v in layout.body.invars[a:b]]
         if body.id in self.half.orders:
             inner.run_backward(self.half.orders[body.id])
         else:
             inner.run_forward()
-        stacks = self.half.exported[body.id]
+        stacks = inner.run.exported[body.id]
         ends = [inner.read(body, v) for v in layout.body.outvars[: layout.num_carry]]
         ends += [inner.want(v) for v in stacks] + [inner.read(body, v) for v in body.repeated]
         closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], ends, inner.eqns)

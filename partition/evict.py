@@ -2,8 +2,8 @@
 
 A greedy search, without a promise: while the peak is over the budget, drop a value that is only waiting there, and run
 its op again in front of the next reader. Of the values that may go, the one that takes away most excess for a second
-of rerunning goes first. In the end each rerun that turned out needless is taken back, the dearest first. Each op runs
-at most twice. `intervals` starts from what this finds.
+of rerunning goes first. In the end each rerun that turned out needless is taken back, the dearest first. `intervals`
+starts from what this finds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from collections.abc import Iterator, Mapping
 from jointcut.partition.instance import Instance, Schedule, copies_of, held_bytes, stages_of
 
 
-def evict(instance: Instance, budget_bytes: int) -> Schedule | None:
-    """A schedule with a peak within the budget, None where the search gets stuck."""
+def evict(instance: Instance, budget_bytes: int, copies: int = 2) -> Schedule | None:
+    """A schedule with a peak within the budget, None where the search gets stuck.
+
+    Each op runs once or twice; with a single copy allowed, once.
+    """
     again: dict[int, int] = {}
     over = _excess(instance, again, budget_bytes)
     least = instance.nominal_seconds * 1e-9  # what a rerun that takes nothing is taken to cost
     while over:
+        if copies == 1:
+            return None
         tried = {
             (op, stage): over - _excess(instance, {**again, op: stage}, budget_bytes)
             for op, stage in dict.fromkeys(_waiting(instance, again))

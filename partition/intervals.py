@@ -53,33 +53,29 @@ def solve(
     *,
     copies: int = 2,
     seconds_limit: float = 60.0,
-    num_workers: int = 8,
+    num_workers: int = 1,
     seed: int = 0,
 ) -> Outcome:
     """The sequence of runs that takes least with a peak within the budget, each op at most `copies` times.
 
-    One worker is quickest to prove what it can prove. What it leaves open after half of the limit goes to
-    `num_workers` that take turns, which find better schedules of large instances; 1 leaves it all to the one. Both
-    have a fixed seed and decide alike in every run; the outcome depends on the machine only where the limit, in
-    seconds on the clock, ends the search.
+    A greedy schedule comes first (see `evict`), and the search goes on from it. The seed is fixed, and one worker
+    decides alike in every run; so do several, which take turns. Only where `seconds_limit`, on the clock, ends the
+    search does the outcome depend on the machine.
     """
-    cp = _cp_model()
     if budget_bytes < instance.floor_bytes:
         return Outcome("infeasible", None, math.inf)
-    start = time.monotonic()
+    cp, start = _cp_model(), time.monotonic()
+    found = evict(instance, budget_bytes, copies)
+    if found and found.seconds <= instance.nominal_seconds:
+        return Outcome("optimal", found, found.seconds)
     model = _Model(cp, instance, budget_bytes, copies)
-    found = evict(instance, budget_bytes) if copies > 1 else None
-    model.hint(found)
-    alone = _solver(cp, seconds_limit, 1, seed)
-    if num_workers > 1:
-        alone.parameters.max_deterministic_time = seconds_limit / 2  # its unit is about a second, on any machine
-    outcome = _better(found, model.outcome(alone))
-    left = seconds_limit - (time.monotonic() - start)
-    if outcome.status in ("optimal", "infeasible") or num_workers == 1 or left <= 0:
-        return outcome
-    model.hint(outcome.schedule)
-    last = model.outcome(_solver(cp, left, num_workers, seed))
-    return replace(_better(outcome.schedule, last), bound_seconds=max(outcome.bound_seconds, last.bound_seconds))
+    if found:
+        model.hint(found)
+    left = max(0.0, seconds_limit - (time.monotonic() - start))
+    outcome = model.outcome(_solver(cp, left, num_workers, seed))
+    if found and outcome.schedule is None:  # out of time, since the model holds what was found
+        return Outcome("feasible", found, outcome.bound_seconds)
+    return outcome
 
 
 def _solver(cp: ModuleType, seconds_limit: float, num_workers: int, seed: int) -> Any:
@@ -89,15 +85,6 @@ def _solver(cp: ModuleType, seconds_limit: float, num_workers: int, seed: int) -
     solver.parameters.interleave_search = num_workers > 1
     solver.parameters.random_seed = seed
     return solver
-
-
-def _better(found: Schedule | None, outcome: Outcome) -> Outcome:
-    """An outcome with a schedule that was found before, where it has none as good."""
-    if found is None or outcome.status in ("optimal", "infeasible"):
-        return outcome
-    if outcome.schedule and outcome.schedule.seconds <= found.seconds:
-        return outcome
-    return Outcome("feasible", found, outcome.bound_seconds)
 
 
 _STATUS: dict[str, Status] = {
@@ -208,11 +195,8 @@ class _Model:
         taken.sort(key=lambda run: solver.value(run.start))
         return Outcome(status, Schedule.of(self.instance, (run.op for run in taken)), bound)
 
-    def hint(self, schedule: Schedule | None) -> None:
-        """Start the next search from a schedule, if there is one."""
-        self.model.clear_hints()
-        if schedule is None:
-            return
+    def hint(self, schedule: Schedule) -> None:
+        """Start the search from a schedule: its reruns and intervals, then whatever else follows from them."""
         events = list(map(_event, stages_of(self.instance, schedule.runs), (*schedule.runs, self.count)))
         to_come = [list(runs) for runs in self.runs_of]
         taken = [to_come[op].pop(0) for op in schedule.runs]
@@ -225,6 +209,14 @@ class _Model:
         for copy in copies_of(self.instance, schedule.runs):
             if copy.value in taken[copy.made].ends:
                 self.model.add_hint(taken[copy.made].ends[copy.value], events[copy.last])
+        solver = self.cp.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.fix_variables_to_their_hinted_value = True
+        solver.solve(self.model)
+        self.model.clear_hints()
+        for i in range(len(self.model.proto.variables)):
+            variable = self.model.get_int_var_from_proto_index(i)
+            self.model.add_hint(variable, solver.value(variable))
 
 
 def _joined(instance: Instance) -> Instance:

@@ -27,7 +27,7 @@ from jointcut.partition.plan import Plan
 from jointcut.partition.policy import FUSED, Constraint, Verdict, judge
 from jointcut.partition.roles import Role, Side
 
-_WORD = 2**31 - 1
+_WORD = 2**30 - 1  # scipy holds 32 bits, and a residual arc takes what flows both ways
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from jointcut.partition.classify import Facts
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import SCAN, Graph
-from jointcut.partition.policy import Verdict
+from jointcut.partition.policy import Verdict, may_rerun
 
 SOURCE, SINK = 0, 1
 
@@ -73,7 +73,7 @@ def network(
         if v in facts.wanted:
             arcs.append((node + 1, SINK, INFINITE, 0.0))
     for op in graph.ops:
-        if op.name == SCAN or op.id in facts.backward:
+        if op.id in facts.backward or (op.name == SCAN and (seconds is None or not may_rerun(graph, op))):
             continue
         targets = [int(value_in[v]) for v in op.outputs]
         node = targets[0] if len(targets) == 1 else len(places)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.graph import SCAN, STEP, TOP, Graph
+from jointcut.partition.graph import STEP, TOP, Graph
 from jointcut.partition.policy import judge
 
 
@@ -134,7 +134,7 @@ class Plan:
         reasons = reasons or {}
         chosen = sorted(set(saved))
         _existing(graph, facts, chosen)
-        again = needed(graph, facts, frozenset(chosen))
+        again = sorted(needed(graph, facts, frozenset(chosen)).ops)
         prices = saving_bytes(graph, facts)
         records = tuple(_saved(graph, v, prices[v], reasons.get(v, "")) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
@@ -158,8 +158,16 @@ def _existing(graph: Graph, facts: Facts, values: Iterable[int]) -> None:
             raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
 
 
-def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> list[int]:
-    """Ids of the forward ops that the backward runs if these values are saved, in program order."""
+@dataclass(frozen=True)
+class Needed:
+    """The ops of the forward that the backward runs, and the values that it reads of what they make."""
+
+    ops: frozenset[int]
+    values: frozenset[int]
+
+
+def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> Needed:
+    """What the backward runs of the forward if these values are saved."""
     ops: set[int] = set()
     seen = set(saved)
     stack = [v for v in facts.wanted if v not in seen]
@@ -172,7 +180,7 @@ def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> list[int]:
         if maker not in ops:
             ops.add(maker)
             stack.extend(v for v in graph.ops[maker].inputs if v not in seen)
-    return sorted(ops)
+    return Needed(frozenset(ops), frozenset(seen - saved))
 
 
 def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
@@ -183,12 +191,12 @@ def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
         if graph.values[v].maker is not None and graph.ops[graph.values[v].maker or 0].name == STEP:
             cure = "Save the stack that it is taken from."
             raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
-    saved = set(plan.values)
+    saved = frozenset(plan.values)
+    read = needed(graph, facts, saved).values
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed
-            hard = graph.ops[i].effects or graph.ops[i].name == SCAN or v in facts.escaping
-            if v not in saved and hard and why:
+            if (v in read or (graph.ops[i].effects and v not in saved)) and why and not verdicts[v].is_costly:
                 cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _segmented(graph, plan)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jointcut.partition.classify import Facts
-from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op, Value
+from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Value
+from jointcut.partition.roles import Side
 
 #: The name that tracing puts on the name stack of what runs under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
@@ -120,8 +121,12 @@ def _verdict(graph: Graph, facts: Facts, value: Value, dear: frozenset[int]) -> 
     op = graph.ops[value.maker]
     if op.id in dear:
         return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions", True)
-    if why := _never_again(facts, value, op):
+    if why := _never_again(graph, facts, value, op):
         return Verdict(_not_saved(facts, value, op), why)
+    if op.name == SCAN:
+        return Verdict(_not_saved(facts, value, op), "a loop is not run twice", True)
+    if value.id in facts.escaping and op.name not in (STEP, LITERAL):
+        return Verdict(_not_saved(facts, value, op), "it is read outside the loop that makes it", True)
     why = heavy(graph, op) if op.id in facts.forward and op.name not in (STEP, LITERAL) else ""
     return Verdict(_not_saved(facts, value, op), why, bool(why))
 
@@ -136,11 +141,15 @@ def _not_saved(facts: Facts, value: Value, op: Op) -> str:
     return ""
 
 
-def _never_again(facts: Facts, value: Value, op: Op) -> str:
-    """Why an op may not run in the backward too, whatever that would save."""
-    if op.name == SCAN:
+def _never_again(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
+    """Why an op may not run in the backward too, whatever that would save.
+
+    A loop inside a loop may: a step of the outer one then holds its stacks for as long as it lasts. An outermost loop
+    would hold in the backward what it was to save; it runs in segments instead (`segments`).
+    """
+    if op.name == SCAN and not may_rerun(graph, op):
         return "a loop is not run twice"
-    if op.name not in (STEP, LITERAL) and value.id in facts.escaping:
+    if op.name not in (STEP, LITERAL) and value.id in facts.escaping and not _escapes_into_step(graph, value, op):
         return "it is read outside the loop that makes it"
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
@@ -168,6 +177,34 @@ def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
             count = 0.0
         counts.update((v, count) for v in op.outputs if v not in carried)
     return frozenset(ends)
+
+
+def may_rerun(graph: Graph, scan: Op) -> bool:
+    """Whether a loop's forward scan may run again within a step of the loop around it: nothing in it must run once."""
+    if graph.loop_of(scan) == TOP or scan.origin is Side.BACKWARD:
+        return False
+    inside = {graph.bodies[scan.id].id}
+    for region in graph.regions:
+        if region.parent in inside:
+            inside.add(region.id)
+    return not any((op.effects or op.name in COLLECTIVES) for r in inside for op in _ops_of(graph, r))
+
+
+def _escapes_into_step(graph: Graph, value: Value, op: Op) -> bool:
+    """Whether a value is read outside its loop only in the step of the loop around it, which may run the loop again."""
+    scan = graph.regions[op.region].scan
+    if op.name == SCAN or scan is None or not may_rerun(graph, graph.ops[scan]):
+        return False
+    near = {value.loop, graph.loops[value.loop].parent}
+    ended = any(v == value.id for v, _ in graph.outputs)
+    readers = [graph.ops[c] for c in graph.consumers[value.id]]
+    # A scan reads from its own body what it hands to its next step.
+    loops = (graph.bodies[c.id].loop if c.name == SCAN else graph.loop_of(c) for c in readers)
+    return not ended and near.issuperset(loops)
+
+
+def _ops_of(graph: Graph, region: int) -> Iterator[Op]:
+    return (graph.ops[i] for i in graph.regions[region].ops)
 
 
 def light(graph: Graph, op: Op) -> bool:

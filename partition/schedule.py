@@ -13,14 +13,14 @@ additions would otherwise keep its whole stream from the first reader on (81 MB 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, REDUCTIONS, light
+from jointcut.partition.policy import CHEAP, REDUCTIONS, light, may_rerun
 from jointcut.partition.roles import Role
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
@@ -50,6 +50,17 @@ class Step:
     written: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Rerun:
+    """A loop's forward scan that a step of the loop around it runs again: the ops of its body that it needs for that,
+    those of loops inside included, the values that it stacks, and what it reads from around.
+    """
+
+    ops: frozenset[int]
+    stacks: tuple[int, ...]
+    reads: tuple[int, ...]
+
+
 @dataclass
 class _Progress:
     """How far the walk through one region has come.
@@ -64,6 +75,7 @@ class _Progress:
     passed: int = 0
     made_at: dict[int, int] = field(default_factory=dict)
     runs: Counter[int] = field(default_factory=Counter)
+    stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
 
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""
@@ -76,13 +88,14 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of one region of the backward, what its results need recomputed last, and what it reads from
-    the regions around it.
+    """The steps of one region of the backward, what its results need recomputed last, what it reads from the regions
+    around it, and the loops that it runs again, by the op id of their scans.
     """
 
     steps: tuple[Step, ...]
     last: tuple[int, ...]
     reads: tuple[int, ...]
+    reruns: Mapping[int, Rerun] = field(default_factory=dict)
 
 
 def schedule(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Order]:
@@ -106,7 +119,8 @@ class _Scheduler:
         progress = _Progress(self.graph.regions[region_id].loop)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
         last = self.missing(results, progress)
-        order = Order(tuple(steps), last, tuple(progress.reads))
+        reruns = {scan: self.rerun(self.graph.ops[scan], stacks) for scan, stacks in progress.stacked.items()}
+        order = Order(tuple(steps), last, tuple(progress.reads), reruns)
         self.orders[region_id] = order
         return order
 
@@ -117,8 +131,8 @@ class _Scheduler:
         whole = op.name in TAKEN_APART
         written = self.written(op, progress) if op.name in PRODUCTS else ()
         waiting = [self.graph.ops[i] for i in again] + [op] * whole
-        made = {v for o in waiting for v in o.outputs}
-        reads = dict.fromkeys(v for o in waiting for v in o.inputs if v not in made and not self.facts.is_late(v))
+        made = {v for o in waiting for v in o.outputs} | {v for scan in progress.stacked.values() for v in scan}
+        reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.facts.is_late(v))
         roots = tuple(v for v in reads if not progress.is_near(v))
         late = (self.repeated(v) for v in demands if roots and self.facts.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
@@ -128,6 +142,32 @@ class _Scheduler:
         progress.have.update(op.outputs)
         progress.passed += op.name not in CHEAP | REDUCTIONS
         return Step(op.id, again, roots if anchor is not None else (), anchor, whole, written)
+
+    def inputs(self, op: Op) -> tuple[int, ...]:
+        """What an op that runs again reads at its own level."""
+        return self.rerun(op, ()).reads if op.name == SCAN and not self.facts.is_late(op.outputs[0]) else op.inputs
+
+    def rerun(self, scan: Op, stacks: Iterable[int]) -> Rerun:
+        """What a loop's forward scan takes when it runs again: all that its carry is computed from."""
+        graph, home = self.graph, self.graph.ancestors[self.graph.loop_of(scan)]
+        ops: set[int] = set()
+        reads: dict[int, None] = {}
+        seen: set[int] = set()
+        work = [*scan.inputs, *stacks]
+        while work:
+            v = work.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            maker = None if graph.values[v].maker is None else graph.ops[graph.values[v].maker or 0]
+            if graph.values[v].loop in home:
+                reads[v] = None
+            elif maker is not None and maker.name == STEP:
+                work.append(maker.inputs[0])
+            elif maker is not None and v not in self.saved and maker.id != scan.id:
+                ops.add(maker.id)
+                work.extend(maker.inputs)
+        return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))
 
     def written(self, op: Op, progress: _Progress) -> tuple[int, ...]:
         """What a product reads of the elementwise chains that the backward computes in the same region."""
@@ -159,19 +199,48 @@ class _Scheduler:
             value = self.graph.values[v]
             maker = None if value.maker is None else self.graph.ops[value.maker]
             if value.loop != progress.loop:
-                if progress.loop in self.graph.ancestors[value.loop]:
-                    continue  # lives in a loop inside this one: its stack is at hand
-                progress.reads[v] = None
+                if progress.loop not in self.graph.ancestors[value.loop]:
+                    progress.reads[v] = None
+                elif (scan := self.scan_to_rerun(v)) is not None:  # else its stack is at hand
+                    stack.extend(self.again(scan, ops, fresh, progress))
+                    progress.stacked[scan.id][v] = None
             elif maker is not None and maker.name == STEP:
                 progress.reads[maker.inputs[0]] = None
-            elif maker is None or v in self.saved or self.facts.is_late(v) or maker.name in (SCAN, LITERAL):
+            elif maker is None or v in self.saved or self.facts.is_late(v) or maker.name == LITERAL:
                 continue
-            else:
-                ops.add(maker.id)
-                fresh.update(maker.outputs)
-                progress.have.update(maker.outputs)
-                stack.extend(maker.inputs)
+            elif maker.name != SCAN:
+                stack.extend(self.again(maker, ops, fresh, progress))
+            elif self.graph.bodies[maker.id].loop == value.loop:
+                progress.reads.update({v: None} if may_rerun(self.graph, maker) else {})
+            elif may_rerun(self.graph, maker):
+                stack.extend(self.again(maker, ops, fresh, progress))
         return tuple(sorted(ops))
+
+    def again(self, op: Op, ops: set[int], fresh: set[int], progress: _Progress) -> tuple[int, ...]:
+        """Run an op again; returns what it reads. A loop runs once, whatever is read of it."""
+        here = {v for v in op.outputs if self.graph.values[v].loop == progress.loop}
+        fresh.update(here)
+        progress.have.update(here)
+        if op.name == SCAN and op.id in progress.stacked:
+            return ()
+        if op.name == SCAN:
+            progress.stacked[op.id] = {}
+        ops.add(op.id)
+        return self.inputs(op)
+
+    def scan_to_rerun(self, v: int) -> Op | None:
+        """The scan that must run again for a value of a loop inside, None where the value's stack is kept."""
+        graph, maker = self.graph, self.graph.values[v].maker
+        if maker is None or v in self.saved or self.facts.is_late(v):
+            return None
+        op = graph.ops[maker]
+        scan = op if op.name == SCAN and graph.bodies[op.id].loop == graph.values[v].loop else self.around(op)
+        return scan if scan is not None and may_rerun(graph, scan) else None
+
+    def around(self, op: Op) -> Op | None:
+        """The scan in whose body an op stands."""
+        scan = self.graph.regions[op.region].scan
+        return None if scan is None else self.graph.ops[scan]
 
     def is_dropped(self, v: int, progress: _Progress) -> bool:
         """Whether a value was recomputed long ago and is recomputed once more rather than kept."""

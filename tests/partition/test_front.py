@@ -43,7 +43,7 @@ def net_of(ops):
         ins = []
         for price, wanted in zip(op.prices, op.wanted, strict=True):
             ins.append(len(places))
-            places += 2 * [2 * number + 1 if op.reads else -1]
+            places += 2 * [2 * number + 1 if number else -1]
             arcs.append((ins[-1], ins[-1] + 1, INFINITE if price is None else price, 0.0))
             arcs += [(ins[-1] + 1, SINK, INFINITE, 0.0)] * wanted
         arcs += [(SOURCE, v, INFINITE, 0.0) for v, kept in zip(ins, op.kept, strict=False) if kept]
@@ -69,7 +69,9 @@ def some_ops(rng, most_values, widest, unit=1 / 64, plain=False):
     ops, values = [Op((), (0,), (False,), None)], 1
     while values < most_values:
         made = min(int(rng.choice([1, 1, 1, 2, 3])), most_values - values)
-        reads = tuple(sorted({int(v) for v in rng.integers(max(0, values - 6), values, rng.integers(1, 4))}))
+        reads = tuple(
+            sorted({int(v) for v in rng.integers(max(0, values - 6), values, rng.choice([0, 1, 1, 2, 2, 3]))})
+        )
         prices = tuple(None if rng.random() < 0.1 and not plain else int(rng.integers(1, widest)) for _ in range(made))
         wanted = tuple(bool(rng.random() < 0.35) for _ in range(made))
         kept = tuple(bool(rng.random() < 0.1) and price is not None for price in prices) if made > 1 else ()

@@ -104,7 +104,7 @@ REFUSED = {
     "a loop twice": (
         STEP.replace("mul %7 %2", "mul %7 %4"),
         [],
-        "%3:float32[3] (loop) is neither saved nor can it be recomputed.\n"
+        "%4:5xfloat32[3] (loop) is neither saved nor can it be recomputed.\n"
         "Save it, or save what the backward computes from it. It is not recomputed because a loop is not run twice.",
     ),
     "a cotangent": (

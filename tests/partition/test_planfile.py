@@ -220,7 +220,7 @@ NONSENSE = [
     (
         "saved.1",
         DROPPED,
-        "%4:float32[3] (loop) is neither saved nor can it be recomputed.\n"
+        "%5:5xfloat32[3] (loop) is neither saved nor can it be recomputed.\n"
         "Save it, or save what the backward computes from it. It is not recomputed because a loop is not run twice.",
     ),
     ("segments.0.loop", 2, "plan.segments[0] names loop 2, " + NO_LOOP),

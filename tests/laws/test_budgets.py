@@ -1,0 +1,361 @@
+"""Whatever the budget, a function means the same, draws the same, does all once, and XLA's account keeps to it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from jointcut import aot
+from jointcut.partition.budget import ranked
+from jointcut.partition.cost import Roofline
+from jointcut.partition.errors import BudgetError
+from larger import larger
+from oracle import assert_same, cotangents, loss, plain, plain_vjp, value_and_grad
+from programs import named
+
+ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
+SMALL = [
+    "auxiliary_output", "checkpointed_scan_body", "cond_in_scan", "convolutions", "dropout_in_nested_scans",
+    "internal_reference", "nested_scans",
+]  # fmt: skip
+LARGE = ["checkpointed_scan_body", "dropout_in_scan", "nested_scans", "unrolled_layers"]
+PROGRAMS = [*map(named, SMALL), *map(larger, LARGE)]
+IDS = [*SMALL, *(f"large {name}" for name in LARGE)]
+every_program = pytest.mark.parametrize("program", PROGRAMS, ids=IDS)
+BUDGETS = ["the least", "half", "midway"]
+
+
+def function_of(program, budget=None):
+    options = {"argnums": program.argnums, "has_aux": program.has_aux, "budget": budget, "cost": ROOFLINE}
+    return aot.function(program.function, **options)
+
+
+@cache
+def traced(program):
+    with program.precision():
+        return function_of(program).trace(*program.args, **program.kwargs)
+
+
+@cache
+def midway(program):
+    """Bytes between the least that is found and what the default plan takes."""
+    least, default = traced(program).partition(budget=0.0).compile(), traced(program).partition().compile()
+    return (least.peak_bytes + max(default.peak_bytes, least.peak_bytes)) // 2
+
+
+def budget_of(program, name):
+    return {"the least": lambda: 0.0, "half": lambda: 0.5, "midway": lambda: midway(program)}[name]()
+
+
+def met(budget, run):
+    """What `run` answers for a budget, or, where that is refused, for the smallest peak that the error names."""
+    try:
+        return budget, run(budget)
+    except BudgetError as error:
+        named_peak = re.search(r"smallest peak found is ([\d,]+) bytes", str(error))
+        assert named_peak, str(error)
+        peak = int(named_peak[1].replace(",", ""))
+        assert isinstance(budget, float) or peak > budget
+        return peak, run(peak)
+
+
+# ------------------------------------------------------------------------------------ the figures
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+@every_program
+def test_xla_s_account_is_within_the_budget(program, name):
+    """A fraction is of what plain JAX's temporaries take, a number of bytes of the whole step."""
+    with program.precision():
+        stage = traced(program)
+        budget, cut = met(budget_of(program, name), lambda budget: stage.partition(budget=budget))
+        made = cut.compile()
+        if isinstance(budget, float):
+            share = budget or 1.0  # the least is no more than plain JAX's, unless XLA finds no better
+            assert made.activation_bytes <= max(share * stage.plain_memory.temp_bytes, least_bytes(program))
+        else:
+            assert made.peak_bytes <= budget
+        assert made.executables == 1
+        assert (made.peak_bytes, made.activation_bytes) == (made.memory.step.peak_bytes, made.memory.step.temp_bytes)
+        assert 1 <= len(made.trail) <= 10
+        chosen = [a for a in made.trail if a.promised_bytes == cut.plan.peak_bytes and a.strategy == cut.plan.strategy]
+        assert [(a.peak_bytes, a.activation_bytes, a.fits) for a in chosen][-1:] == [
+            (made.peak_bytes, made.activation_bytes, True)
+        ]
+        assert_same(made.value_and_grad(*program.args, **program.kwargs), plain(program, value_and_grad), program)
+
+
+def least_bytes(program):
+    return min(a.activation_bytes for a in traced(program).partition(budget=0.0).compile().trail)
+
+
+@every_program
+def test_half_is_refused_only_where_the_least_takes_more(program):
+    with program.precision():
+        stage = traced(program)
+        half = stage.plain_memory.temp_bytes / 2
+        least = stage.partition(budget=0.0).compile().activation_bytes
+        try:
+            made = stage.partition(budget=0.5).compile()
+        except BudgetError:
+            assert least > half
+        else:
+            assert made.activation_bytes <= half
+
+
+# ------------------------------------------------------------------------------------ the results
+
+WAYS = ["value_and_grad", "jit of grad", "vjp"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@every_program
+def test_values_and_gradients_are_those_of_jax(program, way):
+    """Each way with another budget, and each program with others."""
+    name = BUDGETS[(PROGRAMS.index(program) + WAYS.index(way)) % 3]
+    with program.precision():
+        met(budget_of(program, name), partial(RUN[way], program))
+
+
+def run_value_and_grad(program, budget):
+    got = function_of(program, budget).value_and_grad(*program.args, **program.kwargs)
+    assert_same(got, plain(program, value_and_grad), program)
+
+
+def slope(program, function):
+    return jax.grad(loss(program, function), argnums=program.argnums)
+
+
+def run_jit_of_grad(program, budget):
+    got = jax.jit(slope(program, function_of(program, budget)))(*program.args)
+    assert_same(got, plain(program, slope), program)
+
+
+def run_vjp(program, budget):
+    bound = partial(program.function, **program.kwargs)
+    function = aot.function(bound, has_aux=program.has_aux, budget=budget, cost=ROOFLINE)
+    out, pullback, *aux = function.vjp(*program.args)
+    want_out, want_aux, want_first, want_second = plain_vjp(program)
+    assert_same((out, aux), (want_out, want_aux), program)
+    assert_same(pullback(cotangents(out, 1)), want_first, program)
+    assert_same(pullback(cotangents(out, 2)), want_second, program)
+
+
+RUN = {"value_and_grad": run_value_and_grad, "jit of grad": run_jit_of_grad, "vjp": run_vjp}
+
+
+# ------------------------------------------------------------------------------------ the draws
+
+KEEP = 0.5
+X = jnp.linspace(0.5, 1.5, 8 * 256).reshape(8, 256)
+
+
+def dropped(key, x):
+    """Dropout whose mask is an output too, between operations that a plan would rather recompute."""
+    mask = jax.random.bernoulli(key, KEEP, x.shape)
+    return jnp.where(mask, jnp.exp(jnp.sin(x)) / KEEP, 0.0), mask
+
+
+def dropout(x, key):
+    masks = []
+    for k in range(3):  # an element's slope is zero if it was dropped once
+        x, mask = dropped(jax.random.fold_in(key, k), x)
+        masks.append(mask)
+        x = jnp.tanh(x) + jnp.where(mask, 0.5, 0.0)
+    return jnp.sum(x**2), jnp.stack(masks)
+
+
+def dropout_in_scan(x, key):
+    """Each row is dropped in a step of its own, the key split in the carry."""
+
+    def step(carry, row):
+        key, total = carry
+        key, now = jax.random.split(key)
+        y, mask = dropped(now, row)
+        return (key, total + jnp.sum(y**2)), mask
+
+    (_, total), masks = lax.scan(step, (key, jnp.float32(0)), x)
+    return total, masks[None]
+
+
+def dropout_in_nested_scans(x, key):
+    """The key is carried through both loops, and what is dropped is read again by the next step."""
+
+    def inner(carry, row):
+        key, mean = carry
+        key, now = jax.random.split(key)
+        y, mask = dropped(now, row + lax.stop_gradient(mean))
+        return (key, jnp.mean(jnp.tanh(y))), (mask, jnp.sum(y**2))
+
+    def outer(carry, rows):
+        return lax.scan(inner, carry, rows)
+
+    _, (masks, sums) = lax.scan(outer, (key, jnp.float32(0)), x.reshape(4, 2, -1))
+    return jnp.sum(sums), masks.reshape(1, *x.shape)
+
+
+@pytest.mark.parametrize("function", [dropout, dropout_in_scan, dropout_in_nested_scans], ids=lambda f: f.__name__)
+def test_masks_are_those_of_jax_bit_for_bit_at_every_budget(function):
+    """In the forward, where they are returned, and in the backward, where they are the zeros of the gradient."""
+    key = jax.random.key(3)
+    (want, want_masks), want_gradients = jax.jit(jax.value_and_grad(function, has_aux=True))(X, key)
+    kept = np.all(want_masks, axis=0)
+    assert 0.05 < kept.mean() < 0.7
+    for cut in cuts_of(aot.function(function, has_aux=True, cost=ROOFLINE).trace(X, key)):
+        (value, masks), gradients = cut.compile().value_and_grad(X, key)
+        np.testing.assert_array_equal(masks, want_masks)
+        np.testing.assert_array_equal(np.asarray(gradients) != 0, kept)
+        np.testing.assert_allclose(gradients, want_gradients, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(value, want, rtol=1e-4)
+
+
+def cuts_of(traced):
+    """What three budgets choose, and the plans of the model's front with most and with fewest bytes."""
+    least, default = traced.partition(budget=0.0), traced.partition()
+    top = max(default.compile().peak_bytes, least.compile().peak_bytes)
+    front = [c.plan for c in ranked(traced.planner.menu)]
+    budgets = [least, traced.partition(budget=(top + least.compile().peak_bytes) // 2), traced.partition(budget=top)]
+    return [*budgets, traced.partition(plan=front[0]), traced.partition(plan=front[-1])]
+
+
+@pytest.mark.parametrize("function", [dropout, dropout_in_scan], ids=lambda f: f.__name__)
+def test_masks_agree_where_the_halves_run_apart_and_inside_jit(function):
+    key = jax.random.key(4)
+    _, want = function(X, key)
+    compiled = aot.function(function, has_aux=True, budget=0.0, cost=ROOFLINE)
+    out, pullback, masks = compiled.vjp(X, key)
+    gradients, _ = pullback(jnp.ones_like(out))
+    inside, masks_inside = jax.jit(jax.grad(compiled, has_aux=True))(X, key)
+    for got, gradient in ((masks, gradients), (masks_inside, inside)):
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(np.asarray(gradient) != 0, np.all(want, axis=0))
+
+
+# ------------------------------------------------------------------------------------ a large table
+
+
+def embedded(table, weights, tokens):
+    h = table[tokens]
+    for weight in weights:
+        h = h + jnp.tanh(jnp.sin(h) @ weight)
+    return jnp.sum(h**2)
+
+
+def table_and_rest(rows):
+    draws = np.random.default_rng(0)
+    table = jax.ShapeDtypeStruct((rows, 32), "float32")
+    weights = [jnp.asarray(draws.normal(size=(32, 32)).astype(np.float32) / 8) for _ in range(4)]
+    return table, weights, jnp.asarray(draws.integers(0, 100, 512).astype(np.int32))
+
+
+def described(plan, rows):
+    """What is saved and how much runs again, whatever the number of rows."""
+    saved = [(s.value, s.op, tuple("rows" if d == rows else d for d in s.shape), s.dtype) for s in plan.saved]
+    return saved, plan.recomputed, plan.deferred, plan.segments
+
+
+def test_a_table_of_many_rows_changes_nothing_in_what_a_fraction_saves_of_the_rest():
+    chosen = {}
+    for rows in (100, 100_000):
+        traced = aot.function(embedded, argnums=(0, 1), cost=ROOFLINE).trace(*table_and_rest(rows))
+        plans = [met(fraction, lambda b, t=traced: t.partition(budget=b).plan) for fraction in (0.0, 0.6, 0.8, 1.0)]
+        chosen[rows] = [described(plan, rows) for _, plan in plans]
+    assert chosen[100] == chosen[100_000]
+    assert len({repr(plan) for plan in chosen[100]}) > 1
+
+
+# ------------------------------------------------------------------------------------ what happens once
+
+
+class Counted:
+    """Counts how often a program comes by a place, and on which side."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return np.asarray(x)
+
+    def taken(self):
+        jax.effects_barrier()
+        calls, self.calls = self.calls, 0
+        return calls
+
+
+def counted_loss(counter, ordered):
+    """Notes and writes to a reference between operations so cheap that a budget would recompute them."""
+
+    def loss(x, ref):
+        for _ in range(3):
+            h = jnp.exp(jnp.sin(x))
+            told = io_callback(
+                counter, jax.ShapeDtypeStruct((), "float32"), lax.stop_gradient(h[0, 0]), ordered=ordered
+            )
+            ref[...] += lax.stop_gradient(jnp.mean(h))
+            x = jnp.tanh(h) * h * told
+        return jnp.sum(x**2)
+
+    return loss
+
+
+def counted_scan(counter, ordered):
+    """The same in the body of a loop long enough to run in segments."""
+
+    def loss(x, ref):
+        def step(h, _):
+            e = jnp.exp(jnp.sin(h))
+            told = io_callback(
+                counter, jax.ShapeDtypeStruct((), "float32"), lax.stop_gradient(e[0, 0]), ordered=ordered
+            )
+            ref[...] += lax.stop_gradient(jnp.mean(e))
+            return jnp.tanh(e) * e * jnp.tanh(told), None
+
+        return jnp.sum(lax.scan(step, x, None, length=12)[0])
+
+    return loss
+
+
+both_losses = pytest.mark.parametrize(("make", "times"), [(counted_loss, 3), (counted_scan, 12)], ids=["line", "scan"])
+both_orders = pytest.mark.parametrize("ordered", [False, True], ids=["unordered", "ordered"])
+
+
+@both_losses
+@both_orders
+def test_effects_happen_once_at_every_budget(make, times, ordered):
+    counter = Counted()
+    function = make(counter, ordered)
+    reference = jax.new_ref(jnp.float32(0))
+    want = jax.grad(function)(X, reference)
+    mean = float(reference[...])
+    counter.taken()
+    traced = aot.function(function, cost=ROOFLINE).trace(X, jax.new_ref(jnp.float32(0)))
+    for cut in cuts_of(traced):
+        mine = jax.new_ref(jnp.float32(0))
+        _, got = cut.compile().value_and_grad(X, mine)
+        assert counter.taken() == times, cut.plan.strategy
+        np.testing.assert_allclose(mine[...], mean, rtol=1e-4)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@both_losses
+def test_effects_happen_once_inside_jit_and_where_the_halves_run_apart(make, times):
+    counter = Counted()
+    function = aot.function(make(counter, True), budget=0.0, cost=ROOFLINE)
+    mine = jax.new_ref(jnp.float32(0))
+    jax.jit(jax.grad(function))(X, mine)
+    assert counter.taken() == times
+    once = float(mine[...])
+    out, pullback = function.vjp(X, mine)
+    assert counter.taken() == times
+    for _ in range(2):
+        pullback(jnp.ones_like(out))
+    assert counter.taken() == 0
+    np.testing.assert_allclose(mine[...], 2 * once, rtol=1e-5)
