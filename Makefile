@@ -5,6 +5,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 FOLDERS := partition wrappers aot
+SUITE ?= bench
 
 .DEFAULT_GOAL := help
 .PHONY: help demo bench test lint format env clean
@@ -15,8 +16,8 @@ help: ## List these targets.
 demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a table, write a picture.
 	$(PY) -m benchmarks.demo
 
-bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, ARGS="--methods jointcut" too.
-	$(PY) -m benchmarks.bench $(PROGRAMS) $(ARGS)
+bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, SUITE=budgets puts budgets on them.
+	$(PY) -m benchmarks.$(SUITE) $(PROGRAMS) $(ARGS)
 
 test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal $(ARGS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
 from typing import Any
 
 from jointcut.partition.errors import JointcutError, message
@@ -63,11 +65,11 @@ class Pareto:
         """
         if axes is None:
             try:
-                from matplotlib.figure import Figure
+                figure = import_module("matplotlib.figure")
             except ModuleNotFoundError as error:
                 cure = "pip install matplotlib, or print the front instead."
                 raise JointcutError(message("Pareto.plot", "needs matplotlib.", cure)) from error
-            axes = Figure(figsize=(6, 4), layout="constrained").subplots()
+            axes = figure.Figure(figsize=(6, 4), layout="constrained").subplots()
         peaks = [p.peak_bytes / 1e6 for p in self.points]
         times = [1e3 * p.seconds for p in self.points]
         axes.step(peaks, times, where="post", color="#2a6f97", linewidth=1.5)
@@ -83,8 +85,6 @@ class Pareto:
 
     def _repr_png_(self) -> bytes:
         """The picture, in a notebook."""
-        from io import BytesIO
-
         out = BytesIO()
         self.plot().figure.savefig(out, format="png", dpi=110)
         return out.getvalue()

@@ -11,5 +11,8 @@ Files, in reading order:
 - timeline: Replay how many bytes a compiled program holds at each instruction.
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
+- budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
+- convnets: Write three published convolutional networks so that each op bears the name of its layer.
+- instances: Schedule the training steps of three published networks within less than their peak.
 - demo: Train a GPT with jointcut and show what it saves.
 """

@@ -20,6 +20,8 @@ Files, in reading order:
     rows: Take a gradient that is a sum of rows apart into the rows and their places.
     zeros: Leave out of a backward what a zero cotangent would do.
     plan: Record a decision: what is saved, what is recomputed, and why.
+    instance: Hold ops in a fixed order, with what they take and make, and replay sequences of them.
+    evict: Fit a schedule into a budget by dropping one value at a time.
     intervals: Choose when each value is kept and computed again, by constraint programming.
     planfile: Write a plan to JSON, read it back for its program, and say where two differ.
     network: Turn values, prices and rules into a flow network.

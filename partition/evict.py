@@ -20,7 +20,7 @@ def evict(instance: Instance, budget_bytes: int, copies: int = 2) -> Schedule | 
     """
     again: dict[int, int] = {}
     over = _excess(instance, again, budget_bytes)
-    least = instance.nominal_seconds * 1e-9  # what a rerun that takes nothing is taken to cost
+    least = instance.nominal_seconds * 1e-9 or 1.0  # what a rerun that takes nothing is taken to cost
     while over:
         if copies == 1:
             return None

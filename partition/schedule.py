@@ -20,7 +20,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, REDUCTIONS, light, may_rerun
+from jointcut.partition.policy import CHEAP, REDUCTIONS, heavy, light, may_rerun
 from jointcut.partition.roles import Role
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
@@ -100,7 +100,7 @@ class Order:
 
 def schedule(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Order]:
     """The order of every region that runs in the backward, by region id."""
-    scheduler = _Scheduler(graph, facts, frozenset(plan.values))
+    scheduler = _Scheduler(graph, facts, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
     results = [v for v in graph.role_outputs(Role.GRADIENT) if v is not None]
     scheduler.region(TOP, results)
     return scheduler.orders
@@ -109,8 +109,9 @@ def schedule(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Order]:
 class _Scheduler:
     """Walk the regions of the backward, outermost first, and place what must be recomputed."""
 
-    def __init__(self, graph: Graph, facts: Facts, saved: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, facts: Facts, saved: frozenset[int], again: Iterable[int]) -> None:
         self.graph, self.facts, self.saved = graph, facts, saved
+        self.reruns = frozenset(i for i in again if graph.ops[i].name == SCAN and may_rerun(graph, graph.ops[i]))
         self.orders: dict[int, Order] = {}
         self.backward = {r.id: [i for i in r.ops if i in facts.backward] for r in graph.regions}
 
@@ -208,6 +209,8 @@ class _Scheduler:
                 progress.reads[maker.inputs[0]] = None
             elif maker is None or v in self.saved or self.facts.is_late(v) or maker.name == LITERAL:
                 continue
+            elif self.is_stacked_again(maker):
+                progress.reads[v] = None
             elif maker.name != SCAN:
                 stack.extend(self.again(maker, ops, fresh, progress))
             elif self.graph.bodies[maker.id].loop == value.loop:
@@ -236,6 +239,11 @@ class _Scheduler:
         op = graph.ops[maker]
         scan = op if op.name == SCAN and graph.bodies[op.id].loop == graph.values[v].loop else self.around(op)
         return scan if scan is not None and may_rerun(graph, scan) else None
+
+    def is_stacked_again(self, op: Op) -> bool:
+        """Whether an op's result comes from the loop that runs again, not from a third run: it does if it is heavy."""
+        scan = self.around(op)
+        return scan is not None and scan.id in self.reruns and bool(heavy(self.graph, op))
 
     def around(self, op: Op) -> Op | None:
         """The scan in whose body an op stands."""

@@ -21,7 +21,7 @@ from jointcut import aot
 from jointcut.aot.fit import CALIBRATION, MOST_PROPOSED, MOST_SMALLEST, Attempt, Weighed, fit, room_for
 from jointcut.aot.limits import Limit, limit
 from jointcut.aot.options import Options
-from jointcut.partition import Plan
+from jointcut.partition import Plan, jaxprs
 from jointcut.partition.budget import Candidate, ranked
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError, PlanError
@@ -236,6 +236,15 @@ def test_the_figure_in_the_error_is_the_smallest_that_was_compiled(menu, room):
         assert f"found is {FIXED + least:,} bytes ({len(menu.measured)} plans compiled)" in str(error)
 
 
+@fault("the heading stands though the model finds nothing alive")
+def test_an_error_has_no_heading_over_an_empty_list(monkeypatch):
+    menu = Menu([("min_cut", 0, 1.0, 80)])
+    monkeypatch.setattr(Menu, "replay", lambda self, plan: Replay(0, Side.FORWARD, "", ()))
+    with pytest.raises(BudgetError) as refusal:
+        fitted(menu, FIXED + 1)
+    assert "Alive there" not in str(refusal.value)
+
+
 def test_an_attempt_prints_what_was_promised_and_what_it_takes():
     attempt = Attempt("front", 10, 61_000_000, 62_500_000, 50_000_000, True, 812.4)
     assert str(attempt) == "front: promised 61,000,000 bytes, takes 62,500,000: fits (compiled in 812 ms)"
@@ -316,6 +325,24 @@ def test_an_error_about_a_fraction_names_the_least_fraction(traced, least):
     with pytest.raises(BudgetError) as refusal:
         traced.partition(budget=0.01)
     assert f"{100 * least.activation_bytes / traced.plain_memory.temp_bytes:.0f}%" in str(refusal.value)
+
+
+def matrix(w, x):
+    return jnp.tanh(jnp.tanh(x @ w) @ w)
+
+
+@pytest.mark.parametrize("budget", [0.0, "1MB"])
+def test_a_function_that_is_no_loss_has_a_budget_by_vjp(budget):
+    out, pullback = aot.function(matrix, budget=budget, cost=ROOFLINE).vjp(W, X)
+    _, want = jax.vjp(matrix, W, X)
+    assert_near(pullback(jnp.ones_like(out)), want(jnp.ones_like(out)))
+
+
+@fault("plain_memory seeds the backward with ones, which a scalar alone has: TraceError, whose cure is to use vjp")
+def test_a_function_that_is_no_loss_has_a_fraction_by_vjp():
+    out, pullback = aot.function(matrix, budget=1.0, cost=ROOFLINE).vjp(W, X)
+    _, want = jax.vjp(matrix, W, X)
+    assert_near(pullback(jnp.ones_like(out)), want(jnp.ones_like(out)))
 
 
 def test_a_budget_of_the_functions_own_is_that_of_partition(traced, least):
@@ -422,7 +449,24 @@ def test_a_plan_given_back_gives_the_same_halves_and_results(form, traced, least
         got = cut.compile().value_and_grad(W, X)
         assert all(map(np.array_equal, jax.tree.leaves(got), jax.tree.leaves(want)))
     assert_near(aot.function(deep, plan=given).value_and_grad(W, X), want)
-    assert_near(jax.jit(jax.grad(aot.function(deep, plan=given)))(W, X), want[1])
+
+
+@pytest.mark.xfail(
+    not jaxprs.barriers_expand("cpu"),  # as JAX 0.12, which orders the joint program otherwise inside a trace
+    reason="inside a transformation of JAX's the joint program differs, so that the text of a plan is none for it",
+    strict=True,
+)
+def test_the_text_of_a_plan_serves_inside_jit_too(traced, least):
+    text = dumps(least.cut.plan, traced.graph)
+    got = jax.jit(jax.grad(aot.function(deep, plan=text, cost=ROOFLINE)))(W, X)
+    assert_near(got, jax.grad(deep)(W, X))
+
+
+@fault("vjp differentiates all arguments, so that its program is another than that of value_and_grad")
+def test_the_text_of_a_plan_serves_vjp_too(traced, least):
+    text = dumps(least.cut.plan, traced.graph)
+    out, pullback = aot.function(deep, plan=text, cost=ROOFLINE).vjp(W, X)
+    assert_near(pullback(jnp.ones_like(out))[0], jax.grad(deep)(W, X))
 
 
 def test_a_text_of_another_program_is_refused_naming_the_first_difference(traced, least):

@@ -260,6 +260,12 @@ def test_what_is_evicted_leaves_a_valid_schedule_within_the_budget(seed):
     assert evict(instance, high - 1, copies=1) is None
 
 
+def test_ops_that_take_nothing_are_evicted_all_the_same():
+    free = replace(Instance.of(parse(CHAIN)), seconds=(0.0,) * 5)
+    schedule = evict(free, 100)
+    assert schedule is not None and (schedule.seconds, schedule.peak_bytes) == (0.0, 88)
+
+
 @with_solver
 def test_a_graph_without_a_backward_is_scheduled_within_its_budget():
     instance = Instance.of(parse(CHAIN))
