@@ -165,7 +165,7 @@ def fit(planner: Planner, budget: Limit, room: Room, measure: Callable[[Plan], W
         known = search.found.get(id(chosen))
         fits = known[2].activation_bytes <= room(known[2]) if known else search.fits(chosen)
         if fits:
-            return search.fitted(chosen)
+            return search.fitted(search.faster(chosen))
     raise refused(search, budget)
 
 
@@ -186,11 +186,14 @@ def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     """The error that names the smallest peak found and what holds it up."""
     _, plan, measured = min(search.found.values(), key=lambda found: found[2].peak_bytes)
     alive = search.planner.replay(plan).alive[:5]
+    share = ""
+    if budget.fraction and (room := search.room(None)):
+        share = f" ({100 * measured.activation_bytes * budget.fraction / room:.0f}% of plain JAX's activations)"
     lines = [
         f"The smallest peak found is {measured.peak_bytes:,} bytes ({len(search.trail)} plans compiled): "
         f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
-        "Alive there, by the model:",
+        *(["Alive there, by the model:"] if alive else []),
         *(f"    {buffer}" for buffer in alive),
-        "Give at least that much, a smaller batch, or budget=0.0 for the least that is found.",
+        f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
     ]
     return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)))

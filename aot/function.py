@@ -65,6 +65,7 @@ class Function:
         """`<aot.function loss: min_cut>`."""
         strategy = self._options.strategy
         shown = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
+        shown = "plan" if self._options.plan is not None else shown
         shown = shown if self._options.budget is None else f"budget {choosing.limit(self._options.budget)}"
         return f"<aot.function {getattr(self._function, '__qualname__', self._function)}: {shown}>"
 

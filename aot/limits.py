@@ -71,6 +71,13 @@ def limit(budget: Any) -> Limit:
     return Limit(fraction=fraction)
 
 
+def plain_number(budget: Budget | None) -> Budget | None:
+    """The same budget as Python's own int or float, where it is a number."""
+    if budget is None or isinstance(budget, str):
+        return budget
+    return int(budget) if isinstance(budget, numbers.Integral) else float(budget)
+
+
 def _of_text(text: str) -> Limit:
     if text.strip() == "device":
         return Limit(of_device=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.aot.limits import Budget, limit
+from jointcut.aot.limits import Budget, limit, plain_number
 from jointcut.partition import mincut, planfile
 from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import PlanError, StrategyError, TraceError, choices, message
@@ -99,6 +99,7 @@ def checked(function: Any, options: Options) -> Options:
         donate_argnums=tuple(sorted(donated.argnums)),
         donate_argnames=tuple(sorted(donated.argnames)),
         sparse_gradients=_tuple(options.sparse_gradients),
+        budget=plain_number(options.budget),
     )
 
 

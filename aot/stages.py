@@ -108,7 +108,7 @@ class Traced(TracedCall):
         return ParetoPoint(self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes), c.step_seconds, c.plan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cut(CutCall):
     """A traced function cut in two, ready to be compiled."""
 

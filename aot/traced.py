@@ -118,9 +118,11 @@ class TracedCall:
     @cached_property
     def plain_memory(self) -> ProgramMemory:
         """XLA's account of `jax.jit(jax.value_and_grad(f))`: forward and backward as they were traced, uncut."""
-        closed, ones = self.program.closed, self.ones()
-        structs = [*map(struct, self.consts), *self.bound.unique]
-        return ProgramMemory.of(jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones)).lower(*structs).compile())
+        closed, structs = self.program.closed, [*map(struct, self.consts), *self.bound.unique]
+        ones = self.ones() if self.is_scalar else ()
+        given = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # cotangents of what is no scalar
+        program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
+        return ProgramMemory.of(program.lower(*structs, *given).compile())
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""

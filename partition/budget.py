@@ -21,7 +21,7 @@ from jointcut.partition.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph
-from jointcut.partition.memory import Replay, replay
+from jointcut.partition.memory import Replay, replay, residual_bytes
 from jointcut.partition.mincut import min_cut
 from jointcut.partition.network import Network, network
 from jointcut.partition.plan import Plan
@@ -109,9 +109,10 @@ class Planner:
 
     def candidate(self, plan: Plan) -> Candidate:
         """A plan with its figures."""
-        peak = self.replay(plan).peak_bytes
-        seconds = plan.seconds or 0.0
-        return Candidate(replace(plan, peak_bytes=peak), peak, seconds + self.model.saving_seconds(plan.bytes_saved))
+        halves = segments.written(self.graph, self.facts, plan, on_cpu=self.on_cpu)
+        peak = replay(halves, self.graph).peak_bytes
+        seconds = (plan.seconds or 0.0) + self.model.saving_seconds(residual_bytes(halves))
+        return Candidate(replace(plan, peak_bytes=peak), peak, seconds)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
@@ -130,12 +131,20 @@ class Planner:
                     yield form
 
     def _plans(self) -> Iterator[Plan]:
-        yield self.priced(min_cut(self.graph, self.constraints))
+        if (default := self.default()) is not None:
+            yield default
         samples = next((count for most, count in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
         for choice in spread(self.front.choices, samples):
             yield self.plan(choice, "front")
         for count in PIECES if samples > _FEWEST_SAMPLES else PIECES[2::3]:
             yield from self.in_pieces(count)
+
+    def default(self) -> Plan | None:
+        """The default cut; None where a demand forbids what its rules of cost leave."""
+        try:
+            return self.priced(min_cut(self.graph, self.constraints))
+        except PlanError:
+            return None
 
     def in_pieces(self, count: int) -> Iterator[Plan]:
         """Plans that save what passes between `count` pieces of the forward, and within them only what must be."""
@@ -144,7 +153,7 @@ class Planner:
             return
         reason = f"one of {count} pieces that run again begins with it"
         demands = [Constraint(v, Demand.SAVE, reason) for v in kept]
-        verdicts = judge(self.graph, self.facts, (*self.constraints, *demands))
+        verdicts = judge(self.graph, self.facts, (*demands, *self.constraints))  # what the user asks for comes last
         try:
             net = network(self.graph, self.facts, self.prices, verdicts, self.seconds)
         except PlanError:
@@ -156,10 +165,12 @@ class Planner:
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         lengths = []
+        kept_whole = {self.graph.values[c.value].loop for c in self.constraints if c.demand is Demand.SAVE}
         for loop, found in segments.segmentable(self.graph, self.facts, plan).items():
             steps = segments.best_length(found.length, found.carry_bytes, found.residual_bytes)
             kept = -(-found.length // steps) * found.carry_bytes + steps * found.residual_bytes
-            if kept < found.length * found.residual_bytes:
+            inside = any(loop in self.graph.ancestors[other] for other in kept_whole)
+            if kept < found.length * found.residual_bytes and not inside:
                 lengths.append((loop, steps))
         if lengths:
             yield self.priced(replace(plan, strategy=f"{plan.strategy}, segments", segments=tuple(lengths)))

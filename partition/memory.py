@@ -30,6 +30,9 @@ _RENAMING = frozenset({_BARRIER, "copy_p", "expand_dims", "reshape", "squeeze", 
 _FUSED = (ELEMENTWISE | MOVEMENT | CALLS) - _RENAMING
 _READS_FUSED = _FUSED | REDUCTIONS | {"dynamic_update_slice"}
 
+#: They write into an operand if nothing reads it later.
+_UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+
 #: They may write over an operand that nothing reads later.
 _IN_PLACE = ELEMENTWISE | CALLS | {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "while", "scan"}
 
@@ -63,6 +66,13 @@ class Replay:
     side: Side
     op: str
     alive: tuple[Buffer, ...]
+
+
+def residual_bytes(halves: Halves) -> int:
+    """Bytes alive between the halves, beyond what the caller holds."""
+    backward, _ = jaxprs.opened(halves.backward)
+    pairs = zip(backward.invars, halves.residuals, strict=False)
+    return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
 
 
 def replay(halves: Halves, graph: Graph) -> Replay:
@@ -115,6 +125,12 @@ class _Sweep:
         self.written = {self.name(v) for v in barriers} | self.carried | self.ends
         self.stacks = {self.name(v) for v in stacks}
         self.last = self._last_reads()
+        for i in range(len(eqns) - 1, -1, -1):  # what a result of somebody else's buffer is made of lies there already
+            eqn = eqns[i]
+            if eqn.primitive.name in _UPDATING and self.name(eqn.outvars[0]) in self.free:
+                updated = self.name(eqn.invars[0]) if not isinstance(eqn.invars[0], Literal) else None
+                if updated is not None and self.last.get(updated) == i:
+                    self.free.add(updated)
 
     def name(self, v: Any) -> Any:
         """The variable that a buffer goes by."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
@@ -191,8 +192,13 @@ def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
         if graph.values[v].maker is not None and graph.ops[graph.values[v].maker or 0].name == STEP:
             cure = "Save the stack that it is taken from."
             raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
+    _fits_program(graph, plan)
     saved = frozenset(plan.values)
-    read = needed(graph, facts, saved).values
+    runs = needed(graph, facts, saved)
+    if differing := sorted(runs.ops ^ {*plan.recomputed, *plan.deferred}):
+        where = f"op {differing[0]} ({graph.ops[differing[0]].name})"
+        _refuse_other(where, "runs in the backward by the plan and not by what it saves, or the other way round.")
+    read = runs.values
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed
@@ -201,6 +207,17 @@ def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _segmented(graph, plan)
     return plan
+
+
+def _fits_program(graph: Graph, plan: Plan) -> None:
+    for s in plan.saved:
+        value = graph.values[s.value]
+        if (s.shape, s.dtype, s.copies) != (value.shape, value.dtype, value.copies):
+            _refuse_other(f"plan.saved[%{s.value}]", f"is {s.dtype}{list(s.shape)} in the plan, but {value} here.")
+
+
+def _refuse_other(where: str, what: str) -> NoReturn:
+    raise PlanError(message(where, what, "Give a plan that was made for this program."))
 
 
 def _segmented(graph: Graph, plan: Plan) -> None:

@@ -153,7 +153,8 @@ def _never_again(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
         return "it is read outside the loop that makes it"
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
-    return f"{op.name} talks to other devices" if op.name in COLLECTIVES else ""
+    talks = sorted(COLLECTIVES & {op.name, *op.inner})
+    return f"{talks[0]} talks to other devices" if talks else ""
 
 
 def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
@@ -187,7 +188,7 @@ def may_rerun(graph: Graph, scan: Op) -> bool:
     for region in graph.regions:
         if region.parent in inside:
             inside.add(region.id)
-    return not any((op.effects or op.name in COLLECTIVES) for r in inside for op in _ops_of(graph, r))
+    return not any(op.effects or COLLECTIVES & {op.name, *op.inner} for r in inside for op in _ops_of(graph, r))
 
 
 def _escapes_into_step(graph: Graph, value: Value, op: Op) -> bool:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition import jaxprs, loops, mincut, rewrite, verify
+from jointcut.partition import loops, mincut, rewrite, verify
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.emit import Halves, Hold
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
+from jointcut.partition.memory import residual_bytes
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
 from jointcut.partition.segments import written
@@ -58,9 +59,7 @@ class Split:
     @property
     def residual_bytes(self) -> int:
         """Bytes alive between the halves, beyond what the caller holds."""
-        backward, _ = jaxprs.opened(self.halves.backward)
-        pairs = zip(backward.invars, self.halves.residuals, strict=False)
-        return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+        return residual_bytes(self.halves)
 
     @cached_property
     def on_cpu(self) -> Halves:

@@ -210,10 +210,13 @@ def dropout_in_nested_scans(x, key):
     return jnp.sum(sums), masks.reshape(1, *x.shape)
 
 
-@pytest.mark.parametrize("function", [dropout, dropout_in_scan, dropout_in_nested_scans], ids=lambda f: f.__name__)
-def test_masks_are_those_of_jax_bit_for_bit_at_every_budget(function):
+DRAWS = [(dropout, "rbg"), (dropout_in_scan, "threefry2x32"), (dropout_in_nested_scans, "threefry2x32")]
+
+
+@pytest.mark.parametrize(("function", "generator"), DRAWS, ids=[function.__name__ for function, _ in DRAWS])
+def test_masks_are_those_of_jax_bit_for_bit_at_every_budget(function, generator):
     """In the forward, where they are returned, and in the backward, where they are the zeros of the gradient."""
-    key = jax.random.key(3)
+    key = jax.random.key(3, impl=generator)
     (want, want_masks), want_gradients = jax.jit(jax.value_and_grad(function, has_aux=True))(X, key)
     kept = np.all(want_masks, axis=0)
     assert 0.05 < kept.mean() < 0.7
@@ -272,7 +275,6 @@ def described(plan, rows):
     return saved, plan.recomputed, plan.deferred, plan.segments
 
 
-@pytest.mark.xfail(reason="the model counts the zeros that a table's gradient is scattered into beside it", strict=True)
 def test_a_table_of_many_rows_changes_nothing_in_what_a_fraction_saves_of_the_rest():
     chosen = {}
     for rows in (100, 100_000):

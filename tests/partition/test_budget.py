@@ -129,11 +129,11 @@ def test_every_plan_of_a_menu_closes_and_its_halves_fit_together(name, planner):
 
 
 @some_programs
-def test_the_menu_holds_each_plan_with_its_own_figures(name, planner):
-    mine = planner(name)
+def test_the_menu_holds_each_plan_with_its_own_figures(name, planner, traced):
+    mine, byte = planner(name), ROOFLINE.saving_seconds(1)
     for c in mine.menu:
         assert c.plan.peak_bytes == c.peak_bytes == mine.replay(c.plan).peak_bytes
-        assert c.step_seconds == c.plan.seconds + ROOFLINE.saving_seconds(c.plan.bytes_saved)
+        assert c.step_seconds == pytest.approx(c.plan.seconds + byte * handed_bytes(traced(name), c.plan), abs=2 * byte)
         assert c == mine.candidate(mine.priced(c.plan))
     assert {(c.plan.values, c.plan.segments) for c in mine.menu} == {(p.values, p.segments) for p in mine.plans()}
 
@@ -150,7 +150,7 @@ def test_a_plan_hands_over_as_many_bytes_as_it_says(name, planner, traced):
             assert handed_bytes(traced(name), c.plan) == c.plan.bytes_saved, c.plan.strategy
 
 
-@fault("Plan.bytes_saved counts stacks that a loop in segments does not hand over, and step_seconds their writing")
+@fault("Plan.bytes_saved counts stacks that a loop in segments does not hand over")
 @some_loops
 def test_a_plan_in_segments_hands_over_as_many_bytes_as_it_says(name, planner, traced):
     plans = [c.plan for c in planner(name).menu if c.plan.segments]
@@ -302,7 +302,6 @@ def test_what_must_be_saved_is_handed_over_by_the_halves_of_every_plan(name, tra
         assert plan.segments or keep & set(plan.values) <= handed_values(mine, plan), plan.strategy
 
 
-@fault("a loop in segments does not hand over stacks that Demand.SAVE asks for")
 @some_loops
 def test_what_must_be_saved_is_handed_over_though_its_loop_runs_in_segments(name, traced):
     mine, keep = with_saves(traced(name).graph)
@@ -331,7 +330,6 @@ def test_what_must_be_recomputed_is_saved_by_no_plan_but_those_in_pieces(name, t
         assert "pieces" in plan.strategy or not drop & set(plan.values), plan.strategy
 
 
-@fault("in_pieces demands a boundary after what the caller demands of it, and judge lets the last demand win")
 def test_what_must_be_recomputed_is_not_saved_for_the_sake_of_pieces():
     graph = layered(20, 0)
     drop = boundaries(Planner(graph, PlainSeconds()), 3)
@@ -341,7 +339,6 @@ def test_what_must_be_recomputed_is_not_saved_for_the_sake_of_pieces():
         assert not drop & set(plan.values)
 
 
-@fault("the menu begins with min_cut, which takes a rule of cost for one that holds at any price and raises PlanError")
 def test_a_demand_to_recompute_goes_before_a_rule_of_cost():
     graph = parse(
         """
@@ -376,7 +373,6 @@ def test_effects_and_collectives_never_run_again(graph, data):
             assert not graph.ops[i].effects and graph.ops[i].name not in COLLECTIVES, plan
 
 
-@fault("policy looks for a collective in the name of an op, not among what it holds")
 def test_collectives_within_an_op_never_run_again():
     """A shard_map is one op, which every device must enter."""
     graph = parse(

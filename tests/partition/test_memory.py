@@ -120,9 +120,6 @@ def test_an_elementwise_result_takes_the_place_of_an_operand_that_ends_there():
     assert [in_matrices(replayed(f)) for f in (ends, goes_on)] == [2, 3]
 
 
-@pytest.mark.xfail(
-    reason="the zeros count as a buffer of their own beside the result, which is not counted", strict=True
-)
 def test_zeros_that_a_gradient_is_scattered_into_lie_in_its_own_buffer():
     """As XLA has it: the gradient of a table that is read by rows takes no temporary of the table's size."""
 
