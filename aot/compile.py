@@ -80,6 +80,11 @@ class ProgramMemory(Record):
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
     @classmethod
+    def of_jit(cls, function: Any, arguments: Sequence[Any]) -> ProgramMemory:
+        """Compile a `jax.jit` function for arguments, or their types, and read its account."""
+        return cls.of(function.lower(*arguments).compile())
+
+    @classmethod
     def of(cls, executable: Any) -> ProgramMemory:
         """Read `memory_analysis()` of a `jax.stages.Compiled`."""
         stats = executable.memory_analysis()

@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import jax
+
 from jointcut.aot.limits import Limit, free_bytes
+from jointcut.aot.options import Options
+from jointcut.aot.rates import rates
 from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
 from jointcut.wrappers.record import Record
 
@@ -137,6 +142,11 @@ class _Search(Generic[_T]):
     def fitted(self, candidate: Candidate) -> Fitted[_T]:
         """The result, with this candidate chosen."""
         return Fitted(*self.found[id(candidate)][1:], tuple(self.trail))
+
+
+def planner_for(graph: Graph, options: Options) -> Planner:
+    """The plans of a graph, priced by the cost model of the options, or by what the device was measured to do."""
+    return Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
 
 
 #: What temporaries may take, given the step that was compiled, or None before one was.

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.compile import ProgramMemory
-from jointcut.aot.fit import Weighed, fit, room_for
+from jointcut.aot.fit import Weighed, fit, planner_for, room_for
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import limit
 from jointcut.aot.options import Options, wanted_plan
-from jointcut.aot.rates import rates
 from jointcut.partition import jaxprs
-from jointcut.partition.budget import Planner
 from jointcut.partition.loops import read
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
@@ -34,21 +30,20 @@ def cut_inside(program: Joint, options: Options) -> Split:
     graph = read(program.closed, program.roles)
     structs = jaxprs.input_structs(program.closed)
     primals = program.roles.inputs.count(Role.PRIMAL)
-    planner = Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
 
     def measure(plan: Plan) -> Weighed[Split]:
         made = split(program.closed, program.roles, lambda graph: plan, graph=graph)
         halves = compiling.halves_for(made, False)
         start = time.perf_counter()
-        memory = _memory(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]), structs)
+        step = jax.jit(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]))
+        memory = ProgramMemory.of_jit(step, structs)
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def plain_bytes() -> int:
-        return _memory(lambda *flat: jaxprs.evaluate(program.closed, *flat), structs).temp_bytes
+        plain = jax.jit(lambda *flat: jaxprs.evaluate(program.closed, *flat))
+        return ProgramMemory.of_jit(plain, structs).temp_bytes
 
     budget = limit(how.budget)
-    return fit(planner, budget, room_for(budget, (), program.fixed_bytes, plain_bytes), measure).measured.made
-
-
-def _memory(function: Any, structs: Sequence[Any]) -> ProgramMemory:
-    return ProgramMemory.of(jax.jit(function).lower(*structs).compile())
+    return fit(
+        planner_for(graph, options), budget, room_for(budget, (), program.fixed_bytes, plain_bytes), measure
+    ).measured.made

@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import jax
-
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
-from jointcut.aot.fit import CALIBRATION, Weighed, fit, room_for
+from jointcut.aot.fit import CALIBRATION, Weighed, fit, planner_for, room_for
 from jointcut.aot.limits import Budget, Limit, limit
 from jointcut.aot.options import wanted_plan
 from jointcut.aot.pareto import Pareto, ParetoPoint
-from jointcut.aot.rates import rates
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Candidate, Planner, ranked
@@ -72,7 +69,7 @@ class Traced(TracedCall):
 
         Raises `PlanError` where that model gives a price that is none.
         """
-        return Planner(self.graph, self.options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
+        return planner_for(self.graph, self.options)
 
     @cached_property
     def _weighed(self) -> dict[Any, Weighed[Compiled]]:
@@ -105,7 +102,8 @@ class Traced(TracedCall):
         return Pareto(self.name, tuple(map(self._point, found)), mine and self._point(mine))
 
     def _point(self, c: Candidate) -> ParetoPoint:
-        return ParetoPoint(self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes), c.step_seconds, c.plan)
+        peak = self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes)
+        return ParetoPoint(peak, c.step_seconds, replace(c.plan, peak_bytes=peak))
 
 
 @dataclass(frozen=True, repr=False)

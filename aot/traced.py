@@ -122,7 +122,7 @@ class TracedCall:
         ones = self.ones() if self.is_scalar else ()
         given = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # cotangents of what is no scalar
         program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
-        return ProgramMemory.of(program.lower(*structs, *given).compile())
+        return ProgramMemory.of_jit(program, [*structs, *given])
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""

@@ -14,6 +14,7 @@ and at most 2 % more time.
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -123,8 +124,6 @@ def parse_options() -> argparse.Namespace:
 
 def measure(program: Program, options: argparse.Namespace) -> Outcome:
     """One program at eight budgets, beside plain and every placement of `jax.checkpoint`."""
-    import time
-
     plain = build_plain(program)
     forget()
     traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
@@ -156,7 +155,7 @@ def measure(program: Program, options: argparse.Namespace) -> Outcome:
 
 
 def others(program: Program) -> dict[str, Step]:
-    """The methods with `jax.checkpoint`, each program once: many placements come to the same."""
+    """The methods with `jax.checkpoint`, in every place."""
     built: dict[str, Step] = {}
     for name, build in methods_for(program).items():
         if name.startswith("checkpoint"):
@@ -164,7 +163,7 @@ def others(program: Program) -> dict[str, Step]:
     return built
 
 
-def point(budget: int, cut: aot.Cut, step: aot.Compiled, time: float) -> Point:
+def point(budget: int, cut: aot.Cut, step: aot.Compiled, ratio: float) -> Point:
     """The figures of one budget."""
     plan = cut.plan
     return Point(
@@ -178,13 +177,13 @@ def point(budget: int, cut: aot.Cut, step: aot.Compiled, time: float) -> Point:
         bytes_saved=plan.bytes_saved,
         seconds=plan.seconds or 0.0,
         bound_seconds=plan.bound_seconds or 0.0,
-        time=time,
+        time=ratio,
     )
 
 
-def matched(points: Sequence[Point], peak_bytes: int, time: float) -> bool:
+def matched(points: Sequence[Point], peak_bytes: int, ratio: float) -> bool:
     """Whether some plan takes no more memory than a rival and at most 2 % more time."""
-    return any(p.peak_bytes <= peak_bytes and p.time <= SLACK * time for p in points)
+    return any(p.peak_bytes <= peak_bytes and p.time <= SLACK * ratio for p in points)
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -37,7 +37,7 @@ Files, in reading order:
     reruns: Say which loops can run in segments, and what that takes.
     segments: Run a long loop in segments: keep the carry between them, and run each segment again.
     memory: Replay a plan and count the bytes alive at every step.
-    budget: Walk from saving all to saving least until the budget holds.
+    budget: List the plans worth trying for a budget, with the peak and the time of each.
     split: Take a joint jaxpr and return two: the whole folder in one function.
 """
 

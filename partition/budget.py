@@ -1,4 +1,4 @@
-"""Walk from saving all to saving least until the budget holds.
+"""List the plans worth trying for a budget, with the peak and the time of each.
 
 A `Planner` knows one program and its prices. Its *menu* are plans worth trying: the default cut, the vertices of the
 front of (bytes saved, seconds recomputed), cuts with the forward divided into pieces that are run again one at a time
@@ -18,6 +18,7 @@ import numpy as np
 from jointcut.partition import segments
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import CostModel, recompute_seconds, saving_bytes
+from jointcut.partition.emit import Halves
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph
@@ -88,13 +89,8 @@ class Planner:
         inner = net.value_in[at]
         saved = at[~side[inner] & side[inner + 1]].tolist()
         known = verdicts or self.verdicts
-        reasons = {v: self._why(known[v]) for v in saved}
+        reasons = {v: _why(known[v]) for v in saved}
         return self.priced(Plan.of(self.graph, saved, strategy=strategy, reasons=reasons, facts=self.facts))
-
-    def _why(self, verdict: Verdict) -> str:
-        if verdict.not_recomputed and not verdict.is_costly:
-            return f"not recomputed: {verdict.not_recomputed}"
-        return "at this budget its bytes cost less than computing it again"
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with what it computes again in seconds, and the least that its bytes allow."""
@@ -109,14 +105,16 @@ class Planner:
 
     def candidate(self, plan: Plan) -> Candidate:
         """A plan with its figures."""
-        halves = segments.written(self.graph, self.facts, plan, on_cpu=self.on_cpu)
-        peak = replay(halves, self.graph).peak_bytes
+        halves = self._halves(plan)
         seconds = (plan.seconds or 0.0) + self.model.saving_seconds(residual_bytes(halves))
-        return Candidate(replace(plan, peak_bytes=peak), peak, seconds)
+        return Candidate(plan, replay(halves, self.graph).peak_bytes, seconds)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
-        return replay(segments.written(self.graph, self.facts, plan, on_cpu=self.on_cpu), self.graph)
+        return replay(self._halves(plan), self.graph)
+
+    def _halves(self, plan: Plan) -> Halves:
+        return segments.written(self.graph, self.facts, plan, on_cpu=self.on_cpu)
 
     # ------------------------------------------------------------------------------------------------- the menu
 
@@ -179,6 +177,12 @@ class Planner:
     def menu(self) -> tuple[Candidate, ...]:
         """All candidates, the fastest first."""
         return tuple(sorted(map(self.candidate, self.plans()), key=lambda c: (c.step_seconds, c.peak_bytes)))
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.not_recomputed and not verdict.is_costly:
+        return f"not recomputed: {verdict.not_recomputed}"
+    return "at this budget its bytes cost less than computing it again"
 
 
 def ranked(menu: Iterable[Candidate]) -> list[Candidate]:

@@ -5,15 +5,15 @@ none for a product with the zeros between dilated elements or outside an array; 
 each element of most else. `WEIGHTS` says how many additions take as long as one `exp`, or as one of those comparisons.
 
 Counts of factorisations are the leading terms in Golub and Van Loan, *Matrix Computations* (2013); that of the fast
-Fourier transform is the usual 5 n log2 n. A random word of 32 bits is 20 rounds of Threefry (Salmon et al., 2011) at
-five operations each, five injections of three, and the sums and the xor around them: 120 operations.
+Fourier transform is the usual 5 n log2 n. A random number takes a block of Threefry (Salmon et al., 2011) whatever its
+width, up to 64 bits: 20 rounds at five operations each, five injections of three, and the sums and the xor around them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from jointcut.partition.policy import MOVEMENT, REDUCTIONS
@@ -21,7 +21,7 @@ from jointcut.partition.policy import MOVEMENT, REDUCTIONS
 Shape = tuple[int, ...]
 
 _CLASSES: dict[float, str] = {
-    0: "bitcast_convert_type copy copy_p name optimization_barrier stop_gradient",
+    0: "bitcast_convert_type copy name optimization_barrier stop_gradient",
     4: "cholesky_update div nextafter sqrt",
     10: "rsqrt",
     20: "approx_top_k conv_general_dilated cos erf exp exp2 log log2 logistic sin tanh top_k",
@@ -29,7 +29,7 @@ _CLASSES: dict[float, str] = {
     50: "acosh asinh atanh bessel_i0e bessel_i1e cumlogsumexp erf_inv erfc rem sinh",
     100: "acos asin atan atan2 cbrt digamma lgamma pow tan",
     200: "select_and_scatter select_and_scatter_add sort",
-    1000: "igamma igamma_grad_a igammac polygamma random_gamma random_gamma_grad",
+    1000: "igamma igamma_grad_a igammac polygamma random_gamma",
     4000: "regularized_incomplete_beta zeta",
 }
 
@@ -38,8 +38,8 @@ _CLASSES: dict[float, str] = {
 #: put lower. A sort compares by branches that nobody can predict; of convolutions only depthwise ones have a weight.
 WEIGHTS: dict[str, float] = {name: weight for weight, names in _CLASSES.items() for name in names.split()}
 
-#: Operations that make 32 random bits.
-RANDOM_WORD = 120.0
+#: Operations that make one random number.
+RANDOM_NUMBER = 120.0
 
 #: Kernels that say nothing of what they compute, unless a `cost_estimate` does.
 OPAQUE = frozenset({"ffi_call", "pallas_call"})
@@ -71,6 +71,12 @@ class Work:
         for part in parts:
             products, others, weighted = products + part.products, others + part.others, weighted + part.weighted
         return Work(products, others, weighted)
+
+    @staticmethod
+    def largest(parts: Iterable[Work]) -> Work:
+        """At least what any one of the parts computes: of each kind the most."""
+        given = list(parts)
+        return Work(*(max(getattr(part, kind.name) for part in given) for kind in fields(Work))) if given else Work()
 
 
 def counted(
@@ -229,23 +235,58 @@ def _fft(arrays: Arrays) -> float:
     return 5.0 * places * math.log2(max(2, n)) * (1.0 if arrays.operand == arrays.out else 0.5)
 
 
+def _steps(m: int, n: int, k: int) -> float:
+    """Elements of an m by n matrix that the first k columns meet, each those to the right of it and below."""
+    return m * n * k - (m + n) * k * k / 2 + k**3 / 3
+
+
 def _eliminated(factor: float) -> Callable[[Arrays], float]:
-    """Gaussian elimination or reflections over all columns: factor * (mnk - (m+n)k^2/2 + k^3/3), with k = min(m, n)."""
+    """Gaussian elimination or reflections over all columns, at so many operations for each element that one meets."""
 
     def count(arrays: Arrays) -> float:
         number, m, n = arrays.matrices
-        k = min(m, n)
-        return factor * number * (m * n * k - (m + n) * k * k / 2 + k**3 / 3)
+        return factor * number * _steps(m, n, min(m, n))
 
     return count
 
 
+def _reflected(arrays: Arrays) -> float:
+    """The product of the reflections that come second, written out."""
+    number, m, n = arrays.matrices
+    return 4.0 * number * _steps(m, n, arrays.reads[1][-1] if len(arrays.reads) > 1 and arrays.reads[1] else min(m, n))
+
+
+def _applied(arrays: Arrays) -> float:
+    """Reflections on another matrix: each meets as many of its rows as it has elements."""
+    _, m, n = arrays.matrices
+    k = min(m, n)
+    return 4.0 * math.prod(arrays.out) * (k - k * k / (2 * max(m, 1)))
+
+
+def _qr(arrays: Arrays) -> float:
+    """Reflections of all columns, then their product, square if it is asked for in full."""
+    number, m, n = arrays.matrices
+    k = min(m, n)
+    return 4.0 * number * (_steps(m, n, k) + _steps(m, m if arrays.params.get("full_matrices") else k, k))
+
+
+def _svd(arrays: Arrays) -> float:
+    """By Golub and Reinsch, or behind a QR where that is less: the values alone, or with vectors."""
+    number, *sides = arrays.matrices
+    m, n = max(sides), min(sides)
+    if len(arrays.writes) == 1:
+        return number * min(4.0 * m * n * n - 4 / 3 * n**3, 2.0 * m * n * n + 2 * n**3)
+    if arrays.params.get("full_matrices"):
+        return number * min(4.0 * m * m * n + 8 * m * n * n + 9 * n**3, 4.0 * m * m * n + 22 * n**3)
+    return number * min(14.0 * m * n * n + 8 * n**3, 6.0 * m * n * n + 20 * n**3)
+
+
 def _cubic(values: float, vectors: float) -> Callable[[Arrays], float]:
-    """Operations for k^2 times the longer side, with and without vectors among the results."""
+    """Operations for n^3, with and without vectors among the results."""
 
     def count(arrays: Arrays) -> float:
         number, m, n = arrays.matrices
-        return (values if len(arrays.writes) == 1 else vectors) * number * max(m, n) * min(m, n) ** 2
+        return (values if len(arrays.writes) == 1 else vectors) * number * m * n * n
 
     return count
 
@@ -300,8 +341,8 @@ def _scatter(arrays: Arrays) -> float:
 
 
 def _random(arrays: Arrays) -> float:
-    """The words that make the largest result."""
-    return RANDOM_WORD * max(map(math.prod, arrays.writes), default=0) * arrays.params.get("bit_width", 32) / 32
+    """A number for each element of the largest result."""
+    return RANDOM_NUMBER * max(map(math.prod, arrays.writes), default=0)
 
 
 _PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general", "symmetric_product"})
@@ -317,10 +358,10 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "geqp3": _eliminated(4),
     "geqrf": _eliminated(4),
     "hessenberg": _cubic(10 / 3, 10 / 3),
-    "householder_product": _eliminated(4),
+    "householder_product": _reflected,
     "lu": _eliminated(2),
-    "ormqr": _cubic(4, 4),
-    "qr": _eliminated(8),
+    "ormqr": _applied,
+    "qr": _qr,
     "ragged_dot_general": _ragged_dot,
     "reduce_window": _windows,
     "rng_bit_generator": _random,
@@ -329,7 +370,7 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "select_and_scatter": _scattered_windows,
     "select_and_scatter_add": _scattered_windows,
     "sort": _sort,
-    "svd": _cubic(8 / 3, 22),
+    "svd": _svd,
     "symmetric_product": _rank_k,
     "top_k": _top,
     "triangular_solve": _solve,

@@ -19,7 +19,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import written_forward
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
 from jointcut.partition.hold import branched, can_witness, number, tied, waiting
-from jointcut.partition.plan import Plan
+from jointcut.partition.plan import Plan, runs_forward
 from jointcut.partition.policy import MOVEMENT
 from jointcut.partition.roles import Role
 from jointcut.partition.schedule import Order, Step, schedule
@@ -66,7 +66,7 @@ def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozense
     outputs = graph.role_outputs(Role.OUTPUT)
     shown = {v for v in outputs if v is not None}
     handed = [v for v in plan.values if v not in shown]
-    run = _needed_forward(graph, facts, plan)
+    run = runs_forward(graph, facts, plan)
     exported = _exported(graph, run, {*shown, *plan.values})
     half = _Half(graph, {}, {}, _rounded(graph, plan), hold, apart=apart)
     primals = graph.role_inputs(Role.PRIMAL)
@@ -134,26 +134,8 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
     return [(v, lit) for (v, r), lit in pairs if r is role]
 
 
-def _needed_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
-    """Ops that the forward runs: those of the outputs and effects, and those that saved values are computed by."""
-    ops = set(facts.forward)
-    values = list(plan.values)
-    makers: list[int] = []
-    while values or makers:
-        maker = makers.pop() if makers else graph.values[values.pop()].maker
-        if maker is None or maker in ops:
-            continue
-        ops.add(maker)
-        values.extend(graph.ops[maker].inputs)
-        scan = graph.regions[graph.ops[maker].region].scan
-        if scan is not None:
-            makers.append(scan)
-    return frozenset(ops)
-
-
 def _exported(graph: Graph, run: frozenset[int], leaving: set[int]) -> dict[int, list[int]]:
     """For each region the values of its loops that someone outside it reads, so that its scan must stack them."""
-    inside = _inside(graph)
     exported: dict[int, list[int]] = {r.id: [] for r in graph.regions}
     for value in graph.values:
         if value.loop == TOP or value.maker is None:
@@ -165,7 +147,7 @@ def _exported(graph: Graph, run: frozenset[int], leaving: set[int]) -> dict[int,
         home: int | None = graph.bodies[op.id].id if steps else op.region
         readers = {_reads_in(graph, i, value.id) for i in graph.consumers[value.id] if i in run}
         while home is not None and home != TOP:
-            if value.id in leaving or any(home not in inside[r] for r in readers):
+            if value.id in leaving or any(home not in graph.around[r] for r in readers):
                 exported[home].append(value.id)
             home = graph.regions[home].parent
     return exported
@@ -177,15 +159,6 @@ def _reads_in(graph: Graph, i: int, v: int) -> int:
     if op.name == SCAN and graph.values[v].loop == graph.bodies[i].loop:
         return graph.bodies[i].id
     return op.region
-
-
-def _inside(graph: Graph) -> list[frozenset[int]]:
-    """For each region itself and the regions around it."""
-    out: list[frozenset[int]] = []
-    for region in graph.regions:
-        around = frozenset() if region.parent is None else out[region.parent]
-        out.append(around | {region.id})
-    return out
 
 
 def _rounded(graph: Graph, plan: Plan) -> frozenset[int]:

@@ -171,6 +171,14 @@ class Graph:
         return tuple(out)
 
     @cached_property
+    def around(self) -> tuple[frozenset[int], ...]:
+        """For each region, itself and the regions around it."""
+        out: list[frozenset[int]] = []
+        for region in self.regions:
+            out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
+        return tuple(out)
+
+    @cached_property
     def bodies(self) -> dict[int, Region]:
         """The body of each scan that belongs to a loop, by the scan's op id."""
         return {region.scan: region for region in self.regions if region.scan is not None}
@@ -178,6 +186,10 @@ class Graph:
     def loop_of(self, op: Op) -> int:
         """The loop in whose steps an op runs."""
         return self.regions[op.region].loop
+
+    def within(self, *regions: int) -> frozenset[int]:
+        """Some regions and those inside them."""
+        return frozenset(r.id for r in self.regions if not self.around[r.id].isdisjoint(regions))
 
     def where(self, value_id: int) -> str:
         """How to tell the user which value is meant: its name, type, op and source line, or its argument path."""

@@ -34,7 +34,7 @@ _READS_FUSED = _FUSED | REDUCTIONS | {"dynamic_update_slice"}
 _UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 #: They may write over an operand that nothing reads later.
-_IN_PLACE = ELEMENTWISE | CALLS | {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "while", "scan"}
+_IN_PLACE = ELEMENTWISE | CALLS | _UPDATING | {"while", "scan"}
 
 #: They bring an operand into the layout that they like by themselves.
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -109,6 +109,7 @@ class _Sweep:
         stacks: Iterable[Var] = (),
     ) -> None:
         self.eqns = eqns
+        self.bodies: dict[int, tuple[int, list[Buffer]]] = {}
         self.names: dict[Var, Var] = dict(handed or {})
         self.made: dict[Var, int] = {}
         self.reads: list[tuple[Var, ...]] = []
@@ -132,6 +133,12 @@ class _Sweep:
                 if updated is not None and self.last.get(updated) == i:
                     self.free.add(updated)
 
+    def inside(self, i: int) -> tuple[int, list[Buffer]]:
+        """The peak of the bodies of an equation, beyond what it reads and returns, and what is alive there."""
+        if i not in self.bodies:
+            self.bodies[i] = _inside(self.eqns[i])
+        return self.bodies[i]
+
     def name(self, v: Any) -> Any:
         """The variable that a buffer goes by."""
         return self.names.get(v, v)
@@ -151,17 +158,17 @@ class _Sweep:
                 continue
             out = eqn.outvars[0] if len(eqn.outvars) == 1 else None
             when = i
-            if out is not None and self._is_fused(eqn, out, readers.get(out, ())):
+            if out is not None and self._is_fused(i, out, readers.get(out, ())):
                 self.fused.add(out)
                 when = last.pop(out, i)
             for v in self.reads[i]:
                 last[v] = max(last.get(v, -1), when)
         return last
 
-    def _is_fused(self, eqn: Equation, out: Var, readers: Sequence[int]) -> bool:
+    def _is_fused(self, i: int, out: Var, readers: Sequence[int]) -> bool:
         """Whether XLA computes a result within each equation that reads it, so that it has no buffer."""
-        name = eqn.primitive.name
-        if name not in _FUSED or out in self.written or (name in CALLS and _inner_peak(eqn)):
+        name = self.eqns[i].primitive.name
+        if name not in _FUSED or out in self.written or (name in CALLS and self.inside(i)[0]):
             return False
         repeated = name in DEAR or name in CALLS
         if repeated and len(readers) + (out in self.stacks) > 1:
@@ -188,7 +195,7 @@ class _Sweep:
                     if eqn.primitive.name in _IN_PLACE and size in dying:
                         dying.remove(size)
                         reused += size
-            inside = _inner_peak(eqn)
+            inside, _ = self.inside(i)
             now += fresh
             if now - reused + inside > most:
                 most, at = now - reused + inside, i
@@ -206,15 +213,10 @@ class _Sweep:
             if v in self.made and v not in self.free and v not in self.fused and self.made[v] <= at <= last
             for eqn in [self.eqns[self.made[v]]]
         ]
-        return found + (_inside(self.eqns[at])[1] if self.eqns else [])
-
-
-def _inner_peak(eqn: Equation) -> int:
-    return _inside(eqn)[0]
+        return found + (self.inside(at)[1] if self.eqns else [])
 
 
 def _inside(eqn: Equation) -> tuple[int, list[Buffer]]:
-    """The peak of the bodies of an equation, beyond what it reads and returns."""
     name = eqn.primitive.name
     if name == "scan":
         layout = jaxprs.scan_layout(eqn)

@@ -17,7 +17,7 @@ import numpy as np
 from jointcut.partition.classify import Facts
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import SCAN, Graph
-from jointcut.partition.policy import Verdict, may_rerun
+from jointcut.partition.policy import Verdict, rerunnable
 
 SOURCE, SINK = 0, 1
 
@@ -62,8 +62,7 @@ def network(
     places = [-1, 2 * len(graph.ops)]  # the source before all, the sink behind
     for v in early:
         node, verdict = int(value_in[v]), verdicts[v]
-        maker = graph.values[v].maker
-        places += 2 * [-1 if maker is None else 2 * maker + 1]
+        places += 2 * [_place(graph.values[v].maker)]
         forbidden = verdict.not_recomputed and (seconds is None or not verdict.is_costly)
         if verdict.not_saved and forbidden and v in facts.wanted:
             _refuse(graph, v, verdict)
@@ -72,8 +71,9 @@ def network(
             arcs.append((SOURCE, node, INFINITE, 0.0))
         if v in facts.wanted:
             arcs.append((node + 1, SINK, INFINITE, 0.0))
+    again = frozenset() if seconds is None else rerunnable(graph)
     for op in graph.ops:
-        if op.id in facts.backward or (op.name == SCAN and (seconds is None or not may_rerun(graph, op))):
+        if op.id in facts.backward or (op.name == SCAN and op.id not in again):
             continue
         targets = [int(value_in[v]) for v in op.outputs]
         node = targets[0] if len(targets) == 1 else len(places)
@@ -88,6 +88,10 @@ def network(
     return Network(
         len(places), tails, heads, capacities, value_in, np.array(columns[3], np.float64), np.array(places, np.int64)
     )
+
+
+def _place(maker: int | None) -> int:
+    return -1 if maker is None else 2 * maker + 1
 
 
 def _refuse(graph: Graph, v: int, verdict: Verdict) -> None:

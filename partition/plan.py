@@ -184,6 +184,20 @@ def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> Needed:
     return Needed(frozenset(ops), frozenset(seen - saved))
 
 
+def runs_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
+    """What the forward runs: the ops of outputs and effects, and those that saved values are computed by."""
+    ops = set(facts.forward)
+    makers = [graph.values[v].maker for v in plan.values]
+    while makers:
+        maker = makers.pop()
+        if maker is None or maker in ops:
+            continue
+        ops.add(maker)
+        makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
+        makers.append(graph.regions[graph.ops[maker].region].scan)
+    return frozenset(ops)
+
+
 def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
     """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
     verdicts = judge(graph, facts)

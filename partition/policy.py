@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jointcut.partition.classify import Facts
@@ -103,8 +103,8 @@ class Constraint:
 
 def judge(graph: Graph, facts: Facts, constraints: Iterable[Constraint] = ()) -> list[Verdict]:
     """The verdict on every value that exists in the forward; values of the backward get an empty one."""
-    dear = _too_dear(graph, facts)
-    verdicts = [_verdict(graph, facts, value, dear) for value in graph.values]
+    rules = _Rules(_too_dear(graph, facts), rerunnable(graph), frozenset(v for v, _ in graph.outputs if v is not None))
+    verdicts = [_verdict(graph, facts, value, rules) for value in graph.values]
     for c in constraints:
         if c.demand is Demand.SAVE and graph.values[c.value].maker is not None:
             verdicts[c.value] = Verdict("", c.reason)
@@ -113,15 +113,24 @@ def judge(graph: Graph, facts: Facts, constraints: Iterable[Constraint] = ()) ->
     return verdicts
 
 
-def _verdict(graph: Graph, facts: Facts, value: Value, dear: frozenset[int]) -> Verdict:
+@dataclass(frozen=True)
+class _Rules:
+    """What is found once for a graph: the ops that end a dear chain, the scans that may run again, the outputs."""
+
+    dear: frozenset[int]
+    rerunnable: frozenset[int]
+    outputs: frozenset[int]
+
+
+def _verdict(graph: Graph, facts: Facts, value: Value, rules: _Rules) -> Verdict:
     if facts.is_late(value.id):
         return Verdict()
     if value.maker is None:
         return Verdict("", "it is an input")
     op = graph.ops[value.maker]
-    if op.id in dear:
+    if op.id in rules.dear:
         return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions", True)
-    if why := _never_again(graph, facts, value, op):
+    if why := _never_again(graph, facts, value, op, rules):
         return Verdict(_not_saved(facts, value, op), why)
     if op.name == SCAN:
         return Verdict(_not_saved(facts, value, op), "a loop is not run twice", True)
@@ -141,15 +150,19 @@ def _not_saved(facts: Facts, value: Value, op: Op) -> str:
     return ""
 
 
-def _never_again(graph: Graph, facts: Facts, value: Value, op: Op) -> str:
+def _never_again(graph: Graph, facts: Facts, value: Value, op: Op, rules: _Rules) -> str:
     """Why an op may not run in the backward too, whatever that would save.
 
     A loop inside a loop may: a step of the outer one then holds its stacks for as long as it lasts. An outermost loop
     would hold in the backward what it was to save; it runs in segments instead (`segments`).
     """
-    if op.name == SCAN and not may_rerun(graph, op):
+    if op.name == SCAN and op.id not in rules.rerunnable:
         return "a loop is not run twice"
-    if op.name not in (STEP, LITERAL) and value.id in facts.escaping and not _escapes_into_step(graph, value, op):
+    if (
+        op.name not in (STEP, LITERAL)
+        and value.id in facts.escaping
+        and not _escapes_into_step(graph, value, op, rules)
+    ):
         return "it is read outside the loop that makes it"
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
@@ -180,32 +193,24 @@ def _too_dear(graph: Graph, facts: Facts) -> frozenset[int]:
     return frozenset(ends)
 
 
-def may_rerun(graph: Graph, scan: Op) -> bool:
-    """Whether a loop's forward scan may run again within a step of the loop around it: nothing in it must run once."""
-    if graph.loop_of(scan) == TOP or scan.origin is Side.BACKWARD:
-        return False
-    inside = {graph.bodies[scan.id].id}
-    for region in graph.regions:
-        if region.parent in inside:
-            inside.add(region.id)
-    return not any(op.effects or COLLECTIVES & {op.name, *op.inner} for r in inside for op in _ops_of(graph, r))
+def rerunnable(graph: Graph) -> frozenset[int]:
+    """Ids of the forward scans that may run again in a step of the loop around them: nothing in them must run once."""
+    run_once = (op for op in graph.ops if op.effects or COLLECTIVES & {op.name, *op.inner})
+    closed = {region for op in run_once for region in graph.around[op.region]}
+    bodies = {scan: body.id for scan, body in graph.bodies.items() if body.origin is Side.FORWARD}
+    return frozenset(i for i, body in bodies.items() if graph.loop_of(graph.ops[i]) != TOP and body not in closed)
 
 
-def _escapes_into_step(graph: Graph, value: Value, op: Op) -> bool:
+def _escapes_into_step(graph: Graph, value: Value, op: Op, rules: _Rules) -> bool:
     """Whether a value is read outside its loop only in the step of the loop around it, which may run the loop again."""
     scan = graph.regions[op.region].scan
-    if op.name == SCAN or scan is None or not may_rerun(graph, graph.ops[scan]):
+    if op.name == SCAN or scan not in rules.rerunnable:
         return False
     near = {value.loop, graph.loops[value.loop].parent}
-    ended = any(v == value.id for v, _ in graph.outputs)
     readers = [graph.ops[c] for c in graph.consumers[value.id]]
     # A scan reads from its own body what it hands to its next step.
     loops = (graph.bodies[c.id].loop if c.name == SCAN else graph.loop_of(c) for c in readers)
-    return not ended and near.issuperset(loops)
-
-
-def _ops_of(graph: Graph, region: int) -> Iterator[Op]:
-    return (graph.ops[i] for i in graph.regions[region].ops)
+    return value.id not in rules.outputs and near.issuperset(loops)
 
 
 def light(graph: Graph, op: Op) -> bool:

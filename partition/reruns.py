@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Loop, Op, Region
-from jointcut.partition.plan import Plan
+from jointcut.partition.plan import Plan, runs_forward
 from jointcut.partition.policy import COLLECTIVES
 from jointcut.partition.roles import Side
 
@@ -73,12 +73,12 @@ def _considered(graph: Graph, facts: Facts, plan: Plan, loop: Loop) -> Segmentab
     if loop.parent != TOP or not loop.length or len(scans) != 2 or set(sides) != set(Side):
         return None
     body = sides[Side.FORWARD]
-    inside = _within(graph, {body.id})
-    values = _stacked_for_loop(graph, facts, plan, _within(graph, {r.id for r in scans}))
+    inside = graph.within(body.id)
+    values = _stacked_for_loop(graph, facts, plan, graph.within(*(r.id for r in scans)))
     ops = [op for op in graph.ops if op.region in inside]
     if not values or any(op.effects for op in ops) or any(_is_laid_out(graph, v) for op in ops for v in op.outputs):
         return None
-    again, carries = _needed_again(graph, body, values, _runs_forward(graph, facts, plan))
+    again, carries = _needed_again(graph, body, values, runs_forward(graph, facts, plan))
     if any(({op.name} | op.inner) & COLLECTIVES for op in again):
         return None
     return Segmentable(
@@ -91,15 +91,6 @@ def _considered(graph: Graph, facts: Facts, plan: Plan, loop: Loop) -> Segmentab
         sum(graph.values[v].saved_bytes for v in values) // loop.length,
         tuple(op.id for op in again),
     )
-
-
-def _within(graph: Graph, regions: set[int]) -> frozenset[int]:
-    """Some regions and those inside them."""
-    found = set(regions)
-    for region in graph.regions:  # outer ones come first
-        if region.parent in found:
-            found.add(region.id)
-    return frozenset(found)
 
 
 def _is_laid_out(graph: Graph, v: int) -> bool:
@@ -122,20 +113,6 @@ def _stacked_for_loop(graph: Graph, facts: Facts, plan: Plan, inside: frozenset[
     return tuple(filter(is_local, plan.values))
 
 
-def _runs_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
-    """The ops that the forward runs: its own, and those that saved values are computed by."""
-    ops = set(facts.forward)
-    makers = [graph.values[v].maker for v in plan.values]
-    while makers:
-        maker = makers.pop()
-        if maker is None or maker in ops:
-            continue
-        ops.add(maker)
-        makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
-        makers.append(graph.regions[graph.ops[maker].region].scan)
-    return frozenset(ops)
-
-
 def _needed_again(
     graph: Graph, body: Region, values: Iterable[int], run: frozenset[int]
 ) -> tuple[list[Op], tuple[int, ...]]:
@@ -145,7 +122,7 @@ def _needed_again(
     """
     count = len(body.carried)
     following = dict(zip(graph.ops[body.scan or 0].outputs[count : 2 * count], body.carried, strict=True))
-    inside = _within(graph, {body.id})
+    inside = graph.within(body.id)
     ops: set[int] = set()
     seen: set[int] = set()
     stack: list[int | None] = list(values)
@@ -171,5 +148,5 @@ def _unit(graph: Graph, body: Region, op: Op) -> list[int]:
         op = graph.ops[graph.regions[op.region].scan or 0]
     if op.name != SCAN:
         return [op.id]
-    inside = _within(graph, {graph.bodies[op.id].id})
+    inside = graph.within(graph.bodies[op.id].id)
     return [op.id, *(o.id for o in graph.ops if o.region in inside)]

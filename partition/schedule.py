@@ -20,7 +20,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, REDUCTIONS, heavy, light, may_rerun
+from jointcut.partition.policy import CHEAP, REDUCTIONS, heavy, light, rerunnable
 from jointcut.partition.roles import Role
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
@@ -111,7 +111,9 @@ class _Scheduler:
 
     def __init__(self, graph: Graph, facts: Facts, saved: frozenset[int], again: Iterable[int]) -> None:
         self.graph, self.facts, self.saved = graph, facts, saved
-        self.reruns = frozenset(i for i in again if graph.ops[i].name == SCAN and may_rerun(graph, graph.ops[i]))
+        self.rerunnable = rerunnable(graph)
+        self.reruns = self.rerunnable.intersection(again)
+        self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
         self.backward = {r.id: [i for i in r.ops if i in facts.backward] for r in graph.regions}
 
@@ -144,9 +146,18 @@ class _Scheduler:
         progress.passed += op.name not in CHEAP | REDUCTIONS
         return Step(op.id, again, roots if anchor is not None else (), anchor, whole, written)
 
+    def stacked_by_reruns(self, again: Iterable[int]) -> dict[int, list[int]]:
+        """What each loop that may run again would have to stack, by the op id of its scan."""
+        stacks: dict[int, list[int]] = {scan: [] for scan in self.rerunnable}
+        for op in (self.graph.ops[i] for i in again):
+            scan = self.graph.regions[op.region].scan
+            if scan in stacks:
+                stacks[scan] += [v for v in op.outputs if v in self.facts.escaping or self.is_stacked_again(op)]
+        return stacks
+
     def inputs(self, op: Op) -> tuple[int, ...]:
-        """What an op that runs again reads at its own level."""
-        return self.rerun(op, ()).reads if op.name == SCAN and not self.facts.is_late(op.outputs[0]) else op.inputs
+        """What an op that runs again reads at its own level; for a loop, whatever will be read of its steps."""
+        return self.rerun(op, self.stackable[op.id]).reads if op.id in self.rerunnable else op.inputs
 
     def rerun(self, scan: Op, stacks: Iterable[int]) -> Rerun:
         """What a loop's forward scan takes when it runs again: all that its carry is computed from."""
@@ -214,8 +225,8 @@ class _Scheduler:
             elif maker.name != SCAN:
                 stack.extend(self.again(maker, ops, fresh, progress))
             elif self.graph.bodies[maker.id].loop == value.loop:
-                progress.reads.update({v: None} if may_rerun(self.graph, maker) else {})
-            elif may_rerun(self.graph, maker):
+                progress.reads.update({v: None} if maker.id in self.rerunnable else {})
+            elif maker.id in self.rerunnable:
                 stack.extend(self.again(maker, ops, fresh, progress))
         return tuple(sorted(ops))
 
@@ -238,7 +249,7 @@ class _Scheduler:
             return None
         op = graph.ops[maker]
         scan = op if op.name == SCAN and graph.bodies[op.id].loop == graph.values[v].loop else self.around(op)
-        return scan if scan is not None and may_rerun(graph, scan) else None
+        return scan if scan is not None and scan.id in self.rerunnable else None
 
     def is_stacked_again(self, op: Op) -> bool:
         """Whether an op's result comes from the loop that runs again, not from a third run: it does if it is heavy."""

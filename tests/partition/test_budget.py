@@ -132,7 +132,8 @@ def test_every_plan_of_a_menu_closes_and_its_halves_fit_together(name, planner):
 def test_the_menu_holds_each_plan_with_its_own_figures(name, planner, traced):
     mine, byte = planner(name), ROOFLINE.saving_seconds(1)
     for c in mine.menu:
-        assert c.plan.peak_bytes == c.peak_bytes == mine.replay(c.plan).peak_bytes
+        assert c.peak_bytes == mine.replay(c.plan).peak_bytes
+        assert c.plan.peak_bytes is None  # a peak of the whole step is promised once its arguments are known
         assert c.step_seconds == pytest.approx(c.plan.seconds + byte * handed_bytes(traced(name), c.plan), abs=2 * byte)
         assert c == mine.candidate(mine.priced(c.plan))
     assert {(c.plan.values, c.plan.segments) for c in mine.menu} == {(p.values, p.segments) for p in mine.plans()}
