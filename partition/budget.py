@@ -9,7 +9,7 @@ again, and what it writes and reads of memory. `ranked` leaves those that no oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph
 from jointcut.partition.memory import Replay, replay, residual_bytes
-from jointcut.partition.mincut import min_cut
+from jointcut.partition.mincut import min_cut, save_all
 from jointcut.partition.network import Network, network
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import FUSED, Constraint, Demand, Verdict, judge
@@ -90,7 +90,11 @@ class Planner:
         saved = at[~side[inner] & side[inner + 1]].tolist()
         known = verdicts or self.verdicts
         reasons = {v: _why(known[v]) for v in saved}
-        return self.priced(Plan.of(self.graph, saved, strategy=strategy, reasons=reasons, facts=self.facts))
+        return self.priced(self._of(saved, strategy, reasons))
+
+    def _of(self, saved: Iterable[int], strategy: str, reasons: Mapping[int, str]) -> Plan:
+        facts, verdicts = self.facts, self.verdicts
+        return Plan.of(self.graph, saved, strategy=strategy, reasons=reasons, facts=facts, verdicts=verdicts)
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with what it computes again in seconds, and the least that its bytes allow."""
@@ -131,6 +135,11 @@ class Planner:
     def _plans(self) -> Iterator[Plan]:
         if (default := self.default()) is not None:
             yield default
+        if not self.constraints:
+            everything = save_all(self.graph)
+            yield self.priced(everything)
+            if default is not None and len(self.graph.loops) > 1:
+                yield self.loops_kept(default, everything)
         samples = next((count for most, count in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
         for choice in spread(self.front.choices, samples):
             yield self.plan(choice, "front")
@@ -143,6 +152,14 @@ class Planner:
             return self.priced(min_cut(self.graph, self.constraints))
         except PlanError:
             return None
+
+    def loops_kept(self, outside: Plan, inside: Plan) -> Plan:
+        """What one plan saves outside loops with what another saves inside: segments have room for it."""
+        values, escaping = self.graph.values, self.facts.escaping
+        saved = [v for v in outside.values if values[v].loop == TOP or v in escaping]
+        saved += [v for v in inside.values if values[v].loop != TOP]
+        reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
+        return self.priced(self._of(saved, f"{outside.strategy}, loops kept", reasons))
 
     def in_pieces(self, count: int) -> Iterator[Plan]:
         """Plans that save what passes between `count` pieces of the forward, and within them only what must be."""

@@ -8,7 +8,7 @@ again; `checked` raises where it does not, and names the value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,7 +16,7 @@ from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import STEP, TOP, Graph
-from jointcut.partition.policy import judge
+from jointcut.partition.policy import Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,27 @@ class Plan:
         segments: Iterable[tuple[int, int]] = (),
         peak_bytes: int | None = None,
         facts: Facts | None = None,
+        verdicts: Sequence[Verdict] | None = None,
     ) -> Plan:
         """Complete a list of value ids to a plan: what must be recomputed follows from what is saved.
 
-        The figures are those of the fields of the same names. Raises `PlanError` where the plan does not close.
+        The figures are those of the fields of the same names; `facts` and `verdicts` are what `classify` and `judge`
+        say, where that is known. Raises `PlanError` where the plan does not close.
         """
         facts = facts or classify(graph)
         reasons = reasons or {}
         chosen = sorted(set(saved))
         _existing(graph, facts, chosen)
-        again = sorted(needed(graph, facts, frozenset(chosen)).ops)
+        runs = needed(graph, facts, frozenset(chosen))
+        again = sorted(runs.ops)
         prices = saving_bytes(graph, facts)
         records = tuple(_saved(graph, v, prices[v], reasons.get(v, "")) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in facts.forward)
         deferred = tuple(i for i in again if i not in facts.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes
-        return checked(graph, facts, cls(strategy, records, recomputed, deferred, *figures))
+        plan = cls(strategy, records, recomputed, deferred, *figures)
+        return _lawful(graph, facts, plan, runs, verdicts or judge(graph, facts))
 
 
 def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
@@ -157,6 +161,10 @@ def _existing(graph: Graph, facts: Facts, values: Iterable[int]) -> None:
         if not 0 <= v < len(graph.values) or facts.is_late(v):
             cure = "Save values of the forward only: see Graph.values and Value.maker."
             raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
+        maker = graph.values[v].maker
+        if maker is not None and graph.ops[maker].name == STEP:
+            cure = "Save the stack that it is taken from."
+            raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
 
 
 @dataclass(frozen=True)
@@ -200,19 +208,18 @@ def runs_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
 
 def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
     """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
-    verdicts = judge(graph, facts)
     _existing(graph, facts, plan.values)
-    for v in plan.values:
-        if graph.values[v].maker is not None and graph.ops[graph.values[v].maker or 0].name == STEP:
-            cure = "Save the stack that it is taken from."
-            raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
     _fits_program(graph, plan)
-    saved = frozenset(plan.values)
-    runs = needed(graph, facts, saved)
+    runs = needed(graph, facts, frozenset(plan.values))
     if differing := sorted(runs.ops ^ {*plan.recomputed, *plan.deferred}):
         where = f"op {differing[0]} ({graph.ops[differing[0]].name})"
         _refuse_other(where, "runs in the backward by the plan and not by what it saves, or the other way round.")
-    read = runs.values
+    return _lawful(graph, facts, plan, runs, judge(graph, facts))
+
+
+def _lawful(graph: Graph, facts: Facts, plan: Plan, runs: Needed, verdicts: Sequence[Verdict]) -> Plan:
+    """The plan, from which `runs` follows, if nothing runs again that must not."""
+    saved, read = frozenset(plan.values), runs.values
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed

@@ -20,7 +20,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CHEAP, REDUCTIONS, heavy, light, rerunnable
+from jointcut.partition.policy import CALLS, CHEAP, DEAR, REDUCTIONS, heavy, light, rerunnable
 from jointcut.partition.roles import Role
 
 #: They repeat what they read: what waits for the result had better wait for that, which is smaller.
@@ -252,9 +252,14 @@ class _Scheduler:
         return scan if scan is not None and scan.id in self.rerunnable else None
 
     def is_stacked_again(self, op: Op) -> bool:
-        """Whether an op's result comes from the loop that runs again, not from a third run: it does if it is heavy."""
+        """Whether an op's result comes from the loop that runs again, not from a third run: it does if it is dear.
+
+        Its stacks last for one step of the loop around it, and are small.
+        """
         scan = self.around(op)
-        return scan is not None and scan.id in self.reruns and bool(heavy(self.graph, op))
+        if scan is None or scan.id not in self.reruns:
+            return False
+        return bool(heavy(self.graph, op)) or op.name in DEAR or (op.name in CALLS and bool(op.inner & DEAR))
 
     def around(self, op: Op) -> Op | None:
         """The scan in whose body an op stands."""

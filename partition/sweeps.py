@@ -300,8 +300,10 @@ def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carr
 
 
 def _traced(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
-    """The program of a function, and the tree of its results."""
-    closed, shape = jax.make_jaxpr(function, return_shape=True)(*given)
+    """The program of a function, and the tree of its results; doubles stay doubles, whatever is enabled by now."""
+    with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in jax.tree.leaves(given))
+    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*given)
     jaxpr, consts = jaxprs.opened(closed)
     assert not consts, "a program in segments reads its operands alone"
     return jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), shape
