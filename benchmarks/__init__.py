@@ -12,6 +12,8 @@ Files, in reading order:
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
+- pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.
+- pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - demo: Train a GPT with jointcut and show what it saves.

@@ -30,6 +30,11 @@ from benchmarks.measure import Call, machine, time_together, wide_console
 from benchmarks.methods import PLAIN, Step, build_plain, forget, methods_for
 from benchmarks.programs import PROGRAMS, SIZES, Program, load
 from jointcut import aot
+from jointcut.partition import Plan
+from jointcut.partition.budget import Planner
+from jointcut.partition.cost import op_seconds
+from jointcut.partition.mincut import save_all
+from jointcut.partition.policy import FUSED
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS = 8
@@ -42,7 +47,8 @@ class Point:
     """One budget in bytes of the whole step: the plan that it led to, what XLA says of it, and its time over plain's.
 
     `compiled` counts the plans that were compiled for it, `promised_bytes` is what the model promised of the one taken;
-    `seconds`, `bound_seconds` and `bytes_saved` are the plan's own figures.
+    `seconds`, `bound_seconds` and `bytes_saved` are the plan's own figures, `modelled_time` is what the
+    cost model expects over plain's.
     """
 
     budget_bytes: int
@@ -56,6 +62,7 @@ class Point:
     seconds: float
     bound_seconds: float
     time: float
+    modelled_time: float
 
     @property
     def holds(self) -> bool:
@@ -75,11 +82,16 @@ class Rival:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One program: plain's peak and activations, our points by falling budget, the rivals, and what is left over."""
+    """One program: plain's peak, activations and time, our points by falling budget, and the rivals.
+
+    `modelled_s` is how long plain takes by the cost model.
+    """
 
     name: str
     plain_peak_bytes: int
     plain_activation_bytes: int
+    plain_s: float
+    modelled_s: float
     menu_s: float
     points: tuple[Point, ...]
     rivals: tuple[Rival, ...]
@@ -142,16 +154,43 @@ def measure(program: Program, options: argparse.Namespace) -> Outcome:
         name = taken.setdefault((cut.plan.values, cut.plan.segments), f"budget {i}")
         calls.setdefault(name, partial(step.value_and_grad, *program.arguments))
     calls |= {name: step.call for name, step in rivals.items()}
-    times = {name: t.ratio.median for name, t in time_together(calls, PLAIN, options.rounds).items()}
+    timings = time_together(calls, PLAIN, options.rounds)
+    times = {name: t.ratio.median for name, t in timings.items()}
+    model = Modelled.of(traced.planner)
     points = tuple(
-        point(budget, cut, step, times[taken[cut.plan.values, cut.plan.segments]])
+        point(budget, cut, step, times[taken[cut.plan.values, cut.plan.segments]], model.time(cut.plan))
         for budget, cut, step in zip(budgets, found, steps, strict=True)
     )
     pairs = tuple(
         Rival(name, step.peak_bytes, times[name], matched(points, step.peak_bytes, times[name]))
         for name, step in rivals.items()
     )
-    return Outcome(program.name, plain.peak_bytes, plain.activation_bytes, menu_s, points[:BUDGETS], pairs)
+    seconds = timings[PLAIN].seconds.median, model.plain_s
+    return Outcome(program.name, plain.peak_bytes, plain.activation_bytes, *seconds, menu_s, points[:BUDGETS], pairs)
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """The seconds that the cost model gives to a step: what every plan computes, and what a plan adds to it."""
+
+    planner: Planner
+    common_s: float
+    plain_s: float
+
+    @classmethod
+    def of(cls, planner: Planner) -> "Modelled":
+        """Price each op of the joint program once, as if what is fused took no time, and plain as if it saved all."""
+        graph = planner.graph
+        ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
+        trips = [graph.values[op.outputs[0]].copies for op in ops]
+        common_s = sum(n * op_seconds(graph, op, planner.model) for n, op in zip(trips, ops, strict=True))
+        whole = planner.candidate(planner.priced(save_all(graph))).step_seconds
+        return cls(planner, common_s, common_s + whole)
+
+    def time(self, plan: Plan) -> float:
+        """How long a step takes with a plan, over plain's."""
+        added_s = self.planner.candidate(self.planner.priced(plan)).step_seconds
+        return (self.common_s + added_s) / self.plain_s
 
 
 def others(program: Program) -> dict[str, Step]:
@@ -163,7 +202,7 @@ def others(program: Program) -> dict[str, Step]:
     return built
 
 
-def point(budget: int, cut: aot.Cut, step: aot.Compiled, ratio: float) -> Point:
+def point(budget: int, cut: aot.Cut, step: aot.Compiled, ratio: float, modelled: float) -> Point:
     """The figures of one budget."""
     plan = cut.plan
     return Point(
@@ -178,6 +217,7 @@ def point(budget: int, cut: aot.Cut, step: aot.Compiled, ratio: float) -> Point:
         seconds=plan.seconds or 0.0,
         bound_seconds=plan.bound_seconds or 0.0,
         time=ratio,
+        modelled_time=modelled,
     )
 
 
@@ -212,13 +252,13 @@ def table_of(outcome: Outcome) -> Table:
         caption += f"\nnot matched: {rival.name}, {rival.peak_bytes / MB:.1f} MB at {rival.time:.2f} of plain's time"
     table = Table(title=outcome.name, caption=caption, box=box.SIMPLE_HEAD, caption_justify="left")
     for heading in ("budget\nMB", "peak\nMB", "holds", "promised\nMB", "compiled", "saved\nMB", "again\nms", "gap",
-                    "time\n÷ plain", "plan"):  # fmt: skip
+                    "time\n÷ plain", "by the\nmodel", "plan"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for p in outcome.points:
         table.add_row(
             f"{p.budget_bytes / MB:.1f}", f"{p.peak_bytes / MB:.1f}", "yes" if p.holds else "NO",
             f"{p.promised_bytes / MB:.1f}", str(p.compiled), f"{p.bytes_saved / MB:.1f}", f"{1e3 * p.seconds:.2f}",
-            f"{gap(p):.1%}", f"{p.time:.2f}", p.strategy,
+            f"{gap(p):.1%}", f"{p.time:.2f}", f"{p.modelled_time:.2f}", p.strategy,
         )  # fmt: skip
     return table
 
@@ -236,12 +276,17 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     rises = [
         b.time / a.time for o in outcomes for a, b in zip(o.points[1:], o.points, strict=False) if a.time and b.time
     ]
+    errors = sorted(p.modelled_time / p.time for p in points)
+    steps = sorted(o.modelled_s / o.plain_s for o in outcomes)
     lines = [
         f"budgets that hold: {sum(p.holds for p in points)} of {len(points)}",
         f"first plan compiled fits: {sum(p.first_fits for p in points)} of {len(points)}; "
         f"plans compiled: {np.mean([p.compiled for p in points]):.1f} on average, {max(p.compiled for p in points)} "
         "at most",
         f"peak over promise: median {np.median(ratios):.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}",
+        f"time over plain's, the model's by the measured: median {np.median(errors):.2f}, from {errors[0]:.2f} to "
+        f"{errors[-1]:.2f}; seconds of plain likewise: median {np.median(steps):.2f}, from {steps[0]:.2f} to "
+        f"{steps[-1]:.2f}",
         f"time with more budget over time with less: {max(rises):.2f} at most",
     ]
     if rivals:

@@ -20,6 +20,7 @@ Files, in reading order:
     rows: Take a gradient that is a sum of rows apart into the rows and their places.
     zeros: Leave out of a backward what a zero cotangent would do.
     plan: Record a decision: what is saved, what is recomputed, and why.
+    twins: Find the values of one program in another that has the same forward.
     instance: Hold ops in a fixed order, with what they take and make, and replay sequences of them.
     evict: Fit a schedule into a budget by dropping one value at a time.
     intervals: Choose when each value is kept and computed again, by constraint programming.
