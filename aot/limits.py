@@ -13,6 +13,7 @@ import numbers
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import jax
@@ -60,15 +61,15 @@ def limit(budget: Any) -> Limit:
     if isinstance(budget, str):
         return _of_text(budget)
     if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
-        raise BudgetError(message("budget", f"is {budget!r}.", _CURE))
+        raise BudgetError(message("budget", f"is {budget!r}, of type {type(budget).__name__}.", _CURE))
     if isinstance(budget, numbers.Integral):
         if budget <= 0:
-            raise BudgetError(message("budget", f"is {int(budget)} bytes.", _CURE))
+            raise BudgetError(message("budget", f"is {budget} bytes.", _CURE))
         return Limit(peak_bytes=int(budget))
-    fraction = float(budget)
-    if not math.isfinite(fraction) or not 0 <= fraction <= 1:
-        raise BudgetError(message("budget", f"is {fraction!r}, no fraction from 0.0 to 1.0.", _CURE))
-    return Limit(fraction=fraction)
+    fraction: Any = budget
+    if not 0 <= fraction <= 1:
+        raise BudgetError(message("budget", f"is {fraction}, no fraction from 0.0 to 1.0.", _CURE))
+    return Limit(fraction=float(fraction))
 
 
 def plain_number(budget: Budget | None) -> Budget | None:
@@ -81,33 +82,45 @@ def plain_number(budget: Budget | None) -> Budget | None:
 def _of_text(text: str) -> Limit:
     if text.strip() == "device":
         return Limit(of_device=True)
-    found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]+)\s*", text)
+    found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None:
-        raise BudgetError(message("budget", f"is {text!r}.", _CURE))
-    number, unit = float(found[1]), found[2]
+        raise BudgetError(message("budget", f"is {text!r}, not a number and its unit.", _CURE))
+    number, unit = found.groups()
+    if not unit:
+        raise BudgetError(message("budget", f"is {text!r}, a number without a unit.", _CURE))
     if unit not in _UNITS:
-        raise BudgetError(message("budget", f"is {text!r}, whose unit {unit!r} is unknown.", choices(unit, _UNITS)))
-    size = math.floor(number * _UNITS[unit]) if math.isfinite(number) else 0
+        meant = next((known for known in _UNITS if known.lower() == unit.lower()), unit)
+        raise BudgetError(message("budget", f"is {text!r}, whose unit {unit!r} is unknown.", choices(meant, _UNITS)))
+    size = int(Decimal(number) * _UNITS[unit]) if 0 < float(number) < math.inf else 0
     if size <= 0:
-        raise BudgetError(message("budget", f"is {text!r}.", "Give a positive number of bytes."))
+        what = f"is {text!r}, which is less than a byte or no finite number."
+        raise BudgetError(message("budget", what, "Give a positive number of bytes."))
     return Limit(peak_bytes=size)
 
 
+def default_device() -> Any:
+    """The device on which JAX would run a program whose arrays lie on none yet."""
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(chosen, str) or chosen is None:
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
+
+
 def free_bytes(leaves: Iterable[Any]) -> int:
-    """What the default device has free, together with what the call's own arrays take on it already.
+    """Bytes that the default device has free, together with what the call's own arrays take on it already.
 
     Raises `BudgetError` where the device does not say, as a CPU does not.
     """
-    device = jax.local_devices()[0]
+    device = default_device()
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         what = f"asks what the device has free, and {device.device_kind} does not say."
         raise BudgetError(message("budget='device'", what, "Give a number of bytes, such as '8GiB'."))
-    own = sum(_bytes_on(device, leaf) for leaf in leaves)
+    own = sum(_bytes_on(device, leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values())
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)) + own
 
 
 def _bytes_on(device: Any, leaf: Any) -> int:
-    if not isinstance(leaf, jax.Array) or jaxprs.is_tracer(leaf):
+    if not isinstance(leaf, jax.Array) or jaxprs.is_tracer(leaf) or leaf.is_deleted():
         return 0
     return sum(shard.data.nbytes for shard in leaf.addressable_shards if shard.device == device)

@@ -15,6 +15,9 @@ from typing import Any
 from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.plan import Plan
 
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_BLUE, _ORANGE = "#0072b2", "#d55e00"  # of Okabe and Ito's palette, which colour-blind people tell apart
+
 
 @dataclass(frozen=True)
 class ParetoPoint:
@@ -35,7 +38,7 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class Pareto:
-    """The front of a program, the fastest plan first, with the predicted peak of the plan that was chosen if any."""
+    """The front of a program, the fastest plan first, and the plan that was chosen if one was, on the front or not."""
 
     name: str
     points: tuple[ParetoPoint, ...]
@@ -46,22 +49,40 @@ class Pareto:
         return iter(self.points)
 
     def __len__(self) -> int:
-        """How many plans there are."""
+        """How many plans are on the front."""
         return len(self.points)
 
     def __str__(self) -> str:
-        """A line for each plan: predicted peak, time, what is saved, and how the plan came about."""
-        lines = [f"{self.name}: {len(self.points)} plans", "   peak MB   extra ms   saved MB  plan"]
-        for peak, seconds, plan in self.points:
-            mark = "*" if self.chosen is not None and plan.values == self.chosen.plan.values else " "
-            saved = plan.bytes_saved / 1e6
-            lines.append(f"{mark} {peak / 1e6:8.1f}  {1e3 * seconds:9.2f}  {saved:9.1f}  {plan.strategy}")
+        """A line for each plan: predicted peak, time, what is saved, and how the plan came about.
+
+        A star marks the plan that was chosen, which comes last where it is not on the front.
+        """
+        unit, name = self._unit
+        lines = [f"{self.name}: {len(self.points)} plans", f"   peak {name}   extra ms   saved {name}  plan"]
+        for point in self._shown:
+            mark, (peak, seconds, plan) = "*" if _are_same(point, self.chosen) else " ", point
+            saved = plan.bytes_saved / unit
+            lines.append(f"{mark} {peak / unit:8.1f}  {1e3 * seconds:9.2f}  {saved:9.1f}  {plan.strategy}")
         return "\n".join(lines)
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw peak (MB) against extra time (ms) with matplotlib, on new axes if none are given; returns the axes.
+    @property
+    def _shown(self) -> tuple[ParetoPoint, ...]:
+        """The points, with the chosen one behind them where it is not among them."""
+        if self.chosen is None or any(_are_same(point, self.chosen) for point in self.points):
+            return self.points
+        return (*self.points, self.chosen)
 
-        Raises `JointcutError` where matplotlib is not installed.
+    @property
+    def _unit(self) -> tuple[float, str]:
+        """Bytes of the unit in which peaks are shown, and its name."""
+        largest = max((point.peak_bytes for point in self._shown), default=0)
+        return next((unit, name) for unit, name in _UNITS if largest >= 10 * unit or name == "kB")
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw peak against extra time with matplotlib, on new axes if none are given; returns the axes.
+
+        The line gives for each peak the time of the fastest plan within it. `axes.figure.savefig("front.png")` keeps
+        the picture. Raises `JointcutError` where matplotlib is not installed.
         """
         if axes is None:
             try:
@@ -70,21 +91,30 @@ class Pareto:
                 cure = "pip install matplotlib, or print the front instead."
                 raise JointcutError(message("Pareto.plot", "needs matplotlib.", cure)) from error
             axes = figure.Figure(figsize=(6, 4), layout="constrained").subplots()
-        peaks = [p.peak_bytes / 1e6 for p in self.points]
+        unit, name = self._unit
+        peaks = [p.peak_bytes / unit for p in self.points]
         times = [1e3 * p.seconds for p in self.points]
-        axes.step(peaks, times, where="post", color="#2a6f97", linewidth=1.5)
-        axes.plot(peaks, times, "o", color="#2a6f97", markersize=5, label="plans")
+        axes.step(peaks, times, where="pre", color=_BLUE, linewidth=1.5)  # from a peak down to the next, the next time
+        axes.plot(peaks, times, "o", color=_BLUE, markersize=5, label="plans")
         if self.chosen is not None:
-            axes.plot(self.chosen.peak_bytes / 1e6, 1e3 * self.chosen.seconds, "*", color="#c1121f", markersize=14,
-                      label="chosen")  # fmt: skip
-        axes.set(xlabel="predicted peak of the step, MB", ylabel="extra time, ms", title=self.name)
+            at = self.chosen.peak_bytes / unit, 1e3 * self.chosen.seconds
+            axes.plot(*at, "*", color=_ORANGE, markeredgecolor="black", markersize=14, label="chosen")
+        axes.set(xlabel=f"predicted peak of the step ({name})", ylabel="predicted extra time (ms)", title=self.name)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
         return axes
 
-    def _repr_png_(self) -> bytes:
-        """The picture, in a notebook."""
+    def _repr_png_(self) -> bytes | None:
+        """The picture, in a notebook; without matplotlib the notebook shows the text."""
         out = BytesIO()
-        self.plot().figure.savefig(out, format="png", dpi=110)
+        try:
+            self.plot().figure.savefig(out, format="png", dpi=110)
+        except JointcutError:
+            return None
         return out.getvalue()
+
+
+def _are_same(point: ParetoPoint, other: ParetoPoint | None) -> bool:
+    """Whether two plans run the same programs."""
+    return other is not None and (point.plan.values, point.plan.segments) == (other.plan.values, other.plan.segments)

@@ -1,22 +1,25 @@
 """Measure what a device computes and moves in a second.
 
 Four short programs are timed once per kind of device: a matrix product, a chain of exponentials, and additions of
-large arrays, in place and into memory that is new. The rates are kept in the process and in `rates.json` below
-`$JOINTCUT_CACHE_DIR`, else below the user's cache folder. `Measured` times each heavy op itself instead. Both time on a
+large arrays, in place and into memory that is new. The rates are kept in the process and, for a month, in `rates.json`
+below `$JOINTCUT_CACHE_DIR`, else below the user's cache folder; `rates(anew=True)` measures again at once, say where
+other programs ran the first time. `Measured` times each heavy op itself instead. Both time on a
 thread of their own, since a budget may be met inside somebody's `jit`, where the caller's thread computes nothing, or
 under settings that would distort the figures.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import os
+import platform
 import statistics
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -28,10 +31,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.limits import default_device
 from jointcut.partition import jaxprs
 from jointcut.partition.cost import Roofline
 from jointcut.partition.counts import WEIGHTS
-from jointcut.partition.errors import PlanError
+from jointcut.partition.errors import JointcutError, PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op
 from jointcut.partition.policy import COLLECTIVES, heavy
 
@@ -43,6 +47,7 @@ _T = TypeVar("_T")
 _DEPTH = 8  # exponentials in a chain: then a pass computes longer than it moves
 _SPAN, _ROUNDS = 0.3, 10  # seconds and rounds at least, the best of which counts: some fall between what others do
 _FRESH_ROUNDS = 3
+_WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # of an entry in the file, which counts for so many seconds
 _TRIES = 5  # runs of one op, of which the median counts
 
 #: Ops that random operands would lead elsewhere or harm, and ops that need company.
@@ -52,30 +57,51 @@ _NOT_ALONE = COLLECTIVES | {"axis_index", "cond", "ffi_call", "pure_callback", "
 # ------------------------------------------------------------------------------------------------- of a device
 
 
-def rates(device: Any = None) -> Roofline:
+def rates(device: Any = None, *, anew: bool = False) -> Roofline:
     """What a device (by default JAX's default device) does in a second, to two digits.
 
-    Measured once per kind of device, number of host cores and version of jaxlib, in some hundred milliseconds; then
-    read from memory or from the file. A folder that cannot be written does not matter, a file that cannot be read is
-    logged and replaced.
+    Measured once per kind of device, processor, number of host cores and version of jaxlib, in a second or two; then
+    read from memory or from the file, unless `anew`. A folder that cannot be written does not matter, a file that
+    cannot be read is logged and replaced. Raises `JointcutError` where the device cannot run the programs, as when its
+    memory is full.
     """
-    device = _default_device() if device is None else device
-    key = f"{device.device_kind}, {os.cpu_count()} cores, jaxlib {metadata.version('jaxlib')}"
+    device = default_device() if device is None else device
+    name = _name(device)
     with _LOCK:
-        if key not in _KNOWN:
-            kept = _read()
-            if key not in kept:
-                kept[key] = _aside(lambda: _measure(device))
-                _write(kept)
-            _KNOWN[key] = kept[key]
-        return _KNOWN[key]
+        if anew or name not in _KNOWN:
+            entries = _read()
+            found = None if anew else _rates_in(entries.get(name))
+            if found is None:
+                found = _measured(device)
+                _write({**entries, name: {**asdict(found), _WHEN: int(time.time())}})
+            _KNOWN[name] = found
+        return _KNOWN[name]
 
 
-def _default_device() -> Any:
-    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(chosen, str) or chosen is None:
-        return jax.local_devices(backend=chosen)[0]
-    return chosen
+def _name(device: Any) -> str:
+    """All that decides the rates, and that differs between hosts which may share a folder."""
+    kind = f"{device.device_kind} ({_processor()})" if device.platform == "cpu" else device.device_kind
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{kind}, {cores} cores, jaxlib {metadata.version('jaxlib')}"
+
+
+@functools.cache
+def _processor() -> str:
+    """The model of the host's processor where the system names it, else its family."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _measured(device: Any) -> Roofline:
+    try:
+        return _aside(lambda: _measure(device))
+    except jax.errors.JaxRuntimeError as error:
+        cure = "Free memory on it, or say what it does in a second: cost=Roofline(...)."
+        raise JointcutError(message(str(device), f"cannot be measured: {error}", cure)) from error
 
 
 def _measure(device: Any) -> Roofline:
@@ -156,26 +182,38 @@ def _file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
 
 
-def _read() -> dict[str, Roofline]:
-    """All rates in the file; none where there is no file, or one that is not ours."""
+def _read() -> dict[str, Any]:
+    """The entries of the file by name; none where there is no file, or one that is not ours."""
     try:
-        return {key: Roofline(**rates) for key, rates in json.loads(_file().read_text("utf-8")).items()}
+        return dict(json.loads(_file().read_text("utf-8")))
     except FileNotFoundError:
         return {}
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, PlanError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
         _LOG.warning("Rates are measured anew, since the file that should hold them cannot be read: %s", error)
         return {}
 
 
-def _write(kept: dict[str, Roofline]) -> None:
+def _rates_in(entry: Any) -> Roofline | None:
+    """The rates in an entry of the file, None where there are none, or old ones."""
+    try:
+        figures = dict(entry)
+        is_young = 0 <= time.time() - figures.pop(_WHEN) < _MONTH_S
+        return Roofline(**figures) if is_young else None
+    except (KeyError, TypeError, ValueError, PlanError):
+        return None
+
+
+def _write(entries: dict[str, Any]) -> None:
     """Write the file in one stroke, or leave it where that is not allowed."""
-    text = json.dumps({key: asdict(roofline) for key, roofline in kept.items()}, indent=2)
     try:
         path = _file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            draft.write_text(json.dumps(entries, indent=2), "utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         _LOG.info("Rates are not kept for the next process: %s", error)
 
@@ -205,7 +243,8 @@ class Measured:
         key = _key(op.payload)
         if key not in self.taken:
             with_doubles = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-            self.taken[key] = _aside(lambda: _alone(op.payload, with_doubles))
+            device = default_device()
+            self.taken[key] = _aside(lambda: _alone(op.payload, device, with_doubles))
         taken = self.taken[key]
         return self.roofline.seconds(graph, op) if taken is None else taken
 
@@ -222,12 +261,12 @@ def _key(eqn: jaxprs.Equation) -> str:
     return f"{eqn.primitive.name} {types} {sorted((name, str(value)) for name, value in eqn.params.items())}"
 
 
-def _alone(eqn: jaxprs.Equation, with_doubles: bool) -> float | None:
+def _alone(eqn: jaxprs.Equation, device: Any, with_doubles: bool) -> float | None:
     """Seconds of one run of an equation as a program of its own, None where the device cannot run it."""
     inputs: list[Any] = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)))
     outputs = [jaxprs.fresh(v.aval) for v in eqn.outvars]
     closed = jaxprs.build(inputs, outputs, [jaxprs.rebound(eqn, eqn.invars, outputs)])
-    with jax.enable_x64(with_doubles):
+    with jax.default_device(device), jax.enable_x64(with_doubles):
         try:
             rng = np.random.default_rng(0)
             bound = max((1, *(v.aval.shape[0] for v in inputs[:1] if v.aval.shape)))

@@ -245,6 +245,8 @@ def read_node_link(path: Path) -> Instance:
 
 
 def _either(node: dict[str, float], first: str, second: str) -> float:
+    if not {first, second} & node.keys():
+        raise ValueError(f"a node has neither {first} nor {second}: {node}")
     return node[first] if first in node else node[second]
 
 

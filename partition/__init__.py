@@ -24,7 +24,8 @@ Files, in reading order:
     instance: Hold ops in a fixed order, with what they take and make, and replay sequences of them.
     evict: Fit a schedule into a budget by dropping one value at a time.
     intervals: Choose when each value is kept and computed again, by constraint programming.
-    planfile: Write a plan to JSON, read it back for its program, and say where two differ.
+    planfile: Write a plan to JSON, and read it back for its program.
+    plandiff: Say what changes from one plan to another of the same program.
     network: Turn values, prices and rules into a flow network.
     mincut: Find the cheapest set of values to save.
     peel: Peel a network: find what leaves the minimum cut as the price of a second rises.

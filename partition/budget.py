@@ -22,7 +22,7 @@ from jointcut.partition.emit import Halves
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph
-from jointcut.partition.memory import Replay, replay, residual_bytes
+from jointcut.partition.memory import Replay, replay, residual_bytes, spared
 from jointcut.partition.mincut import min_cut, save_all
 from jointcut.partition.network import Network, network
 from jointcut.partition.plan import Plan
@@ -99,7 +99,8 @@ class Planner:
     def priced(self, plan: Plan) -> Plan:
         """The plan with what it computes again in seconds, and the least that its bytes allow."""
         seconds = float(sum(self.seconds[i] for i in (*plan.recomputed, *self._rerun(plan))))
-        return replace(plan, seconds=seconds, bound_seconds=min(seconds, self.front.bound_seconds(plan.bytes_saved)))
+        bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
+        return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
     def _rerun(self, plan: Plan) -> Iterator[int]:
         """Ops that run again because their loop runs in segments."""
@@ -111,7 +112,7 @@ class Planner:
         """A plan with its figures."""
         halves = self._halves(plan)
         seconds = (plan.seconds or 0.0) + self.model.saving_seconds(residual_bytes(halves))
-        return Candidate(plan, replay(halves, self.graph).peak_bytes, seconds)
+        return Candidate(spared(plan, halves), replay(halves, self.graph).peak_bytes, seconds)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""

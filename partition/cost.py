@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Protocol
-
-import numpy as np
+from numbers import Real
+from typing import Any, Protocol, TypeGuard
 
 from jointcut.partition.classify import Facts
-from jointcut.partition.counts import Shape, Work, counted
+from jointcut.partition.counts import PER_ELEMENT, Shape, Work, counted
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.flops import is_fused, moved_bytes, traffic, work
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
@@ -39,8 +38,9 @@ class CostModel(Protocol):
         ...
 
     def saving_seconds(self, num_bytes: int) -> float:
-        """What keeping so many bytes for the backward takes, to write and to read them, in seconds: finite, above zero
-        and in proportion to the bytes.
+        """What writing so many bytes for the backward and reading them takes, in seconds.
+
+        It is finite, above zero, and in proportion to the bytes.
         """
         ...
 
@@ -66,9 +66,9 @@ class Roofline:
             given = getattr(self, rate.name)
             if given is None and rate.name == "fresh_bytes_per_s":
                 continue
-            if not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+            if not (_is_finite(given) and given > 0):
                 cure = "Give what the device does in a second, or measure it."
-                raise PlanError(message(f"Roofline.{rate.name}", f"is {given}, not a positive number.", cure))
+                raise PlanError(message(f"Roofline.{rate.name}", f"is {given!r}, not a positive number.", cure))
 
     def seconds(self, graph: Graph, op: Op) -> float:
         """The longer of computing and moving; of a kernel that says nothing of its flops, moving."""
@@ -84,6 +84,16 @@ class Roofline:
         return 2 * num_bytes / (self.fresh_bytes_per_s or self.bytes_per_s)
 
 
+def _is_finite(given: Any) -> TypeGuard[float]:
+    """Whether something is a real number, of Python's or numpy's, that a float can hold."""
+    if not isinstance(given, Real) or isinstance(given, bool):
+        return False
+    try:
+        return math.isfinite(given)
+    except OverflowError:
+        return False
+
+
 _FREE = (STEP, LITERAL, SCAN)  # a scan's body lies in the graph itself, op by op
 
 
@@ -93,14 +103,14 @@ def _is_fused(graph: Graph, op: Op) -> bool:
 
 
 def _work(graph: Graph, op: Op) -> Work:
-    """The op's flops, from its equation or else from shapes: then each primitive inside runs once on them."""
+    """The op's work, from its equation or else from shapes: then each primitive inside runs once on them."""
     if op.payload is not None:
         return work(op.payload) or Work()
+    names = [op.name] if op.name in PER_ELEMENT else sorted(op.inner) or [op.name]
     reads = [_shape(graph, v) for v in op.operands]
     writes = [graph.values[v].shape for v in op.outputs]
     is_complex = any(graph.values[v].dtype.startswith("complex") for v in op.outputs)
-    parts = [counted(name, reads, writes, is_complex=is_complex) or Work() for name in sorted(op.inner) or [op.name]]
-    return Work.sum(parts)
+    return Work.sum(counted(name, reads, writes, is_complex=is_complex) or Work() for name in names)
 
 
 def _shape(graph: Graph, v: int | None) -> Shape:
@@ -123,10 +133,10 @@ def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     if op.name in _FREE:
         return 0.0
     taken = model.seconds(graph, op) if op.seconds is None else op.seconds
-    if isinstance(taken, int | float | np.number) and math.isfinite(taken) and taken >= 0:
+    if _is_finite(taken) and taken >= 0:
         return float(taken)
     where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
-    what = f"takes {taken} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
+    what = f"takes {taken!r} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))
 
 

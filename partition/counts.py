@@ -93,10 +93,10 @@ def counted(
     """
     if name in OPAQUE:
         return None
-    arrays = Arrays(list(reads), list(writes), params or {})
-    factor = 4.0 if is_complex and name != "fft" else 1.0
     if name in MOVEMENT:
         return Work()
+    arrays = Arrays(list(reads), list(writes), params or {})
+    factor = 4.0 if is_complex and name != "fft" else 1.0
     count = factor * _COUNTS.get(name, _each)(arrays)
     if name in _PRODUCTS and not _is_depthwise(arrays):
         return Work(products=count)
@@ -132,11 +132,6 @@ class Arrays:
         return self.writes[0] if self.writes else ()
 
     @property
-    def written(self) -> int:
-        """Elements of all results."""
-        return sum(map(math.prod, self.writes))
-
-    @property
     def row(self) -> int:
         """Length of the dimension along which the first operand is sorted or summed up."""
         axis = self.params.get("dimension", self.params.get("axis", -1))
@@ -151,7 +146,7 @@ class Arrays:
 
 def _each(arrays: Arrays) -> float:
     """One operation for each element of the results."""
-    return float(arrays.written)
+    return float(sum(map(math.prod, arrays.writes)))
 
 
 def _dot(arrays: Arrays) -> float:
@@ -221,6 +216,13 @@ def _met(length: int, taps: int, outs: int, low: int, stride: int, apart: int, s
     return pairs
 
 
+def _attention(arrays: Arrays) -> float:
+    """Two products in a kernel of cuDNN's: of queries with keys, and of their weights with values."""
+    axis = 2 if arrays.params.get("layout") else 1  # of the length: (batch, heads, length, width), or heads third
+    keys = arrays.pair[1]
+    return 4.0 * arrays.size * (keys[axis] if len(keys) > axis else 1)
+
+
 def _is_depthwise(arrays: Arrays) -> bool:
     """Whether a convolution takes each channel alone: no device then runs it as fast as a matrix product."""
     if arrays.params.get("feature_group_count", 1) == 1:
@@ -236,12 +238,12 @@ def _fft(arrays: Arrays) -> float:
 
 
 def _steps(m: int, n: int, k: int) -> float:
-    """Elements of an m by n matrix that the first k columns meet, each those to the right of it and below."""
+    """Elements of an m by n matrix in k steps of elimination, each of which leaves the next a row and a column less."""
     return m * n * k - (m + n) * k * k / 2 + k**3 / 3
 
 
 def _eliminated(factor: float) -> Callable[[Arrays], float]:
-    """Gaussian elimination or reflections over all columns, at so many operations for each element that one meets."""
+    """Gaussian elimination or reflections of all columns, at so many operations for each element of each step."""
 
     def count(arrays: Arrays) -> float:
         number, m, n = arrays.matrices
@@ -251,13 +253,13 @@ def _eliminated(factor: float) -> Callable[[Arrays], float]:
 
 
 def _reflected(arrays: Arrays) -> float:
-    """The product of the reflections that come second, written out."""
+    """The product of reflections as a matrix; the second operand has a factor for each of them."""
     number, m, n = arrays.matrices
-    return 4.0 * number * _steps(m, n, arrays.reads[1][-1] if len(arrays.reads) > 1 and arrays.reads[1] else min(m, n))
+    return 4.0 * number * _steps(m, n, min(m, n, arrays.pair[1][-1] if arrays.pair[1] else 1))
 
 
 def _applied(arrays: Arrays) -> float:
-    """Reflections on another matrix: each meets as many of its rows as it has elements."""
+    """Reflections applied to another matrix, which is as large as the result; each leaves alone a row more."""
     _, m, n = arrays.matrices
     k = min(m, n)
     return 4.0 * math.prod(arrays.out) * (k - k * k / (2 * max(m, 1)))
@@ -345,7 +347,10 @@ def _random(arrays: Arrays) -> float:
     return RANDOM_NUMBER * max(map(math.prod, arrays.writes), default=0)
 
 
-_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general", "symmetric_product"})
+_ATTENTION = ("dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper")
+_PRODUCTS = frozenset(
+    {"conv_general_dilated", "dot_general", "ragged_dot_general", "scaled_dot", "symmetric_product", *_ATTENTION}
+)
 
 _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "approx_top_k": _top,
@@ -365,6 +370,7 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "ragged_dot_general": _ragged_dot,
     "reduce_window": _windows,
     "rng_bit_generator": _random,
+    "scaled_dot": _dot,
     "schur": _cubic(10, 25),
     "select_and_gather_add": _windows,
     "select_and_scatter": _scattered_windows,
@@ -376,6 +382,7 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "triangular_solve": _solve,
     "tridiagonal": _cubic(4 / 3, 4 / 3),
     **dict.fromkeys(("random_bits", "threefry2x32"), _random),
+    **dict.fromkeys(_ATTENTION, _attention),
     **dict.fromkeys(CUMULATIVE, _cumulated),
     **{f"reduce_window_{name}": _windows for name in ("max", "min", "sum")},
     **dict.fromkeys(REDUCTIONS | {"reduce"}, _reduced),
@@ -384,3 +391,6 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
 
 #: Primitives counted here although they may hold a jaxpr: it says what is done to one element.
 PER_ELEMENT = frozenset(_COUNTS)
+
+#: Those of them that say in no other way what that is.
+BY_JAXPR = frozenset({"reduce", "reduce_window", "scatter"})

@@ -16,13 +16,13 @@ from jointcut.partition.instance import Instance, Schedule, copies_of, held_byte
 def evict(instance: Instance, budget_bytes: int, copies: int = 2) -> Schedule | None:
     """A schedule with a peak within the budget, None where the search gets stuck.
 
-    Each op runs once or twice; with a single copy allowed, once.
+    Each op runs once or twice; where `copies` allows one run only, once.
     """
     again: dict[int, int] = {}
     over = _excess(instance, again, budget_bytes)
     least = instance.nominal_seconds * 1e-9 or 1.0  # what a rerun that takes nothing is taken to cost
     while over:
-        if copies == 1:
+        if copies < 2:
             return None
         tried = {
             (op, stage): over - _excess(instance, {**again, op: stage}, budget_bytes)
@@ -31,7 +31,8 @@ def evict(instance: Instance, budget_bytes: int, copies: int = 2) -> Schedule | 
         best = max(tried, key=lambda move: tried[move] / (instance.seconds[move[0]] + least), default=None)
         if best is None or tried[best] <= 0:
             return None
-        again |= [best]
+        op, stage = best
+        again[op] = stage
         over -= tried[best]
     for op in sorted(again, key=lambda op: -instance.seconds[op]):
         fewer = {i: stage for i, stage in again.items() if i != op}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jointcut.partition import jaxprs
-from jointcut.partition.counts import CUMULATIVE, OPAQUE, PER_ELEMENT, WEIGHTS, Arrays, Work, counted
+from jointcut.partition.counts import BY_JAXPR, CUMULATIVE, OPAQUE, PER_ELEMENT, WEIGHTS, Arrays, Work, counted
 from jointcut.partition.policy import CHEAP
 
 #: Movement that XLA does not always fold into the loop that reads the result: elements come from another order or from
@@ -43,8 +43,8 @@ def jaxpr_flops(closed: Any) -> float:
 def work(eqn: jaxprs.Equation) -> Work | None:
     """What one run of an equation computes, None where it is a kernel that does not say.
 
-    A call counts what is inside, a scan its body once per trip, a branch as its dearest. How often a `while` runs is
-    unknown: its body and its condition count once, so its count is a lower bound.
+    A call counts what is inside, a scan its body once per trip, branches the most of each kind of work that one of them
+    does. How often a `while` runs is unknown: its body and its condition count once, so its count is a lower bound.
     """
     name = eqn.primitive.name
     if name in OPAQUE:
@@ -54,10 +54,12 @@ def work(eqn: jaxprs.Equation) -> Work | None:
         layout = jaxprs.scan_layout(eqn)
         return _sequence(layout.body).times(layout.length)
     if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
-        parts = [_sequence(jaxpr) for jaxpr in inner]
-        return Work.sum(parts) if name == "while" else max(parts, key=lambda part: part.products + part.weighted)
+        parts = map(_sequence, inner)
+        return Work.sum(parts) if name == "while" else Work.largest(parts)
     reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
     is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
+    if name in BY_JAXPR and (done := counted(name, reads, writes, eqn.params)) is not None:
+        return Work.largest(map(_sequence, jaxprs.inner_jaxprs(eqn))).times(done.others)
     return counted(name, reads, writes, eqn.params, is_complex)
 
 
@@ -74,8 +76,8 @@ def moved_bytes(eqn: jaxprs.Equation) -> int:
     """Bytes that one run of an equation on its own reads and writes.
 
     What reads some elements only counts those. A call moves at least what it is given and returns, and at least what
-    the ops inside that cannot be fused move; a scan does so once per trip, a branch counts as its dearest, and a
-    `while` as one trip.
+    the ops inside that cannot be fused move; a scan does so once per trip, branches count as the one that moves most,
+    and a `while` as one trip.
     """
     name = eqn.primitive.name
     if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:

@@ -35,25 +35,34 @@ class Instance:
     once: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        """See that each value has one maker, and is read after it."""
+        """See that each value has one maker and is read after it, and that seconds and bytes are amounts."""
+        counts = [len(field) for field in (self.names, self.seconds, self.reads, self.makes)]
+        if len(set(counts)) > 1:
+            what = "has {} names, {} seconds, {} reads and {} makes.".format(*counts)
+            raise GraphError(message("the instance", what, "Give one of each for an op."))
+        for v, size in enumerate(self.value_bytes):
+            if size < 0:
+                raise GraphError(message(f"%{v}", f"has {size} bytes.", "Give bytes that are not negative."))
         made: set[int] = set()
         late = {v for vs in self.makes for v in vs}
-        for i, (name, read, make) in enumerate(zip(self.names, self.reads, self.makes, strict=True)):
-            where = f"op {i} ({name})"
-            if early := [v for v in read if v in late and v not in made]:
-                raise GraphError(
-                    message(where, f"reads %{early[0]} before it is made.", "Put ops behind their inputs.")
-                )
-            if again := [v for v in make if v in made]:
-                raise GraphError(
-                    message(
-                        where, f"makes %{again[0]}, which an op before makes.", "Give each value a number of its own."
-                    )
-                )
-            if not 0 <= self.seconds[i] < math.inf:
-                cure = "Give seconds that are finite and not negative."
-                raise GraphError(message(where, f"takes {self.seconds[i]} seconds.", cure))
-            made.update(make)
+        for i in range(len(self.names)):
+            self._check_op(i, late, made)
+            made.update(self.makes[i])
+
+    def _check_op(self, i: int, late: set[int], made: set[int]) -> None:
+        """Look at one op; of the values that ops make, `late`, those before it have `made` some."""
+        where, known = f"op {i} ({self.names[i]})", range(len(self.value_bytes))
+        if strange := [v for v in (*self.reads[i], *self.makes[i]) if v not in known]:
+            what = f"names %{strange[0]}, of {len(known)} values in all."
+            raise GraphError(message(where, what, "Give bytes for each value."))
+        if early := [v for v in self.reads[i] if v in late and v not in made]:
+            raise GraphError(message(where, f"reads %{early[0]} before it is made.", "Put ops behind their inputs."))
+        if again := [v for v in self.makes[i] if v in made]:
+            cure = "Give each value a number of its own."
+            raise GraphError(message(where, f"makes %{again[0]}, which an op before makes.", cure))
+        if not 0 <= self.seconds[i] < math.inf:
+            cure = "Give seconds that are finite and not negative."
+            raise GraphError(message(where, f"takes {self.seconds[i]} seconds.", cure))
 
     @classmethod
     def of(cls, graph: Graph, model: Pricing | None = None) -> Instance:
@@ -91,8 +100,9 @@ class Instance:
     @property
     def floor_bytes(self) -> int:
         """What the most demanding op needs for its inputs and outputs, and the end for what is kept."""
+        made = {v for vs in self.makes for v in vs}
         needs = [{*r, *m} for r, m in zip(self.reads, self.makes, strict=True)] + [set(self.kept)]
-        return max(sum(self.value_bytes[v] for v in vs) for vs in needs)
+        return max(sum(self.value_bytes[v] for v in vs & made) for vs in needs)
 
 
 def _seconds(graph: Graph, op: Op, model: Pricing | None) -> float:
@@ -123,17 +133,20 @@ class Schedule:
     def of(cls, instance: Instance, runs: Iterable[int]) -> Schedule:
         """Replay a sequence of op ids.
 
-        Raises `PlanError` where an input has not been made yet, or a kept value never is.
+        Raises `PlanError` where an op does not exist, an input has not been made yet, or a kept value never is.
         """
         order = tuple(runs)
+        count = len(instance.names)
+        if strange := [place for place, i in enumerate(order) if not 0 <= i < count]:
+            where, what = f"runs[{strange[0]}]", f"names op {order[strange[0]]}, of {count} in all."
+            raise PlanError(message(where, what, "Name the ops of the instance by their places in it."))
         frees: list[list[int]] = [[] for _ in order]
         for copy in copies_of(instance, order):
             if copy.last < len(order):
                 frees[copy.last].append(copy.value)
         seconds = math.fsum(instance.seconds[i] for i in order)
-        return cls(
-            order, tuple(tuple(sorted(vs)) for vs in frees), seconds, max(held_bytes(instance, order), default=0)
-        )
+        freed = tuple(tuple(sorted(vs)) for vs in frees)
+        return cls(order, freed, seconds, max(held_bytes(instance, order), default=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
-from jointcut.partition.errors import message
+from jointcut.partition.errors import PlanError, message
 from jointcut.partition.evict import evict
 from jointcut.partition.instance import Instance as Instance
 from jointcut.partition.instance import Schedule as Schedule
@@ -60,8 +60,12 @@ def solve(
 
     A greedy schedule comes first (see `evict`), and the search goes on from it. The seed is fixed, and one worker
     decides alike in every run; so do several, which take turns. Only where `seconds_limit`, on the clock, ends the
-    search does the outcome depend on the machine.
+    search does the outcome depend on the machine; the greedy schedule is finished whatever the limit.
+
+    Raises `PlanError` for fewer than one run of an op.
     """
+    if copies < 1:
+        raise PlanError(message("copies", f"is {copies}.", "Say how often an op may run: once, twice or more."))
     if budget_bytes < instance.floor_bytes:
         return Outcome("infeasible", None, math.inf)
     cp, start = _cp_model(), time.monotonic()

@@ -11,13 +11,14 @@ reuses as it likes, and its own account decides whether a budget holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.graph import Graph
 from jointcut.partition.jaxprs import Equation, Literal, Var
+from jointcut.partition.plan import Plan
 from jointcut.partition.policy import CALLS, DEAR, ELEMENTWISE, MOVEMENT, REDUCTIONS
 from jointcut.partition.roles import Role, Side
 
@@ -73,6 +74,13 @@ def residual_bytes(halves: Halves) -> int:
     backward, _ = jaxprs.opened(halves.backward)
     pairs = zip(backward.invars, halves.residuals, strict=False)
     return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+
+
+def spared(plan: Plan, halves: Halves) -> Plan:
+    """The plan, with what its loops in segments do not hand over."""
+    if not plan.segments:
+        return plan
+    return replace(plan, bytes_spared=sum(s.bytes for s in plan.saved) - residual_bytes(halves))
 
 
 def replay(halves: Halves, graph: Graph) -> Replay:

@@ -8,12 +8,14 @@ there is none, the two are neighbours on the lower convex hull of (bytes, second
 
 Every minimum cut is exact, in Python's own integers: scipy's solver holds 32 bits, and most of the networks are so
 small that calling it takes longer than solving them. It is the cut of a preflow (Karzanov 1974) that runs down in
-waves, along exact distances to the sink.
+waves, along exact distances to the sink. Where a wave would bring little, as along a chain of layers that is full up to
+its end, distances rise node by node instead (Goldberg and Tarjan 1988).
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,9 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network
+
+#: After so many waves, what they leave lying looks for its way node by node.
+_WAVES = 2
 
 
 @dataclass(frozen=True)
@@ -133,44 +138,101 @@ def _steps(root: Part, places: np.ndarray) -> Iterator[np.ndarray]:
 
 def _sink_side(part: Part, byte_weight: int, tick_weight: int) -> np.ndarray:
     """The sink side of least weight; the smallest one, where several are."""
-    excess, room, heads, free, arcs = _residual(part, byte_weight, tick_weight)
+    flow = _preflow(part, byte_weight, tick_weight)
+    waves = 0
     while True:
-        distance, order = _distances(room, heads, free, arcs)
-        still = True
-        for v in reversed(order):
-            left = excess[v]
-            if not left:
-                continue
-            still = False
-            below = distance[v] - 1
-            if not below:
-                pushed = min(left, room[v])
-                room[v] -= pushed
-                excess[v] = left - pushed
-                continue
-            for arc in arcs[v]:
-                head, pushed = heads[arc], free[arc]
-                if pushed and distance[head] == below:
-                    if pushed > left:
-                        pushed = left
-                    free[arc] -= pushed
-                    free[arc ^ 1] += pushed
-                    excess[head] += pushed
-                    left -= pushed
-                    if not left:
-                        break
-            excess[v] = left
-        if still:
+        distance, order = flow.distances()
+        if not flow.run_down(distance, order):
             return np.array(distance, np.int64) > 0
+        waves += 1
+        if waves > _WAVES:
+            flow.find_ways(distance, order)
 
 
-def _residual(
-    part: Part, byte_weight: int, tick_weight: int
-) -> tuple[list[int], list[int], list[int], list[int], list[list[int]]]:
-    """What each node has from the source and may hand to the sink; heads and free capacities of arcs; arcs by tail.
+@dataclass(frozen=True)
+class _Preflow:
+    """What flows through a part, in exact integers, where a node may hold more than it hands on.
 
-    Arc 2k + 1 is arc 2k reversed. What a node can hand on at once, it has handed on.
+    A node holds `excess`, or else may hand as much as `room` to the sink. `arcs` are those at each node: arc 2k at its
+    tail, and at its head 2k + 1, the same reversed. They lead to `heads` and have `free` capacity.
     """
+
+    excess: list[int]
+    room: list[int]
+    heads: list[int]
+    free: list[int]
+    arcs: list[list[int]]
+
+    def distances(self) -> tuple[list[int], list[int]]:
+        """How far each node is from the sink along free arcs, 0 where no path is free; the others, nearest first."""
+        heads, free, arcs = self.heads, self.free, self.arcs
+        order = [v for v, may in enumerate(self.room) if may]
+        distance = [1 if may else 0 for may in self.room]
+        for v in order:
+            further = distance[v] + 1
+            for arc in arcs[v]:
+                tail = heads[arc]
+                if not distance[tail] and free[arc ^ 1]:
+                    distance[tail] = further
+                    order.append(tail)
+        return distance, order
+
+    def run_down(self, distance: Sequence[int], order: Sequence[int]) -> bool:
+        """Push what is held down one wave along the distances; returns whether there was anything to push."""
+        excess, moved = self.excess, False
+        for v in reversed(order):
+            if excess[v]:
+                self.push(v, distance)
+                moved = True
+        return moved
+
+    def find_ways(self, distance: list[int], order: Sequence[int]) -> None:
+        """Push on what a wave has left lying; the distance of each such node rises until a free arc leads down from it.
+
+        What has no way to the sink would rise for long, so it ends after as much work as new distances take.
+        """
+        heads, free, arcs, excess = self.heads, self.free, self.arcs, self.excess
+        waiting = deque(v for v in reversed(order) if excess[v])
+        work = len(heads) // 2
+        while waiting and work > 0:
+            v = waiting.popleft()
+            while excess[v]:
+                work -= len(arcs[v])
+                below = min((d for arc in arcs[v] if free[arc] and (d := distance[heads[arc]])), default=-1)
+                distance[v] = below + 1
+                if not distance[v]:
+                    break
+                waiting += self.push(v, distance)
+
+    def push(self, v: int, distance: Sequence[int]) -> list[int]:
+        """Push what a node holds one step nearer to the sink; returns the nodes that held nothing before and do now."""
+        heads, free, excess, room = self.heads, self.free, self.excess, self.room
+        reached: list[int] = []
+        left, below = excess[v], distance[v] - 1
+        for arc in self.arcs[v] if below else ():
+            head, pushed = heads[arc], free[arc]
+            if pushed and distance[head] == below:
+                if pushed > left:
+                    pushed = left
+                free[arc] -= pushed
+                free[arc ^ 1] += pushed
+                left -= pushed
+                if room[head]:
+                    handed = min(pushed, room[head])
+                    room[head] -= handed
+                    pushed -= handed
+                if pushed:
+                    if not excess[head]:
+                        reached.append(head)
+                    excess[head] += pushed
+                if not left:
+                    break
+        excess[v] = left
+        return reached
+
+
+def _preflow(part: Part, byte_weight: int, tick_weight: int) -> _Preflow:
+    """The preflow in which each node has all that the source gives, and has handed on what the sink takes."""
     supply = zip(part.from_source.tolist(), part.ticks.tolist(), strict=True)
     given = [byte_weight * b + tick_weight * t for b, t in supply]
     taken = [byte_weight * b for b in part.to_sink.tolist()]
@@ -183,23 +245,7 @@ def _residual(
     arcs: list[list[int]] = [[] for _ in excess]
     for arc, tail in enumerate(np.stack((part.tails, part.heads), 1).ravel().tolist()):
         arcs[tail].append(arc)
-    return excess, room, np.stack((part.heads, part.tails), 1).ravel().tolist(), free, arcs
-
-
-def _distances(
-    room: Sequence[int], heads: Sequence[int], free: Sequence[int], arcs: Sequence[Sequence[int]]
-) -> tuple[list[int], list[int]]:
-    """How far each node is from the sink along free arcs, 0 where no path is free; the others, nearest first."""
-    order = [v for v, may in enumerate(room) if may]
-    distance = [1 if may else 0 for may in room]
-    for v in order:
-        further = distance[v] + 1
-        for arc in arcs[v]:
-            tail = heads[arc]
-            if not distance[tail] and free[arc ^ 1]:
-                distance[tail] = further
-                order.append(tail)
-    return distance, order
+    return _Preflow(excess, room, np.stack((part.heads, part.tails), 1).ravel().tolist(), free, arcs)
 
 
 def _independent(part: Part, places: np.ndarray) -> list[np.ndarray]:

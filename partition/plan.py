@@ -54,7 +54,8 @@ class Plan:
     `seconds` is what the recomputed ops take under the cost model, None where none was asked, and `bound_seconds` a
     certified lower bound on the seconds of any plan that saves at most as many bytes. `segments` names the loops that
     run in segments, each as its id and the steps of one segment. `peak_bytes` is the peak of the whole step that the
-    memory model promises.
+    memory model promises. `bytes_spared` is what loops in segments do not hand over of `saved`, less the carries that
+    they keep instead.
     """
 
     strategy: str
@@ -66,6 +67,7 @@ class Plan:
     bound_seconds: float | None = None
     segments: tuple[tuple[int, int], ...] = ()
     peak_bytes: int | None = None
+    bytes_spared: int = 0
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -75,7 +77,7 @@ class Plan:
     @property
     def bytes_saved(self) -> int:
         """Bytes alive between the halves, beyond what the caller holds."""
-        return sum(s.bytes for s in self.saved)
+        return sum(s.bytes for s in self.saved) - self.bytes_spared
 
     @property
     def runs_again(self) -> bool:
@@ -125,6 +127,7 @@ class Plan:
         bound_seconds: float | None = None,
         segments: Iterable[tuple[int, int]] = (),
         peak_bytes: int | None = None,
+        bytes_spared: int = 0,
         facts: Facts | None = None,
         verdicts: Sequence[Verdict] | None = None,
     ) -> Plan:
@@ -144,7 +147,7 @@ class Plan:
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in facts.forward)
         deferred = tuple(i for i in again if i not in facts.forward)
-        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes
+        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared
         plan = cls(strategy, records, recomputed, deferred, *figures)
         return _lawful(graph, facts, plan, runs, verdicts or judge(graph, facts))
 

@@ -1,12 +1,12 @@
-"""Write a plan to JSON, read it back for its program, and say where two differ.
+"""Write a plan to JSON, and read it back for its program.
 
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the choice and the figures from it, works out all else from the program at hand, and refuses a text that says
 otherwise; nothing in it is ever run. `scope` and `source` are for people: they differ between machines, so they are
-neither compared nor taken over.
+neither compared nor taken over. A plan also serves a program with the same forward and another backward (`twins`).
 
 >>> from jointcut.partition import Plan, parse
->>> from jointcut.partition.planfile import diff, dumps, loads
+>>> from jointcut.partition.planfile import dumps, loads
 >>> graph = parse('''
 ...     primal %0:float32[8]
 ...     cotangent %1:float32[8]
@@ -18,9 +18,6 @@ neither compared nor taken over.
 >>> plan = Plan.of(graph, [3], reasons={3: "so told"})
 >>> loads(dumps(plan, graph), graph) == plan
 True
->>> print(diff(plan, Plan.of(graph, [])))
-by hand -> by hand: -32 bytes saved, +0 -0 ops recomputed
--            32  float32[8] sin : so told
 """
 
 from __future__ import annotations
@@ -29,16 +26,18 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
 from jointcut.partition.classify import Facts, classify
-from jointcut.partition.errors import PlanError, message
-from jointcut.partition.graph import TOP, Graph
+from jointcut.partition.errors import GraphError, PlanError, message
+from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, Saved
-from jointcut.partition.text import show
+from jointcut.partition.roles import Side
+from jointcut.partition.text import parse, show
+from jointcut.partition.twins import in_order, twins
 
 #: What `format` must say, and the newest `version` that is read here.
 FORMAT, VERSION = "jointcut plan", 1
@@ -127,6 +126,11 @@ def _is_text(found: Any, where: str) -> None:
         raise _refuse(where, f"is {_shown(found)}, not a text.")
 
 
+def _is_whole(found: Any, where: str) -> None:
+    if type(found) is not int:
+        raise _refuse(where, f"is {_shown(found)}, not a whole number.")
+
+
 def _is_count(found: Any, where: str) -> None:
     if type(found) is not int or found < 0:
         raise _refuse(where, f"is {_shown(found)}, not a whole number from 0 up.")
@@ -138,11 +142,7 @@ def _is_amount(found: Any, where: str) -> None:
 
 
 def _or_null(check: _Check) -> _Check:
-    def checked(found: Any, where: str) -> None:
-        if found is not None:
-            check(found, where)
-
-    return checked
+    return lambda found, where: None if found is None else check(found, where)
 
 
 def _list_of(check: _Check) -> _Check:
@@ -171,6 +171,7 @@ def _record(fields: Mapping[str, _Check]) -> _Check:
 
 _figures: dict[str, _Check] = {
     **dict.fromkeys(("bound_bytes", "peak_bytes"), _or_null(_is_count)),
+    "bytes_spared": _is_whole,
     **dict.fromkeys(("seconds", "bound_seconds"), _or_null(_is_amount)),
 }
 _saved: dict[str, _Check] = {
@@ -195,17 +196,17 @@ _has_types = _record(
 
 
 def loads(text: str, graph: Graph) -> Plan:
-    """The plan that `dumps` wrote for this program.
+    """The plan that `dumps` wrote for this program, or for one with the same forward.
 
-    Raises `PlanError` where the text is no plan, where it was made for another program (then the first difference is
-    named), or where it says anything that does not hold of this one.
+    Then only what its ops take is known of its cost, and no bound. Raises `PlanError` where the text is no plan, where
+    it was made for another program (then the first difference is named), or where it says anything that does not hold.
     """
     try:
         document = _parsed(text)
         _has_types(document, "plan")
     except RecursionError as error:
         raise _refuse("plan", "nests too deep.") from error
-    plan = _completed(document, graph)
+    plan = _here(document, graph)
     if document["checksum"] != (found := checksum(document)):
         what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(found)}: it was changed."
         raise _refuse("plan.checksum", what)
@@ -216,7 +217,7 @@ def _parsed(text: str) -> dict[str, Any]:
     """The object in a text that says it is a plan of a version that is known."""
     try:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise _refuse("plan", f"is not JSON: {error}.") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise _refuse("plan", f"is no plan of jointcut: it does not say `format` {_shown(FORMAT)}.")
@@ -227,8 +228,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    if twice:
+    if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
         raise ValueError(f"the key {_shown(twice[0])} stands twice in one object")
     return dict(pairs)
 
@@ -237,9 +237,35 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
+def _here(found: Mapping[str, Any], graph: Graph) -> Plan:
+    """The plan of a document in this program, be it the document's own or one with the same forward."""
+    if (other := _difference(found["written_for"], graph)) is None:
+        return _completed(found, graph)
+    try:
+        there = parse("\n".join(found["written_for"]))
+    except GraphError:
+        raise other from None
+    if _difference(found["written_for"], there) is not None:
+        raise other
+    plan = _completed(found, there)
+    moved = twins(plan.values, there, graph)
+    if moved is None:
+        raise other
+    loops = dict(zip(_loops(there), _loops(graph), strict=True))
+    reasons = {moved[s.value]: s.reason for s in plan.saved}
+    segments = [(loops[loop], steps) for loop, steps in plan.segments]
+    strategy, seconds = plan.strategy, plan.seconds
+    return Plan.of(graph, moved.values(), strategy=strategy, reasons=reasons, seconds=seconds, segments=segments)
+
+
+def _loops(graph: Graph) -> list[int]:
+    """The loops of a program's forward, in order."""
+    bodies = [graph.bodies[i] for i in in_order(graph) if i in graph.bodies]
+    return [body.loop for body in bodies if body.origin is Side.FORWARD]
+
+
 def _completed(found: Mapping[str, Any], graph: Graph) -> Plan:
     """The plan that follows from the choice and the figures in a document, which must say the same as the plan."""
-    _same_program(found["written_for"], graph)
     facts = classify(graph)
     _can_be_saved(found["saved"], graph, facts)
     plan = Plan.of(
@@ -255,11 +281,12 @@ def _completed(found: Mapping[str, Any], graph: Graph) -> Plan:
     _same_ops("plan.recomputed", found["recomputed"], plan.recomputed, graph)
     _same_ops("plan.deferred", found["deferred"], plan.deferred, graph)
     if found["bytes_saved"] != plan.bytes_saved:
-        raise _refuse("plan.bytes_saved", f"is {found['bytes_saved']}, but the values take {plan.bytes_saved}.")
+        raise _refuse("plan.bytes_saved", f"is {_shown(found['bytes_saved'])}, but the values take {plan.bytes_saved}.")
     return plan
 
 
-def _same_program(found: Sequence[str], graph: Graph) -> None:
+def _difference(found: Sequence[str], graph: Graph) -> PlanError | None:
+    """The first difference between the lines of a program and this one; None where there is none."""
     here = _program(graph)
     for n, (was, now) in enumerate(zip_longest(found, here)):
         if was == now:
@@ -267,29 +294,21 @@ def _same_program(found: Sequence[str], graph: Graph) -> None:
         name, place = _place(graph, here, n)
         had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
         cure = "Read the plan for the program that it was made for, or make a plan for this one."
-        raise _refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+        return _refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+    return None
 
 
 def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
     """What line n of a graph's text stands for, and where in the user's program that is."""
     words = lines[n].split() if n < len(lines) else []
     if "=" in words:
-        op = graph.ops[list(_as_shown(graph, TOP))[sum("=" in line.split() for line in lines[:n])]]
+        op = graph.ops[in_order(graph)[sum("=" in line.split() for line in lines[:n])]]
         return f"op {op.id}", f" at {op.source}" if op.source else ""
     if words and words[0] in {role.value for _, role in graph.inputs}:
         index = n - (len(graph.loops) - 1)
         label = graph.values[graph.inputs[index][0]].label
         return f"input {index}", f" ({label})" if label else ""
     return f"line {n + 1} of the program", ""
-
-
-def _as_shown(graph: Graph, region: int) -> Iterator[int]:
-    """Ids of the ops in the order in which the graph's text has them: a body follows the scan that runs it."""
-    for op in graph.ops:
-        if op.region == region:
-            yield op.id
-            if op.id in graph.bodies:
-                yield from _as_shown(graph, graph.bodies[op.id].id)
 
 
 def _can_be_saved(entries: Sequence[Mapping[str, Any]], graph: Graph, facts: Facts) -> None:
@@ -333,68 +352,3 @@ def _op(graph: Graph, i: int) -> str:
         return f"op {i}, of {len(graph.ops)} in all"
     op = graph.ops[i]
     return f"op {i} ({op.name}{' at ' + op.source if op.source else ''})"
-
-
-# -------------------------------------------------------------------------------------------------- comparing
-
-
-@dataclass(frozen=True)
-class PlanDiff:
-    """What changes from one plan to another of the same program.
-
-    `saved_only_before` and `saved_only_after` are saved values that the other does not have, or has at another size;
-    the ids under `recomputed_only_...` are ops. A delta is after minus before, None where either is not known.
-    """
-
-    strategies: tuple[str, str]
-    saved_only_before: tuple[Saved, ...]
-    saved_only_after: tuple[Saved, ...]
-    recomputed_only_before: tuple[int, ...]
-    recomputed_only_after: tuple[int, ...]
-    delta_bytes: int
-    delta_seconds: float | None
-    delta_peak_bytes: int | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether both save and recompute the same, as far as is known at the same cost."""
-        choices = self.saved_only_before, self.saved_only_after, self.recomputed_only_before, self.recomputed_only_after
-        return not any((*choices, self.delta_bytes, self.delta_seconds, self.delta_peak_bytes))
-
-    def __str__(self) -> str:
-        """A line of totals, then one for each value with `-` where only the first saves it, largest first."""
-        come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
-        totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
-        totals += [] if self.delta_seconds is None else [f"{1e3 * self.delta_seconds:+,.3f} ms"]
-        totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
-        signed = [*(("-", s) for s in self.saved_only_before), *(("+", s) for s in self.saved_only_after)]
-        signed.sort(key=lambda pair: -pair[1].bytes)
-        lines = [f"{sign} {s.bytes:>13,}  {s}" for sign, s in signed]
-        return "\n".join([f"{' -> '.join(self.strategies)}: {', '.join(totals)}", *lines])
-
-
-def diff(before: Plan, after: Plan) -> PlanDiff:
-    """What the second of two plans of one program saves and recomputes otherwise; reasons do not count."""
-    return PlanDiff(
-        (before.strategy, after.strategy),
-        _without(before.saved, after.saved),
-        _without(after.saved, before.saved),
-        tuple(sorted(set(before.recomputed) - set(after.recomputed))),
-        tuple(sorted(set(after.recomputed) - set(before.recomputed))),
-        after.bytes_saved - before.bytes_saved,
-        _delta(before.seconds, after.seconds),
-        _delta(before.peak_bytes, after.peak_bytes),
-    )
-
-
-def _without(saved: Sequence[Saved], others: Iterable[Saved]) -> tuple[Saved, ...]:
-    known = {_identity(s) for s in others}
-    return tuple(s for s in saved if _identity(s) not in known)
-
-
-def _identity(s: Saved) -> tuple[Any, ...]:
-    return s.value, s.shape, s.dtype, s.copies, s.bytes, s.op
-
-
-def _delta(before: Any, after: Any) -> Any:
-    return None if before is None or after is None else after - before

@@ -23,7 +23,7 @@ from jointcut.partition.classify import Facts, classify
 from jointcut.partition.emit import Halves, Hold
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
-from jointcut.partition.memory import residual_bytes
+from jointcut.partition.memory import residual_bytes, spared
 from jointcut.partition.plan import Plan, checked
 from jointcut.partition.roles import Roles
 from jointcut.partition.segments import written
@@ -105,7 +105,7 @@ def split(
     halves = written(graph, facts, plan, hold)
     verify.verify_structure(graph, halves)
     end = time.perf_counter()
-    return Split(graph, facts, plan, halves, 1e3 * (middle - start), 1e3 * (end - middle))
+    return Split(graph, facts, spared(plan, halves), halves, 1e3 * (middle - start), 1e3 * (end - middle))
 
 
 def decide(graph: Graph, strategy: Strategy) -> Plan:

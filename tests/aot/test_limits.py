@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +20,7 @@ CURE = (
     "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0), peak bytes of the whole step (an int, "
     "or a text such as '1.5GiB' or '800 MB'), or 'device'."
 )
+NOTHING = ", which is less than a byte or no finite number.\n"
 UNITS = "Known names: 'B', 'GB', 'GiB', 'KB', 'KiB', 'MB', 'MiB', 'TB', 'TiB', 'kB'."
 
 
@@ -35,13 +37,16 @@ UNITS = "Known names: 'B', 'GB', 'GiB', 'KB', 'KiB', 'MB', 'MiB', 'TB', 'TiB', '
         (" 1.5GiB ", 3 * 2**29),
         ("1e-1 TB", 10**11),
         (".5TiB", 2**39),
+        ("129.17 TB", 129_170_000_000_000),
+        ("1e308 TB", 10**320),
+        ("1." + 5000 * "0" + "kB", 1000),
     ],
 )
 def test_integers_and_texts_are_bytes_of_the_whole_step(budget, bytes_meant):
     assert limit(budget) == Limit(peak_bytes=bytes_meant)
 
 
-@pytest.mark.parametrize("budget", [0.0, 1.0, np.float32(0.5)])
+@pytest.mark.parametrize("budget", [0.0, 1.0, 5e-324, np.float32(0.5), np.float16(0.25), Fraction(1, 3)])
 def test_floats_are_fractions(budget):
     assert limit(budget) == Limit(fraction=float(budget))
 
@@ -53,31 +58,47 @@ def test_the_device_is_asked_later():
 @pytest.mark.parametrize(
     ("budget", "text"),
     [
-        (True, f"budget is True.\n{CURE}"),
-        (None, f"budget is None.\n{CURE}"),
-        ([1], f"budget is [1].\n{CURE}"),
-        (1 + 0j, f"budget is (1+0j).\n{CURE}"),
+        (True, f"budget is True, of type bool.\n{CURE}"),
+        (None, f"budget is None, of type NoneType.\n{CURE}"),
+        ([1], f"budget is [1], of type list.\n{CURE}"),
+        (1 + 0j, f"budget is (1+0j), of type complex.\n{CURE}"),
         (0, f"budget is 0 bytes.\n{CURE}"),
         (-5, f"budget is -5 bytes.\n{CURE}"),
         (1.5, f"budget is 1.5, no fraction from 0.0 to 1.0.\n{CURE}"),
         (-0.1, f"budget is -0.1, no fraction from 0.0 to 1.0.\n{CURE}"),
         (float("nan"), f"budget is nan, no fraction from 0.0 to 1.0.\n{CURE}"),
         (float("inf"), f"budget is inf, no fraction from 0.0 to 1.0.\n{CURE}"),
-        ("", f"budget is ''.\n{CURE}"),
-        ("12", f"budget is '12'.\n{CURE}"),
-        ("GiB", f"budget is 'GiB'.\n{CURE}"),
-        ("1.5.2GiB", f"budget is '1.5.2GiB'.\n{CURE}"),
+        ("", f"budget is '', not a number and its unit.\n{CURE}"),
+        ("12", f"budget is '12', a number without a unit.\n{CURE}"),
+        ("GiB", f"budget is 'GiB', not a number and its unit.\n{CURE}"),
+        ("1.5.2GiB", f"budget is '1.5.2GiB', not a number and its unit.\n{CURE}"),
         ("1.5Gib", f"budget is '1.5Gib', whose unit 'Gib' is unknown.\n{UNITS} Did you mean 'GiB'?"),
         ("2 apples", f"budget is '2 apples', whose unit 'apples' is unknown.\n{UNITS}"),
-        ("-1GiB", "budget is '-1GiB'.\nGive a positive number of bytes."),
-        ("0.5B", "budget is '0.5B'.\nGive a positive number of bytes."),
-        ("1e999GB", "budget is '1e999GB'.\nGive a positive number of bytes."),
+        ("-1GiB", f"budget is '-1GiB'{NOTHING}Give a positive number of bytes."),
+        ("0.5B", f"budget is '0.5B'{NOTHING}Give a positive number of bytes."),
+        ("1e999GB", f"budget is '1e999GB'{NOTHING}Give a positive number of bytes."),
+        ("0 GiB", f"budget is '0 GiB'{NOTHING}Give a positive number of bytes."),
+        ("1e-99999 GiB", f"budget is '1e-99999 GiB'{NOTHING}Give a positive number of bytes."),
+        ("1.5gb", f"budget is '1.5gb', whose unit 'gb' is unknown.\n{UNITS} Did you mean 'GB'?"),
+        ("1,5 GB", f"budget is '1,5 GB', not a number and its unit.\n{CURE}"),
+        ("nan GB", f"budget is 'nan GB', not a number and its unit.\n{CURE}"),
+        (np.True_, f"budget is np.True_, of type bool.\n{CURE}"),
+        (np.float32(2.5), f"budget is 2.5, no fraction from 0.0 to 1.0.\n{CURE}"),
+        (np.int8(-3), f"budget is -3 bytes.\n{CURE}"),
+        (Fraction(10**400), f"budget is {10**400}, no fraction from 0.0 to 1.0.\n{CURE}"),
     ],
 )
 def test_what_says_nothing_is_refused(budget, text):
     with pytest.raises(BudgetError) as refusal:
         limit(budget)
     assert str(refusal.value) == text
+
+
+def test_a_text_means_its_number_of_units_to_the_byte():
+    for unit, size in limits._UNITS.items():
+        for hundredths in range(100, 2000, 7):
+            text = f"{hundredths // 100}.{hundredths % 100:02}{unit}"
+            assert limit(text).peak_bytes == hundredths * size // 100, text
 
 
 @given(st.text(max_size=12))
@@ -96,7 +117,7 @@ def test_a_limit_prints_what_it_means():
 
 def test_a_device_that_does_not_say_what_it_has_free_is_named(monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: None, device_kind="cpu")
-    monkeypatch.setattr(limits.jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(limits, "default_device", lambda: device)
     with pytest.raises(BudgetError) as refusal:
         limits.free_bytes([])
     assert str(refusal.value) == (
@@ -120,5 +141,17 @@ def test_what_the_arrays_of_the_call_take_counts_as_free(monkeypatch):
         def memory_stats(self):
             return {"bytes_limit": 10_000, "bytes_in_use": 4_000}
 
-    monkeypatch.setattr(limits.jax, "local_devices", lambda: [Device()])
-    assert limits.free_bytes([x, 1.0, jax.ShapeDtypeStruct((5,), "float32")]) == 6_400
+    monkeypatch.setattr(limits, "default_device", Device)
+    assert limits.free_bytes([x, 1.0, jax.ShapeDtypeStruct((5,), "float32")]) == limits.free_bytes([x, x]) == 6_400
+    x.delete()  # as a call does that was given it to use up
+    assert limits.free_bytes([x]) == 6_000
+
+
+def test_the_default_device_is_the_users_where_there_is_one(monkeypatch):
+    (here,) = jnp.ones(1).devices()
+    monkeypatch.setattr(limits.jax, "local_devices", lambda backend: [f"the first, {backend}"])
+    assert limits.default_device() == "the first, None"
+    with jax.default_device("cpu"):
+        assert limits.default_device() == "the first, cpu"
+    with jax.default_device(here):
+        assert limits.default_device() is here

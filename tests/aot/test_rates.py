@@ -6,7 +6,10 @@ import json
 import logging
 import math
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from jointcut.aot.rates import Measured, rates
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline, recompute_seconds
+from jointcut.partition.errors import JointcutError
 from jointcut.partition.loops import read
 from jointcut.partition.roles import Roles
 from jointcut.partition.text import parse
@@ -86,8 +90,44 @@ def test_the_default_device_is_the_one_that_jax_would_use(folder, count):
 def test_the_key_names_the_kind_of_device_the_cores_and_the_version(folder, count):
     rates()
     (key,) = json.loads((folder / "rates.json").read_text())
-    assert key.startswith(f"{jax.devices()[0].device_kind}, ")
+    assert key.startswith(f"{jax.devices()[0].device_kind} ")
     assert " cores, jaxlib 0." in key
+
+
+def test_hosts_that_share_a_folder_do_not_share_rates(folder, count, monkeypatch):
+    rates()
+    monkeypatch.setattr(measuring, "_processor", lambda: "a slow one")
+    rates()
+    monkeypatch.setattr(measuring.os, "sched_getaffinity", lambda pid: range(200), raising=False)
+    rates()
+    assert len(count) == len(json.loads((folder / "rates.json").read_text())) == 3
+
+
+def test_rates_are_measured_anew_where_that_is_asked_for_or_a_month_is_over(folder, count, monkeypatch):
+    rates()
+    assert rates(anew=True) == rates() == FIGURES
+    assert len(count) == 2
+    now = time.time()
+    for days, times in [(29, 2), (31, 3), (-1, 4)]:  # none of a clock that was put back
+        monkeypatch.setattr(measuring.time, "time", lambda days=days: now + 86_400 * days)
+        forget()
+        rates()
+        forget()
+        rates()
+        assert len(count) == times
+
+
+def test_a_device_that_cannot_be_measured_is_named_with_a_cure(folder, monkeypatch):
+    def measure(device):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(measuring, "_measure", measure)
+    with pytest.raises(JointcutError) as refused:
+        rates()
+    assert str(refused.value) == (
+        f"{jax.devices()[0]} cannot be measured: RESOURCE_EXHAUSTED: Out of memory\n"
+        "Free memory on it, or say what it does in a second: cost=Roofline(...)."
+    )
 
 
 TRANSFORMED = {
@@ -131,7 +171,7 @@ def test_settings_of_the_caller_do_not_reach_the_measurement(folder, monkeypatch
 # ---------------------------------------------------------------- the file
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "7", '{"a": 1}', '{"a": {"flops_per_s": 1}}', "\x00", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", "\x00", "null", 10**5 * "["])
 def test_a_file_that_is_not_ours_is_told_of_once_and_replaced(text, folder, count, caplog):
     (folder / "rates.json").write_text(text)
     with caplog.at_level(logging.INFO, logger="jointcut"):
@@ -147,7 +187,7 @@ def test_a_file_that_is_not_ours_is_told_of_once_and_replaced(text, folder, coun
     assert len(count) == 1 and not caplog.records
 
 
-@pytest.mark.parametrize("figure", ["0", "-1.0", "NaN", "Infinity", '"fast"', "null"])
+@pytest.mark.parametrize("figure", ["0", "-1.0", "NaN", "Infinity", '"fast"', "null", "true", 400 * "9", "[]"])
 def test_figures_that_are_no_rates_are_not_believed(figure, folder, count, caplog):
     rates()
     path = folder / "rates.json"
@@ -157,17 +197,53 @@ def test_figures_that_are_no_rates_are_not_believed(figure, folder, count, caplo
     assert len(count) == 2
 
 
-def test_rates_of_other_devices_stay_in_the_file(folder, count):
-    other = {"flops_per_s": 1.0, "elementwise_per_s": 2.0, "bytes_per_s": 3.0, "fresh_bytes_per_s": 4.0}
+@pytest.mark.parametrize("other", [{"flops_per_s": 1.0, "of_tomorrow": 2}, None, 7, []])
+def test_what_the_file_says_of_other_devices_stays_there_and_does_no_harm(other, folder, count, caplog):
     (folder / "rates.json").write_text(json.dumps({"another machine": other}))
     rates()
     kept = json.loads((folder / "rates.json").read_text())
     assert len(kept) == 2 and kept["another machine"] == other
+    forget()
+    rates()
+    assert len(count) == 1 and not caplog.records
 
 
-def test_nothing_but_the_file_is_left_in_the_folder(folder, count):
+@pytest.mark.parametrize("entry", ["null", "7", "[]", "{}", '{"flops_per_s": 1e9}', '{"measured_unix_s": "today"}'])
+def test_an_entry_that_is_none_is_replaced_alone(entry, folder, count):
+    rates()
+    path = folder / "rates.json"
+    ((name, mine),) = json.loads(path.read_text()).items()
+    path.write_text(json.dumps({name: json.loads(entry), "another machine": mine}))
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 2
+    assert set(json.loads(path.read_text())) == {name, "another machine"}
+
+
+def test_nothing_but_the_file_is_left_in_the_folder(folder, count, monkeypatch):
     rates()
     assert [path.name for path in folder.iterdir()] == ["rates.json"]
+
+    def refuse(self, target):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    rates(anew=True)
+    assert [path.name for path in folder.iterdir()] == ["rates.json"]
+
+
+def test_whoever_may_read_the_folder_may_read_the_file(folder, count):
+    rates()
+    ours, usual = folder / "rates.json", folder / "usual"
+    usual.touch()
+    assert ours.stat().st_mode == usual.stat().st_mode
+
+
+def test_processes_that_write_at_once_leave_one_whole_file(folder, count):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: measuring._write({str(n): n * "x"}), range(200)))
+    assert len(json.loads((folder / "rates.json").read_text())) == 1
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(folder, count, monkeypatch):
@@ -255,6 +331,14 @@ def test_doubles_are_timed_as_doubles(timed):
         graph = graph_of(lambda x: lax.sort(x), SQUARE.astype(np.float64))
         Measured(FIGURES).seconds(graph, graph.ops[0])
     assert [x.dtype for x in timed[0]] == [np.float64]
+
+
+def test_an_op_is_timed_on_the_users_default_device(monkeypatch):
+    graph, device, seen = graph_of(lambda x: lax.sort(x), SQUARE), jax.local_devices()[0], []
+    monkeypatch.setattr(measuring, "_median", lambda *_: float(seen.append(jax.config.jax_default_device) or 0))
+    with jax.default_device(device):
+        Measured(FIGURES).seconds(graph, graph.ops[0])
+    assert seen == [device, device]
 
 
 def waiting(x):

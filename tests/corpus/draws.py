@@ -83,3 +83,56 @@ def key_made_inside(x, seed):
 )
 def gamma_draw(shape, key):
     return jnp.sum(jnp.log1p(jax.random.gamma(key, shape)))
+
+
+# ------------------------------------------------------------------ losses that return their masks, of (x, key)
+
+
+def dropped(key: jax.Array, x: jax.Array, keep: float = 0.5) -> tuple[jax.Array, jax.Array]:
+    """Dropout and its mask, around operations that a plan would rather recompute; their slope is zero nowhere."""
+    mask = jax.random.bernoulli(key, keep, x.shape)
+    return jnp.where(mask, jnp.exp(jnp.sin(x)) / keep, 0.0), mask
+
+
+def masked(x, key):
+    y, mask = dropped(key, x)
+    return jnp.sum(y**2), mask
+
+
+def masked_twice(x, key):
+    """An element's slope is zero if it was dropped once."""
+    masks = []
+    for k in range(2):
+        x, mask = dropped(jax.random.fold_in(key, k), x)
+        masks.append(mask)
+        x = jnp.tanh(x) + jnp.where(mask, 0.5, 0.0)
+    return jnp.sum(x**2), jnp.stack(masks)
+
+
+def masked_in_scan(x, key):
+    """Each row is dropped in a step of its own, the key split in the carry."""
+
+    def step(carry, row):
+        key, total = carry
+        key, now = jax.random.split(key)
+        y, mask = dropped(now, row)
+        return (key, total + jnp.sum(y**2)), mask
+
+    (_, total), masks = lax.scan(step, (key, jnp.float32(0)), x)
+    return total, masks
+
+
+def masked_in_nested_scans(x, key):
+    """The key is carried through both loops, and what is dropped is read again by the next step."""
+
+    def inner(carry, row):
+        key, mean = carry
+        key, now = jax.random.split(key)
+        y, mask = dropped(now, row + lax.stop_gradient(mean))
+        return (key, jnp.mean(jnp.tanh(y))), (mask, jnp.sum(y**2))
+
+    def outer(carry, rows):
+        return lax.scan(inner, carry, rows)
+
+    _, (masks, sums) = lax.scan(outer, (key, jnp.float32(0)), x.reshape(-1, 2, x.shape[-1]))
+    return jnp.sum(sums), masks.reshape(x.shape)

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from corpus.draws import masked_in_nested_scans, masked_in_scan, masked_twice
 from jointcut import aot
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError
@@ -162,55 +163,13 @@ RUN = {"value_and_grad": run_value_and_grad, "jit of grad": run_jit_of_grad, "vj
 
 # ------------------------------------------------------------------------------------ the draws
 
-KEEP = 0.5
 X = jnp.linspace(0.5, 1.5, 8 * 256).reshape(8, 256)
+DRAWS = [(masked_twice, "rbg"), (masked_in_scan, "threefry2x32"), (masked_in_nested_scans, "threefry2x32")]
 
 
-def dropped(key, x):
-    """Dropout whose mask is an output too, between operations that a plan would rather recompute."""
-    mask = jax.random.bernoulli(key, KEEP, x.shape)
-    return jnp.where(mask, jnp.exp(jnp.sin(x)) / KEEP, 0.0), mask
-
-
-def dropout(x, key):
-    masks = []
-    for k in range(2):  # an element's slope is zero if it was dropped once
-        x, mask = dropped(jax.random.fold_in(key, k), x)
-        masks.append(mask)
-        x = jnp.tanh(x) + jnp.where(mask, 0.5, 0.0)
-    return jnp.sum(x**2), jnp.stack(masks)
-
-
-def dropout_in_scan(x, key):
-    """Each row is dropped in a step of its own, the key split in the carry."""
-
-    def step(carry, row):
-        key, total = carry
-        key, now = jax.random.split(key)
-        y, mask = dropped(now, row)
-        return (key, total + jnp.sum(y**2)), mask
-
-    (_, total), masks = lax.scan(step, (key, jnp.float32(0)), x)
-    return total, masks[None]
-
-
-def dropout_in_nested_scans(x, key):
-    """The key is carried through both loops, and what is dropped is read again by the next step."""
-
-    def inner(carry, row):
-        key, mean = carry
-        key, now = jax.random.split(key)
-        y, mask = dropped(now, row + lax.stop_gradient(mean))
-        return (key, jnp.mean(jnp.tanh(y))), (mask, jnp.sum(y**2))
-
-    def outer(carry, rows):
-        return lax.scan(inner, carry, rows)
-
-    _, (masks, sums) = lax.scan(outer, (key, jnp.float32(0)), x.reshape(4, 2, -1))
-    return jnp.sum(sums), masks.reshape(1, *x.shape)
-
-
-DRAWS = [(dropout, "rbg"), (dropout_in_scan, "threefry2x32"), (dropout_in_nested_scans, "threefry2x32")]
+def kept_by(masks):
+    """Where no mask dropped anything."""
+    return np.all(np.reshape(masks, (-1, *X.shape)), axis=0)
 
 
 @pytest.mark.parametrize(("function", "generator"), DRAWS, ids=[function.__name__ for function, _ in DRAWS])
@@ -218,7 +177,7 @@ def test_masks_are_those_of_jax_bit_for_bit_at_every_budget(function, generator)
     """In the forward, where they are returned, and in the backward, where they are the zeros of the gradient."""
     key = jax.random.key(3, impl=generator)
     (want, want_masks), want_gradients = jax.jit(jax.value_and_grad(function, has_aux=True))(X, key)
-    kept = np.all(want_masks, axis=0)
+    kept = kept_by(want_masks)
     assert 0.05 < kept.mean() < 0.7
     for made in compiled_within_budgets(aot.function(function, has_aux=True, cost=ROOFLINE).trace(X, key)):
         (value, masks), gradients = made.value_and_grad(X, key)
@@ -239,17 +198,16 @@ def compiled_within_budgets(traced):
     return made
 
 
-@pytest.mark.parametrize("function", [dropout_in_scan], ids=lambda f: f.__name__)
-def test_masks_agree_where_the_halves_run_apart_and_inside_jit(function):
+def test_masks_agree_where_the_halves_run_apart_and_inside_jit():
     key = jax.random.key(4)
-    _, want = function(X, key)
-    compiled = aot.function(function, has_aux=True, budget=0.0, cost=ROOFLINE)
+    _, want = masked_in_scan(X, key)
+    compiled = aot.function(masked_in_scan, has_aux=True, budget=0.0, cost=ROOFLINE)
     out, pullback, masks = compiled.vjp(X, key)
     gradients, _ = pullback(jnp.ones_like(out))
     inside, masks_inside = jax.jit(jax.grad(compiled, has_aux=True))(X, key)
     for got, gradient in ((masks, gradients), (masks_inside, inside)):
         np.testing.assert_array_equal(got, want)
-        np.testing.assert_array_equal(np.asarray(gradient) != 0, np.all(want, axis=0))
+        np.testing.assert_array_equal(np.asarray(gradient) != 0, kept_by(want))
 
 
 # ------------------------------------------------------------------------------------ a large table

@@ -147,14 +147,21 @@ def test_a_kernel_that_says_nothing_takes_its_bytes():
     assert RATES.seconds(graph, only(graph, "ffi_call")) == 800 / RATES.bytes_per_s
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan, 10**400, True, None, "fast"])
 def test_a_rate_by_which_nothing_can_be_divided_is_refused(rate):
     with pytest.raises(PlanError) as error:
         Roofline(1.0, rate, 1.0)
     assert str(error.value) == (
-        f"Roofline.elementwise_per_s is {rate}, not a positive number.\n"
+        f"Roofline.elementwise_per_s is {rate!r}, not a positive number.\n"
         "Give what the device does in a second, or measure it."
     )
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.float32, np.float64])
+def test_a_rate_may_be_any_kind_of_number(kind):
+    graph = joint(jnp.dot, (8, 16), (16, 4))
+    rates = Roofline(kind(1000), kind(1000), kind(1000))
+    assert rates.seconds(graph, graph.ops[0]) == pytest.approx(Roofline(1e3, 1e3, 1e3).seconds(graph, graph.ops[0]))
 
 
 # ---------------------------------------------------------------- ops of a graph text
@@ -167,6 +174,7 @@ SAME = {
     "concatenate": (lambda x: lax.concatenate([x, x], 0), [(100, 8)]),
     "reduce_max": (lambda x: jnp.max(x, axis=0), [(64, 3)]),
     "cumsum": (lambda x: lax.cumsum(x), [(64,)]),
+    "scatter-add": (lambda x, i, y: x.at[i.astype(np.int32)].add(y), [(100, 8), (3,), (3, 8)]),
 }
 
 
@@ -227,13 +235,13 @@ def test_the_figure_that_an_op_carries_wins_over_the_model(figure):
     assert recompute_seconds(graph, classify(graph), RATES) == [figure]
 
 
-@pytest.mark.parametrize("answer", [math.nan, math.inf, -1e-9, None, "fast"])
+@pytest.mark.parametrize("answer", [math.nan, math.inf, -1e-9, None, "fast", 10**400, 1j, np.complex64(1), True])
 def test_a_model_that_returns_no_time_is_refused_by_the_name_of_the_value(answer):
     graph = parse("primal %0:float32[8]\n%1:float32[8] = exp %0\noutput %1")
     with pytest.raises(PlanError) as error:
         recompute_seconds(graph, classify(graph), Fixed(answer))
     assert str(error.value) == (
-        f"%1:float32[8] (exp) takes {answer} seconds, says Fixed.\nGive a finite number of seconds, not below zero."
+        f"%1:float32[8] (exp) takes {answer!r} seconds, says Fixed.\nGive a finite number of seconds, not below zero."
     )
 
 

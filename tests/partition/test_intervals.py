@@ -146,6 +146,17 @@ def test_a_replay_counts_what_is_alive_at_each_run(seed):
         assert schedule.peak_bytes >= instance.floor_bytes
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_caller_holds_counts_nothing(seed):
+    plain = drawn(seed)
+    caller = len(plain.value_bytes)
+    reads = tuple((*values, caller) for values in plain.reads)
+    held = replace(plain, reads=reads, value_bytes=(*plain.value_bytes, 70), kept=plain.kept | {caller})
+    assert (held.floor_bytes, held.nominal_bytes) == (plain.floor_bytes, plain.nominal_bytes)
+    for budget in range(plain.floor_bytes, plain.nominal_bytes + 1, 7):
+        assert evict(held, budget) == evict(plain, budget)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_frees_of_a_replay_leave_every_input_alive_until_it_is_read(seed):
     instance = drawn(seed)
@@ -336,6 +347,15 @@ def test_a_graph_that_is_no_instance_is_refused_with_a_cure():
     assert refusal(GraphError, lambda: Instance(("a",), (math.inf,), ((),), ((0,),), (4,))) == (
         "op 0 (a) takes inf seconds.\nGive seconds that are finite and not negative."
     )
+    assert refusal(GraphError, lambda: Instance(("a",), (1.0,), ((), ()), ((0,),), (4,))) == (
+        "the instance has 1 names, 1 seconds, 2 reads and 1 makes.\nGive one of each for an op."
+    )
+    assert refusal(GraphError, lambda: Instance(("a",), (1.0,), ((),), ((0,),), (-4,))) == (
+        "%0 has -4 bytes.\nGive bytes that are not negative."
+    )
+    assert refusal(GraphError, lambda: Instance(("a",), (1.0,), ((7,),), ((0,),), (4,))) == (
+        "op 0 (a) names %7, of 1 values in all.\nGive bytes for each value."
+    )
 
 
 def test_a_sequence_that_reads_what_is_not_made_is_refused():
@@ -344,6 +364,16 @@ def test_a_sequence_that_reads_what_is_not_made_is_refused():
         "runs[0] runs second, which reads %1, before %1 is made.\nRun op 0 further up."
     )
     assert refusal(PlanError, lambda: Schedule.of(instance, [0, 1])) == "runs never make %5.\nRun op 4."
+    for strange in (5, -1):
+        assert refusal(PlanError, lambda i=strange: Schedule.of(instance, [0, i])) == (
+            f"runs[1] names op {strange}, of 5 in all.\nName the ops of the instance by their places in it."
+        )
+
+
+def test_an_op_runs_at_least_once():
+    assert refusal(PlanError, lambda: solve(Instance.of(parse(CHAIN)), 100, copies=0)) == (
+        "copies is 0.\nSay how often an op may run: once, twice or more."
+    )
 
 
 def test_without_the_solver_the_error_names_the_extra(monkeypatch):

@@ -1,0 +1,116 @@
+"""The front of a program tells what each peak costs: as points, as a table, and as a picture."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import pytest
+from matplotlib.cbook import STEP_LOOKUP_MAP
+
+from jointcut import aot
+from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.partition import Plan, parse
+from jointcut.partition.cost import Roofline
+from jointcut.partition.errors import JointcutError
+
+GRAPH = parse("""
+    loop 1 x4
+    primal %0:float32[250000]
+    cotangent %1:float32[]
+    %2:float32[250000] = sin %0
+    %3:float32[250000] = exp %2
+    backward:
+    %4:float32[250000] = mul %1 %2 %3
+    gradient %4
+""")
+ALL, SOME, NONE = (Plan.of(GRAPH, saved, strategy=name) for saved, name in [((2, 3), "all"), ((2,), "some"), ((), "-")])
+POINTS = ParetoPoint(90_000_000, 1e-3, ALL), ParetoPoint(50_000_000, 2e-3, SOME), ParetoPoint(20_000_000, 8e-3, NONE)
+FRONT = Pareto("loss", POINTS)
+
+
+def test_a_front_is_the_sequence_of_its_points():
+    assert (len(FRONT), [(peak, seconds, plan) for peak, seconds, plan in FRONT][1]) == (3, (50_000_000, 2e-3, SOME))
+
+
+def test_a_front_is_printed_with_a_star_at_the_plan_that_was_chosen():
+    assert str(FRONT) == (
+        "loss: 3 plans\n"
+        "   peak MB   extra ms   saved MB  plan\n"
+        "      90.0       1.00        2.0  all\n"
+        "      50.0       2.00        1.0  some\n"
+        "      20.0       8.00        0.0  -"
+    )
+    assert stars(replace(FRONT, chosen=POINTS[1])) == ["*     50.0       2.00        1.0  some"]
+
+
+def stars(front: Pareto) -> list[str]:
+    return [line for line in str(front).splitlines()[2:] if line.startswith("*")]
+
+
+def test_a_plan_that_is_not_on_the_front_comes_last_also_where_it_saves_the_same():
+    """The same values with a loop in segments are another plan."""
+    other = ParetoPoint(95_000_000, 3e-3, replace(SOME, segments=((1, 2),), strategy="by hand"))
+    shown = replace(FRONT, chosen=other)
+    assert stars(shown) == [str(shown).splitlines()[-1]] == ["*     95.0       3.00        1.0  by hand"]
+
+
+@pytest.mark.parametrize(("factor", "unit"), [(1e-3, "kB"), (1e-5, "kB"), (1, "MB"), (100, "MB"), (1000, "GB")])
+def test_peaks_are_shown_in_a_unit_that_suits_them(factor, unit):
+    front = Pareto("loss", tuple(replace(p, peak_bytes=int(factor * p.peak_bytes)) for p in POINTS))
+    assert str(front).splitlines()[1] == f"   peak {unit}   extra ms   saved {unit}  plan"
+    assert front.plot().get_xlabel() == f"predicted peak of the step ({unit})"
+
+
+def test_the_line_stands_over_each_peak_at_the_time_of_the_fastest_plan_within_it():
+    axes = FRONT.plot()
+    (line,) = [line for line in axes.lines if line.get_drawstyle().startswith("steps")]
+    corners = list(zip(*steps(line), strict=True))
+    for peak in (25.0, 45.0, 55.0, 85.0):
+        (height,) = {y for (x, y), (other, level) in pairwise(corners) if y == level and other < peak < x}
+        assert height == min(1e3 * p.seconds for p in POINTS if p.peak_bytes <= 1e6 * peak)
+
+
+def steps(line) -> tuple[list[float], list[float]]:
+    """The corners of a line that is drawn in steps, in its own order."""
+    xs, ys = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
+    return list(xs), list(ys)
+
+
+def test_the_picture_marks_the_plan_that_was_chosen_and_names_its_axes():
+    axes = replace(FRONT, chosen=POINTS[2]).plot()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plans", "chosen"]
+    assert [list(map(float, line.get_xydata()[0])) for line in axes.lines if line.get_label() == "chosen"] == [[20, 8]]
+    assert (axes.get_title(), axes.get_ylabel()) == ("loss", "predicted extra time (ms)")
+    assert axes.get_ylim()[0] == 0
+
+
+def test_a_notebook_shows_the_picture_or_without_matplotlib_the_text(monkeypatch):
+    picture = FRONT._repr_png_()
+    assert picture is not None and picture.startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert FRONT._repr_png_() is None
+    with pytest.raises(JointcutError) as refused:
+        FRONT.plot()
+    assert str(refused.value) == "Pareto.plot needs matplotlib.\npip install matplotlib, or print the front instead."
+
+
+def test_the_front_of_a_program_falls_and_a_cut_marks_its_own_plan():
+    def loss(weights, x):
+        for w in weights:
+            x = x + jnp.tanh(jnp.exp(jnp.sin(x @ w)) @ w)
+        return jnp.sum(x**2)
+
+    shapes = jax.ShapeDtypeStruct((6, 64, 64), "float32"), jax.ShapeDtypeStruct((4096, 64), "float32")
+    traced = aot.function(loss, cost=Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)).trace(*shapes)
+    front = traced.pareto()
+    peaks, times = [p.peak_bytes for p in front], [p.seconds for p in front]
+    assert len(front) > 2 and front.chosen is None
+    assert peaks == sorted(set(peaks), reverse=True) and times == sorted(set(times))
+    for strategy in ("min_cut", "save_all"):
+        cut = traced.partition(strategy)
+        (line,) = stars(cut.pareto())
+        assert line.endswith(f"  {cut.plan.strategy}")
