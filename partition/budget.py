@@ -142,7 +142,7 @@ class Planner:
             if default is not None and len(self.graph.loops) > 1:
                 yield self.loops_kept(default, everything)
         samples = next((count for most, count in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
-        for choice in spread(self.front.choices, samples):
+        for choice in sampled(self.front, samples):
             yield self.plan(choice, "front")
         for count in PIECES if samples > _FEWEST_SAMPLES else PIECES[2::3]:
             yield from self.in_pieces(count)
@@ -220,6 +220,14 @@ def spread(choices: Sequence[Choice], count: int) -> list[Choice]:
     wanted = np.linspace(sizes[0], sizes[-1], count)
     places = sorted({int(np.argmin(abs(sizes - w))) for w in wanted} | {0, len(choices) - 1})
     return [choices[i] for i in places]
+
+
+def sampled(whole: Front, count: int) -> list[Choice]:
+    """At most `count` corners of the hull, and the best cuts found for as many budgets between its ends."""
+    corners = spread(whole.choices, count)
+    budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
+    between = [found for b in budgets if (found := whole.best(b)) is not None]
+    return sorted({(c.bytes, c.seconds): c for c in (*between, *corners)}.values(), key=lambda c: c.bytes)
 
 
 def boundaries(planner: Planner, count: int) -> frozenset[int]:

@@ -3,8 +3,8 @@
 Saving costs bytes, recomputing costs seconds. The minimum cuts at all prices of a second (see `peel`) are the lower
 convex hull of (bytes, seconds) over all cuts, which is the linear relaxation of "fewest seconds within a budget of
 bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that no price finds. Those tried
-change over from one neighbour to the other somewhere in the program, or take steps of the hull before their turn. They
-are the same whatever the budget, so that a larger budget never chooses more seconds. Where that is not enough,
+change over from one neighbour to the other somewhere in the program, or take steps of the hull before their turn, or
+do both with a large step. They are the same whatever the budget, so that a larger budget never chooses more seconds. Where that is not enough,
 `scipy.optimize.milp` (HiGHS) solves what is left as an integer program.
 """
 
@@ -28,6 +28,11 @@ _TICK_BITS = 60
 
 #: How many ties one after the other are followed to the last use of a node.
 _LONGEST_TIE = 64
+
+#: A step of the hull is large if it saves more than this share of all bytes that any saves; it is tried in its turn,
+#: and so many steps earlier (later, where negative).
+_LARGE = 1 / 16
+_MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8)
 
 #: How many cuts with two steps before their turn are tried, and how many steps before it at most.
 _MOST_PAIRS = 300_000
@@ -126,7 +131,7 @@ class Front:
         if k < 0:
             return None
         ahead = tuple(int(step) for step in table.ahead[:, k] if step)
-        ranks = self._chains[table.chain[k]].ranks
+        ranks = self._orders(int(table.chain[k]))
         choice = self._choice(ranks, table.bytes[k], table.ticks[k], int(table.step[k]), ahead)
         return _polished(self, choice, budget_bytes, polish_seconds) if polish_seconds > 0 else choice
 
@@ -145,17 +150,31 @@ class Front:
         return _measured(self.net, self.ticks, self.ranks)
 
     @cached_property
-    def _chains(self) -> tuple[_Chain, ...]:
-        """The hull as far as `last`; where each step saves the end of the program first; and where its beginning."""
+    def _keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """By which a step's nodes leave the sink's side: to save the end of the program first, or its beginning."""
+        return -self.net.places, _last_uses(self.net, self.ranks)
+
+    @cached_property
+    def _large(self) -> np.ndarray:
+        """Which steps of the hull are large (bool), by rank."""
+        bytes_cut = self._hull.bytes[: self.last + 1]
+        rises = np.diff(bytes_cut, prepend=bytes_cut[0], append=bytes_cut[-1])
+        return rises > _LARGE * (bytes_cut[-1] - bytes_cut[0])
+
+    def _orders(self, number: int) -> np.ndarray:
+        """The ranks of chain `number`: 0 is the hull as far as `last`, others take its steps node by node."""
         ranks = np.minimum(self.ranks, self.last + 1)
-        orders = (-self.net.places, _last_uses(self.net, ranks))
-        return tuple(_measured(self.net, self.ticks, r) for r in (ranks, *(_refined(ranks, key) for key in orders)))
+        if not number:
+            return ranks
+        move, key = divmod(number - 1, len(self._keys))
+        return _refined(_moved(ranks, self._large, _MOVES[move]), self._keys[key])
 
     @cached_property
     def _table(self) -> _Table:
         """The cuts to choose from: no other is better in one of bytes and ticks and as good in the other."""
-        rows = [*_fills(self.net, self._chains[0])]
-        for number, chain in enumerate(self._chains):
+        rows = [*_fills(self.net, _measured(self.net, self.ticks, self._orders(0)))]
+        for number in range(1 + len(self._keys) * (len(_MOVES) if self._large.any() else 1)):
+            chain = _measured(self.net, self.ticks, self._orders(number))
             (k,) = np.nonzero(chain.is_finite)
             none = np.zeros_like(k)
             rows.append(np.stack([chain.bytes[k], chain.ticks[k], none + number, k, none, none]))
@@ -198,6 +217,13 @@ def _measured(net: Network, ticks: np.ndarray, ranks: np.ndarray) -> _Chain:
         np.add.at(total, heads[arcs], -weights[arcs])
     np.add.at(ticks_cut, heads, ticks)
     return _Chain(ranks, bytes_cut.cumsum()[:top], ticks_cut[:0:-1].cumsum()[::-1], ties_cut.cumsum()[:top] == 0)
+
+
+def _moved(ranks: np.ndarray, large: np.ndarray, steps: int) -> np.ndarray:
+    """Ranks of a chain in which large steps come so many steps earlier."""
+    moved = 2 * ranks
+    moved[large[ranks]] -= 2 * steps + np.sign(steps)  # an odd number, between those of two others
+    return np.where(large[ranks], np.clip(moved, 1, 2 * ranks[SINK] - 1), moved)
 
 
 def _refined(ranks: np.ndarray, key: np.ndarray) -> np.ndarray:
