@@ -145,7 +145,15 @@ class _Search(Generic[_T]):
 
 
 def planner_for(graph: Graph, options: Options) -> Planner:
-    """The plans of a graph, priced by the cost model of the options, or by what the device was measured to do."""
+    """The plans of a graph, priced by the cost model of the options, or by what the device was measured to do.
+
+    Raises `BudgetError` without a cost model where several processes take part: each would measure its own device, and
+    they might choose different plans.
+    """
+    if options.cost is None and jax.process_count() > 1:
+        cure = "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.cost."
+        what = f"must lead to one plan in all {jax.process_count()} processes, and each would measure its own device."
+        raise BudgetError(message("budget", what, cure))
     return Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
 
 

@@ -3,8 +3,8 @@
 Saving costs bytes, recomputing costs seconds. The minimum cuts at all prices of a second (see `peel`) are the lower
 convex hull of (bytes, seconds) over all cuts, which is the linear relaxation of "fewest seconds within a budget of
 bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that no price finds. Those tried
-change over from one neighbour to the other somewhere in the program, or take steps of the hull before their turn, or
-do both with a large step. They are the same whatever the budget, so that a larger budget never chooses more seconds. Where that is not enough,
+change over from one neighbour to the other somewhere in the program, or take steps of the hull out of their turn. They
+are the same whatever the budget, so that a larger budget never chooses more seconds. Where that is not enough,
 `scipy.optimize.milp` (HiGHS) solves what is left as an integer program.
 """
 
@@ -124,14 +124,14 @@ class Front:
 
         A larger budget never gives more seconds. With `polish_seconds` an integer program looks further, for about so
         long. If it ends by itself, the answer is the same in every run; and if at most `_MOST_OPEN` nodes lie between
-        the ends of the hull, it is optimal.
+        the first choice and the last, none between these is better.
         """
         table = self._table
         k = _affordable(table.bytes, budget_bytes)
         if k < 0:
             return None
         ahead = tuple(int(step) for step in table.ahead[:, k] if step)
-        ranks = self._orders(int(table.chain[k]))
+        ranks = self._ranks_of(int(table.chain[k]))
         choice = self._choice(ranks, table.bytes[k], table.ticks[k], int(table.step[k]), ahead)
         return _polished(self, choice, budget_bytes, polish_seconds) if polish_seconds > 0 else choice
 
@@ -161,8 +161,11 @@ class Front:
         rises = np.diff(bytes_cut, prepend=bytes_cut[0], append=bytes_cut[-1])
         return rises > _LARGE * (bytes_cut[-1] - bytes_cut[0])
 
-    def _orders(self, number: int) -> np.ndarray:
-        """The ranks of chain `number`: 0 is the hull as far as `last`, others take its steps node by node."""
+    def _ranks_of(self, number: int) -> np.ndarray:
+        """The ranks of a chain by its number: 0 is the hull as far as `last`, others take its steps node by node.
+
+        They are not kept, since there are many, each as long as the network.
+        """
         ranks = np.minimum(self.ranks, self.last + 1)
         if not number:
             return ranks
@@ -172,9 +175,9 @@ class Front:
     @cached_property
     def _table(self) -> _Table:
         """The cuts to choose from: no other is better in one of bytes and ticks and as good in the other."""
-        rows = [*_fills(self.net, _measured(self.net, self.ticks, self._orders(0)))]
+        rows = [*_fills(self.net, _measured(self.net, self.ticks, self._ranks_of(0)))]
         for number in range(1 + len(self._keys) * (len(_MOVES) if self._large.any() else 1)):
-            chain = _measured(self.net, self.ticks, self._orders(number))
+            chain = _measured(self.net, self.ticks, self._ranks_of(number))
             (k,) = np.nonzero(chain.is_finite)
             none = np.zeros_like(k)
             rows.append(np.stack([chain.bytes[k], chain.ticks[k], none + number, k, none, none]))

@@ -260,6 +260,17 @@ def test_room_for_a_budget():
 
 # ------------------------------------------------------------------------------------ real programs
 
+
+def test_several_processes_must_be_given_their_rates(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(BudgetError) as refusal:
+        aot.function(deep, budget=0.5).trace(W, X).partition()
+    assert str(refusal.value) == (
+        "budget must lead to one plan in all 4 processes, and each would measure its own device.\n"
+        "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.cost."
+    )
+    aot.function(deep, budget=0.0, cost=ROOFLINE).trace(W, X).partition()
+
 W = jnp.asarray(np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32) / 6)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32))
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from jointcut.partition import peel
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import front
 from jointcut.partition.mincut import minimum_cut
@@ -192,6 +193,16 @@ def test_the_last_choice_under_a_price_is_the_cheapest_at_that_price(ops, turn, 
     assert found.bound_seconds(INFINITE) == whole.choices[-1].seconds
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_cuts_are_the_same_however_flow_finds_its_way(seed, monkeypatch):
+    net = net_of(some_ops(np.random.default_rng(seed), 300, 2 ** (8 * seed + 2)))
+    ranks = []
+    for waves in (0, 2, 10**6):
+        monkeypatch.setattr(peel, "_WAVES", waves)
+        ranks.append(front(net).ranks.tolist())
+    assert ranks[0] == ranks[1] == ranks[2]
+
+
 def test_a_byte_counts_beside_many_terabytes():
     rng = np.random.default_rng(0)
     small = some_ops(rng, 10, 3, plain=True)
@@ -362,6 +373,17 @@ def test_a_step_of_many_ops_is_taken_in_part():
     found = front(net_of(chain(20)))
     assert [(choice.bytes, choice.seconds) for choice in found.choices] == [(0, 40.0), (220, 0.0)]
     assert [found.best(11 * k).seconds for k in range(21)] == [40.0 - 2 * k for k in range(21)]
+
+
+@pytest.mark.parametrize("small", [1.5, 1.75])
+def test_a_small_step_is_left_out_for_one_more_part_of_a_large_one(small):
+    """In 69 bytes, three values of 7 leave room for four parts of the large step, and two for five."""
+    ops = chain(20) + 3 * [Op((0,), (7,), (True,), small)]
+    found = front(net_of(ops))
+    everything = 40 + 3 * small
+    assert [c.bytes for c in found.choices] == [0, 7, 14, 21, 241]
+    assert [found.best(21 + 11 * k).seconds for k in range(21)] == [40.0 - 2 * k for k in range(21)]
+    assert found.best(69).seconds == everything - (2 * small + 5 * 2) < everything - (3 * small + 4 * 2)
 
 
 @pytest.mark.parametrize("seed", range(4))
