@@ -271,6 +271,7 @@ def test_several_processes_must_be_given_their_rates(monkeypatch):
     )
     aot.function(deep, budget=0.0, cost=ROOFLINE).trace(W, X).partition()
 
+
 W = jnp.asarray(np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32) / 6)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32))
 
