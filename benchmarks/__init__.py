@@ -14,6 +14,7 @@ Files, in reading order:
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
 - pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.
 - pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
+- steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - demo: Train a GPT with jointcut and show what it saves.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import benchmarks.programs as suite
@@ -12,6 +13,7 @@ from benchmarks.measure import Spread, Timing, machine
 from benchmarks.methods import PLAIN, Figures
 from benchmarks.programs import PROGRAMS, Program, load
 from benchmarks.report import Result, Row, read_results, write_results
+from benchmarks.steps import CHECKPOINT, LEAST, ONCE, ways_of
 from jointcut import aot
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -108,3 +110,14 @@ def test_figures_of_another_machine_are_not_mixed_in(tmp_path):
     refusal = f"{path} was measured with jax {where['jax']}, here it is 9.9: measure all again"
     with pytest.raises(ValueError, match=re.escape(refusal)):
         read_results(where | {"jax": "9.9"}, path)
+
+
+def test_a_long_loop_takes_a_fraction_of_the_memory_for_one_more_forward():
+    ways = ways_of(64)
+    plain, checkpoint, once, least = ways.values()
+    assert list(ways) == [PLAIN, CHECKPOINT, ONCE, LEAST]
+    assert least.temp_bytes <= once.temp_bytes < checkpoint.temp_bytes / 2 < plain.temp_bytes / 2
+    assert once.products - plain.products <= 64 == checkpoint.products - plain.products
+    for way in ways.values():
+        for want, got in zip(jax.tree.leaves(plain.call()), jax.tree.leaves(way.call()), strict=True):
+            np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
