@@ -18,7 +18,7 @@ import jax
 from jointcut.aot.limits import Limit, free_bytes
 from jointcut.aot.options import Options
 from jointcut.aot.rates import rates
-from jointcut.partition.budget import Candidate, Planner, ranked
+from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
@@ -93,7 +93,6 @@ class _Search(Generic[_T]):
         self, planner: Planner, measure: Callable[[Plan], Weighed[_T]], room: Callable[[Weighed[Any] | None], float]
     ) -> None:
         self.planner, self.measure, self.room = planner, measure, room
-        self.menu = ranked(planner.menu)
         self.trail: list[Attempt] = []
         self.found: dict[int, tuple[Candidate, Plan, Weighed[_T]]] = {}
 
@@ -117,7 +116,7 @@ class _Search(Generic[_T]):
 
     def proposed(self, room: float) -> Candidate | None:
         """The fastest candidate that should fit and was not compiled yet."""
-        untried = (c for c in self.menu if id(c) not in self.found)
+        untried = (c for c in self.planner.by_time(room) if id(c) not in self.found)
         return next((c for c in untried if self.expected(c) <= room), None)
 
     def faster(self, chosen: Candidate) -> Candidate:

@@ -39,6 +39,9 @@ Files, in reading order:
     reruns: Say which loops can run in segments, and what that takes.
     segments: Run a long loop in segments: keep the carry between them, and run each segment again.
     memory: Replay a plan and count the bytes alive at every step.
+    stages: Divide the forward into stages at narrow places, and say in which stage each value is made and read.
+    undo: Say what one stage takes while the backward undoes it.
+    chain: Divide a chain of layers: what to keep of each, and which to run again together.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
     split: Take a joint jaxpr and return two: the whole folder in one function.
 """

@@ -1,10 +1,10 @@
 """List the plans worth trying for a budget, with the peak and the time of each.
 
 A `Planner` knows one program and its prices. Its *menu* are plans worth trying: the default cut, the vertices of the
-front of (bytes saved, seconds recomputed), cuts with the forward divided into pieces that are run again one at a time
-(below the knee, where what is recomputed outweighs what is saved: Chen et al. 2016, "Training Deep Nets with Sublinear
-Memory Cost"), and long loops in segments. Each has its predicted peak from a replay, and its time: what it computes
-again, and what it writes and reads of memory. `ranked` leaves those that no other betters in both.
+front of (bytes saved, seconds recomputed) and cuts between them, divisions of the forward into pieces that run again
+one at a time (`chain`: below the knee, where what is recomputed outweighs what is saved), and long loops in segments.
+Each has its time, what it computes again and what it writes and reads of memory, and its predicted peak from a replay.
+For a large program a replay takes seconds, so `by_time` replays a plan only when its turn comes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from functools import cached_property
 import numpy as np
 
 from jointcut.partition import segments
+from jointcut.partition.chain import divisions
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.emit import Halves
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
-from jointcut.partition.graph import LITERAL, STEP, TOP, Graph
-from jointcut.partition.memory import Replay, replay, residual_bytes, spared
+from jointcut.partition.graph import TOP, Graph
+from jointcut.partition.jaxprs import paused_collection
+from jointcut.partition.memory import Replay, replay, spared
 from jointcut.partition.mincut import min_cut, save_all
 from jointcut.partition.network import Network, network
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import FUSED, Constraint, Demand, Verdict, judge
-
-#: Into how many pieces the forward is divided.
-PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: How many plans of the front are replayed, by the most ops that the program may have for it.
 _SAMPLES = ((3_000, 24), (20_000, 10))
@@ -66,6 +65,7 @@ class Planner:
         again = recompute_seconds(graph, self.facts, model)
         # Computed within the loop of whatever reads it, an op of one instruction takes no time of its own.
         self.seconds = [0.0 if op.name in FUSED else s for op, s in zip(graph.ops, again, strict=True)]
+        self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
 
     @property
     def most_bytes_per_s(self) -> float:
@@ -82,15 +82,13 @@ class Planner:
         """Fewest seconds for every number of bytes saved."""
         return front(self.network, self.most_bytes_per_s)
 
-    def plan(self, choice: Choice, strategy: str, verdicts: Sequence[Verdict] | None = None) -> Plan:
+    def plan(self, choice: Choice, strategy: str) -> Plan:
         """The plan of one cut of the network."""
         side, net = choice.sink_side, self.network
         at = np.flatnonzero(net.value_in >= 0)
         inner = net.value_in[at]
         saved = at[~side[inner] & side[inner + 1]].tolist()
-        known = verdicts or self.verdicts
-        reasons = {v: _why(known[v]) for v in saved}
-        return self.priced(self._of(saved, strategy, reasons))
+        return self.priced(self._of(saved, strategy, {v: _why(self.verdicts[v]) for v in saved}))
 
     def _of(self, saved: Iterable[int], strategy: str, reasons: Mapping[int, str]) -> Plan:
         facts, verdicts = self.facts, self.verdicts
@@ -108,11 +106,16 @@ class Planner:
         for loop, _ in plan.segments:
             yield from found[loop].rerun_ops
 
+    def step_seconds(self, plan: Plan) -> float:
+        """What a plan computes again, and writing and reading what it saves."""
+        return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved)
+
     def candidate(self, plan: Plan) -> Candidate:
         """A plan with its figures."""
-        halves = self._halves(plan)
-        seconds = (plan.seconds or 0.0) + self.model.saving_seconds(residual_bytes(halves))
-        return Candidate(spared(plan, halves), replay(halves, self.graph).peak_bytes, seconds)
+        with paused_collection():
+            halves = self._halves(plan)
+            plan = spared(plan, halves)
+            return Candidate(plan, replay(halves, self.graph).peak_bytes, self.step_seconds(plan))
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
@@ -144,8 +147,7 @@ class Planner:
         samples = next((count for most, count in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
         for choice in sampled(self.front, samples):
             yield self.plan(choice, "front")
-        for count in PIECES if samples > _FEWEST_SAMPLES else PIECES[2::3]:
-            yield from self.in_pieces(count)
+        yield from self.divided()
 
     def default(self) -> Plan | None:
         """The default cut; None where a demand forbids what its rules of cost leave."""
@@ -162,25 +164,15 @@ class Planner:
         reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
         return self.priced(self._of(saved, f"{outside.strategy}, loops kept", reasons))
 
-    def in_pieces(self, count: int) -> Iterator[Plan]:
-        """Plans that save what passes between `count` pieces of the forward, and within them only what must be."""
-        kept = boundaries(self, count)
-        if not kept:
-            return
-        reason = f"one of {count} pieces that run again begins with it"
-        demands = [Constraint(v, Demand.SAVE, reason) for v in kept]
-        verdicts = judge(self.graph, self.facts, (*demands, *self.constraints))  # what the user asks for comes last
-        try:
-            net = network(self.graph, self.facts, self.prices, verdicts, self.seconds)
-        except PlanError:
-            return
-        found = front(net, self.most_bytes_per_s)
-        for choice in spread(found.choices, 4):
-            yield self.plan(choice, f"{count} pieces", verdicts)
+    def divided(self) -> Iterator[Plan]:
+        """Plans that divide the forward into pieces which run again one at a time."""
+        given = self.graph, self.facts, self.prices, self.seconds, self.verdicts, self.front
+        for found in divisions(*given, self.model.saving_seconds(1)):
+            yield self.priced(self._of(found.saved, str(found), found.reasons))
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
-        lengths = []
+        lengths, bytes_spared = [], 0
         kept_whole = {self.graph.values[c.value].loop for c in self.constraints if c.demand is Demand.SAVE}
         for loop, found in segments.segmentable(self.graph, self.facts, plan).items():
             steps = segments.best_length(found.length, found.carry_bytes, found.residual_bytes)
@@ -188,13 +180,30 @@ class Planner:
             inside = any(loop in self.graph.ancestors[other] for other in kept_whole)
             if kept < found.length * found.residual_bytes and not inside:
                 lengths.append((loop, steps))
+                bytes_spared += found.length * found.residual_bytes - -(-found.length // steps) * found.carry_bytes
         if lengths:
-            yield self.priced(replace(plan, strategy=f"{plan.strategy}, segments", segments=tuple(lengths)))
+            strategy = f"{plan.strategy}, segments"
+            yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
+
+    @cached_property
+    def _by_time(self) -> list[Plan]:
+        with paused_collection():
+            return sorted(self.plans(), key=self.step_seconds)
+
+    def by_time(self, most_bytes: float) -> Iterator[Candidate]:
+        """The candidates that save at most so many bytes, the fastest first."""
+        return (self._replayed(plan) for plan in self._by_time if plan.bytes_saved <= most_bytes)
 
     @cached_property
     def menu(self) -> tuple[Candidate, ...]:
         """All candidates, the fastest first."""
-        return tuple(sorted(map(self.candidate, self.plans()), key=lambda c: (c.step_seconds, c.peak_bytes)))
+        return tuple(sorted(map(self._replayed, self._by_time), key=lambda c: (c.step_seconds, c.peak_bytes)))
+
+    def _replayed(self, plan: Plan) -> Candidate:
+        key = plan.values, plan.segments
+        if key not in self._known:
+            self._known[key] = self.candidate(plan)
+        return self._known[key]
 
 
 def _why(verdict: Verdict) -> str:
@@ -228,33 +237,3 @@ def sampled(whole: Front, count: int) -> list[Choice]:
     budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
     between = [found for b in budgets if (found := whole.best(b)) is not None]
     return sorted({(c.bytes, c.seconds): c for c in (*between, *corners)}.values(), key=lambda c: c.bytes)
-
-
-def boundaries(planner: Planner, count: int) -> frozenset[int]:
-    """What passes between `count` pieces of the forward that hold about equally many bytes.
-
-    Each boundary is moved to where fewest bytes pass, within half a piece.
-    """
-    graph, facts = planner.graph, planner.facts
-    top = [i for i in graph.regions[TOP].ops if i in facts.forward and graph.ops[i].name not in (STEP, LITERAL)]
-    if len(top) < 2 * count:
-        return frozenset()
-    place = {i: t for t, i in enumerate(top)}
-    passing = np.zeros(len(top) + 1, np.int64)
-    made = np.zeros(len(top), np.int64)
-    spans: list[tuple[int, int, int]] = []
-    for i in top:
-        for v in graph.ops[i].outputs:
-            last = max((place[c] for c in graph.consumers[v] if c in place), default=place[i])
-            made[place[i]] += graph.values[v].saved_bytes
-            if last > place[i]:
-                spans.append((v, place[i], last))
-                passing[place[i]] += planner.prices[v]
-                passing[last] -= planner.prices[v]
-    width, load = np.cumsum(passing)[:-1], np.cumsum(made)
-    cuts: set[int] = set()
-    for k in range(1, count):
-        lo, hi = (int(np.searchsorted(load, load[-1] * (k + side) / count)) for side in (-0.5, 0.5))
-        window = width[lo : hi + 1]
-        cuts.add(lo + int(np.argmin(window)) if window.size else lo)
-    return frozenset(v for v, start, last in spans if any(start <= t < last for t in cuts))

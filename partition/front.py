@@ -122,9 +122,9 @@ class Front:
     def best(self, budget_bytes: int, *, polish_seconds: float = 0.0) -> Choice | None:
         """The cut of fewest seconds found among those of at most so many bytes; None where there is none.
 
-        A larger budget never gives more seconds. With `polish_seconds` an integer program looks further, for about so
-        long. If it ends by itself, the answer is the same in every run; and if at most `_MOST_OPEN` nodes lie between
-        the first choice and the last, none between these is better.
+        Unpolished, a larger budget never gives more seconds. With `polish_seconds` an integer program looks further,
+        for about so long, and for this budget alone. If it ends by itself, the answer is the same in every run; and if
+        at most `_MOST_OPEN` nodes lie between the first choice and the last, none between these is better.
         """
         table = self._table
         k = _affordable(table.bytes, budget_bytes)

@@ -25,11 +25,11 @@ from jointcut.partition.roles import Role, Side
 _BARRIER = "optimization_barrier"
 
 #: Another name for the same bytes.
-_RENAMING = frozenset({_BARRIER, "copy_p", "expand_dims", "reshape", "squeeze", "random_unwrap", "random_wrap"})
+RENAMING = frozenset({_BARRIER, "copy_p", "expand_dims", "reshape", "squeeze", "random_unwrap", "random_wrap"})
 
 #: XLA computes them within what reads them, or within what they read.
-_FUSED = (ELEMENTWISE | MOVEMENT | CALLS) - _RENAMING
-_READS_FUSED = _FUSED | REDUCTIONS | {"dynamic_update_slice"}
+FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
+READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
 
 #: They write into an operand if nothing reads it later.
 _UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
@@ -39,6 +39,10 @@ _IN_PLACE = ELEMENTWISE | CALLS | _UPDATING | {"while", "scan"}
 
 #: They bring an operand into the layout that they like by themselves.
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+#: They have no body, which most equations are told by without a look at their parameters.
+_BODILESS = (ELEMENTWISE | MOVEMENT | REDUCTIONS | RENAMING | _PRODUCTS) - CALLS
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class _Sweep:
         self.reads: list[tuple[Var, ...]] = []
         for i, eqn in enumerate(eqns):
             self.reads.append(tuple(dict.fromkeys(self.name(v) for v in eqn.invars if not isinstance(v, Literal))))
-            if eqn.primitive.name in _RENAMING:
+            if eqn.primitive.name in RENAMING:
                 sources = [v for v in eqn.invars if not isinstance(v, Literal)]
                 self.names.update((out, self.name(v)) for out, v in zip(eqn.outvars, sources, strict=False))
             self.made.update((v, i) for v in eqn.outvars if v not in self.names)
@@ -144,7 +148,7 @@ class _Sweep:
     def inside(self, i: int) -> tuple[int, list[Buffer]]:
         """The peak of the bodies of an equation, beyond what it reads and returns, and what is alive there."""
         if i not in self.bodies:
-            self.bodies[i] = _inside(self.eqns[i])
+            self.bodies[i] = (0, []) if self.eqns[i].primitive.name in _BODILESS else _inside(self.eqns[i])
         return self.bodies[i]
 
     def name(self, v: Any) -> Any:
@@ -155,14 +159,14 @@ class _Sweep:
         """For each variable that has a buffer the last equation that reads it, itself or through fused ones."""
         readers: dict[Var, list[int]] = {}
         for i, eqn in enumerate(self.eqns):
-            if eqn.primitive.name not in _RENAMING:
+            if eqn.primitive.name not in RENAMING:
                 for v in self.reads[i]:
                     readers.setdefault(v, []).append(i)
         last = {v: self.made.get(v, 0) for v in self.stacks} | {v: len(self.eqns) for v in self.ends | self.carried}
         self.fused: set[Var] = set()
         for i in range(len(self.eqns) - 1, -1, -1):
             eqn = self.eqns[i]
-            if eqn.primitive.name in _RENAMING:
+            if eqn.primitive.name in RENAMING:
                 continue
             out = eqn.outvars[0] if len(eqn.outvars) == 1 else None
             when = i
@@ -176,14 +180,14 @@ class _Sweep:
     def _is_fused(self, i: int, out: Var, readers: Sequence[int]) -> bool:
         """Whether XLA computes a result within each equation that reads it, so that it has no buffer."""
         name = self.eqns[i].primitive.name
-        if name not in _FUSED or out in self.written or (name in CALLS and self.inside(i)[0]):
+        if name not in FUSED_AWAY or out in self.written or (name in CALLS and self.inside(i)[0]):
             return False
         repeated = name in DEAR or name in CALLS
         if repeated and len(readers) + (out in self.stacks) > 1:
             return False
         moved = name == "transpose"
         return all(
-            (found := self.eqns[r].primitive.name) in _READS_FUSED or (moved and found in _PRODUCTS) for r in readers
+            (found := self.eqns[r].primitive.name) in READS_FUSED or (moved and found in _PRODUCTS) for r in readers
         )
 
     def peak(self) -> tuple[int, int, list[Buffer]]:

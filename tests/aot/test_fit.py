@@ -59,6 +59,9 @@ class Menu:
             self._menu = tuple(Candidate(self.plan(n), p[1], p[2]) for n, p in enumerate(self.plans))
         return self._menu
 
+    def by_time(self, most_bytes):
+        return iter(sorted(self.menu, key=lambda c: c.step_seconds))
+
     def plan(self, n):
         return Plan(self.plans[n][0], (), (n,), ())
 

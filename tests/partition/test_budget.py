@@ -17,11 +17,10 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
-from jointcut.partition.budget import PIECES, Candidate, Planner, boundaries, ranked, spread
+from jointcut.partition.budget import Candidate, Planner, ranked, sampled, spread
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice
-from jointcut.partition.graph import LITERAL, STEP, TOP
 from jointcut.partition.plan import checked
 from jointcut.partition.policy import COLLECTIVES, Constraint, Demand
 from jointcut.partition.segments import written
@@ -40,11 +39,6 @@ quick = settings(deadline=None, max_examples=40, derandomize=True, database=None
 every_program = pytest.mark.parametrize("name", NAMES)
 some_programs = pytest.mark.parametrize("name", SOME)
 some_loops = pytest.mark.parametrize("name", LOOPED)
-
-
-def fault(reason):
-    """A law that does not hold yet; the mark goes when it does."""
-    return pytest.mark.xfail(reason=reason, strict=True)
 
 
 @dataclass(frozen=True)
@@ -155,6 +149,27 @@ def test_a_plan_hands_over_as_many_bytes_as_it_says(name, planner, traced):
 def test_a_plan_in_segments_hands_over_as_many_bytes_as_it_says(name, planner, traced):
     plans = [c.plan for c in planner(name).menu if c.plan.segments]
     assert [p.bytes_saved for p in plans] == [handed_bytes(traced(name), p) for p in plans]
+
+
+@some_programs
+def test_candidates_come_by_time_and_save_no_more_than_asked_for(name, planner):
+    mine = planner(name)
+    known = {(c.plan.values, c.plan.segments): c for c in mine.menu}
+    for most in (math.inf, *sorted({c.plan.bytes_saved for c in mine.menu})[::3]):
+        found = list(mine.by_time(most))
+        assert found == [known[c.plan.values, c.plan.segments] for c in found]
+        assert len(found) == sum(p.bytes_saved <= most for p in mine.plans())
+        times = [c.step_seconds for c in found if not c.plan.segments]
+        assert times == sorted(times)
+
+
+@some_programs
+def test_samples_of_a_front_are_its_best_cuts_from_end_to_end(name, planner):
+    whole = planner(name).front
+    found = sampled(whole, 9)
+    assert (found[0].bytes, found[-1].bytes) == (whole.choices[0].bytes, whole.choices[-1].bytes)
+    assert len(found) <= 18
+    assert all(a.bytes < b.bytes and a.seconds > b.seconds for a, b in itertools.pairwise(found))
 
 
 @some_programs
@@ -320,23 +335,14 @@ def handed_values(mine, plan):
 
 
 @some_programs
-def test_what_must_be_recomputed_is_saved_by_no_plan_but_those_in_pieces(name, traced):
-    """Of values that are not heavy: the next two tests are of the rest."""
+def test_what_must_be_recomputed_is_saved_by_no_plan(name, traced):
+    """Of values that are not heavy: the next test is of the rest."""
     graph = traced(name).graph
     free = Planner(graph, ROOFLINE)
     drop = {v for v in free_to_choose(free)[4::9] if not free.verdicts[v].is_costly}
     mine = Planner(graph, ROOFLINE, [Constraint(v, Demand.RECOMPUTE, "told") for v in drop])
     for plan in mine.plans():
-        assert "pieces" in plan.strategy or not drop & set(plan.values), plan.strategy
-
-
-def test_what_must_be_recomputed_is_not_saved_for_the_sake_of_pieces():
-    graph = layered(20, 0)
-    drop = boundaries(Planner(graph, PlainSeconds()), 3)
-    mine = Planner(graph, PlainSeconds(), [Constraint(v, Demand.RECOMPUTE, "told") for v in drop])
-    assert drop
-    for plan in mine.in_pieces(3):
-        assert not drop & set(plan.values)
+        assert not drop & set(plan.values), plan.strategy
 
 
 def test_a_demand_to_recompute_goes_before_a_rule_of_cost():
@@ -405,126 +411,6 @@ def test_notes_and_writes_of_a_program_never_run_again():
     for plan in mine.plans():
         assert not any(graph.ops[i].effects for i in plan.recomputed)
     assert any(plan.recomputed for plan in mine.plans())
-
-
-# ------------------------------------------------------------------------------------ pieces
-
-
-def top_place(graph, i):
-    """The op of the top level in which an op runs."""
-    op = graph.ops[i]
-    while op.region != TOP:
-        op = graph.ops[graph.regions[op.region].scan]
-    return op.id
-
-
-def walked(mine, start, kept):
-    """Ops of the forward's top level that must run for some values where others are kept."""
-    graph, ops, stack, seen = mine.graph, set(), list(start), set(kept)
-    while stack:
-        v = stack.pop()
-        maker = graph.values[v].maker
-        if v in seen or maker is None or mine.facts.is_late(v):
-            continue
-        seen.add(v)
-        op = graph.ops[maker]
-        ops.add(top_place(graph, maker))
-        stack.extend(op.inputs)
-    return {i for i in ops if i in mine.facts.forward and graph.ops[i].name not in (STEP, LITERAL)}
-
-
-def pieces_by_hand(mine, kept):
-    """The most bytes that ops make which run for one value, if others are kept; and what the whole forward makes."""
-    graph = mine.graph
-    sizes = {
-        i: sum(graph.values[v].saved_bytes for v in graph.ops[i].outputs)
-        for i in graph.regions[TOP].ops
-        if i in mine.facts.forward and graph.ops[i].name not in (STEP, LITERAL)
-    }
-    longest = 0
-    for i in sizes:
-        for v in graph.ops[i].outputs:
-            longest = max(longest, sum(sizes.get(j, 0) for j in walked(mine, [v], kept - {v})))
-    return longest, sum(sizes.values()), max(sizes.values(), default=0)
-
-
-def layered(layers, skip):
-    """A chain of layers as text, with a connection over every few of them."""
-    lines, h = ["primal %0:float32[8]", "cotangent %1:float32[]"], [0]
-    for k in range(layers):
-        over = f" %{h[-skip]}" if skip and k >= skip else ""
-        lines.append(f"%{2 * k + 2}:float32[8] = dot_general %{h[-1]}{over} takes 0.01s")
-        lines.append(f"%{2 * k + 3}:float32[8] = sin %{2 * k + 2} takes 0.01s")
-        h.append(2 * k + 3)
-    last = 2 * layers + 2
-    read = " ".join(f"%{v}" for v in range(2, last))
-    return parse("\n".join([*lines, "backward:", f"%{last}:float32[8] = mul %1 {read}", f"output %{h[-1]}",
-                            f"gradient %{last}"]))  # fmt: skip
-
-
-@pytest.mark.parametrize("skip", [0, 2, 3])
-@pytest.mark.parametrize("count", PIECES)
-def test_no_value_of_a_piece_needs_another_piece(count, skip):
-    """A boundary moves within half a piece, so the longest piece is less than two; and one op more."""
-    mine = Planner(layered(60, skip), PlainSeconds())
-    kept = boundaries(mine, count)
-    assert kept
-    longest, whole, op = pieces_by_hand(mine, kept)
-    assert longest <= 2 * whole / count + 2 * op
-    assert len(kept) <= (count - 1) * (1 + skip)
-
-
-@pytest.mark.parametrize("name", ["unrolled_layers", "mixture_of_experts", "checkpoints_in_a_row"])
-@pytest.mark.parametrize("count", PIECES[:4])
-def test_no_value_of_a_piece_of_a_real_program_needs_another(name, count, planner):
-    mine = planner(name)
-    kept = boundaries(mine, count)
-    if kept:
-        longest, whole, op = pieces_by_hand(mine, kept)
-        assert longest <= 2 * whole / count + 2 * op
-
-
-@some_programs
-def test_a_plan_in_pieces_saves_what_passes_between_them_where_it_is_needed(name, planner):
-    mine = planner(name)
-    for count in PIECES:
-        kept = boundaries(mine, count)
-        for plan in mine.in_pieces(count):
-            assert plan.strategy == f"{count} pieces"
-            needed = needed_in(mine.graph, mine.facts, plan)
-            savable = {v for v in kept if mine.graph.values[v].maker is not None}
-            assert all(v in plan.values or v not in needed for v in savable)
-
-
-AROUND = "boundaries sees readers on its own level only, not those in the body of a loop"
-
-
-@fault(AROUND)
-@pytest.mark.parametrize("how", ["read in each step", "scanned over"])
-def test_what_a_loop_reads_from_around_passes_between_pieces(how):
-    """It is made first, and read at the end in the body of a loop alone."""
-
-    def loss(w, x):
-        far = w
-        for _ in range(12):
-            far = jnp.tanh(far @ w)
-        for _ in range(12):
-            x = jnp.tanh(x @ w)
-        if how == "scanned over":
-            return lax.scan(lambda h, row: (jnp.tanh(h + jnp.sum(row)), None), jnp.sum(x), far)[0]
-        return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ far), None), x, None, length=2)[0])
-
-    matrix = jax.ShapeDtypeStruct((16, 16), "float32")
-    mine = Planner(aot.function(loss).trace(matrix, matrix).graph, ROOFLINE)
-    kept = boundaries(mine, 4)
-    longest, whole, op = pieces_by_hand(mine, kept)
-    assert kept
-    assert longest <= 2 * whole / 4 + 2 * op
-
-
-def test_a_forward_of_few_ops_is_not_divided(planner):
-    assert boundaries(planner("cond_with_idle_branch"), 32) == frozenset()
-    assert list(planner("cond_with_idle_branch").in_pieces(32)) == []
 
 
 # ------------------------------------------------------------------------------------ segments

@@ -1,0 +1,289 @@
+"""Divide the forward into stages at narrow places, and say in which stage each value is made and read.
+
+A *place* is an op of the forward at the top of the program, whatever its loop holds. What passes from one place to the
+next is what a later one reads, itself, in the body of its loop, or in its backward. A value that is cheaply made of
+fewer bytes does not pass: what it is made of does, and it is computed again on the other side. A *stage* are the places
+from one narrow place to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jointcut.partition.classify import Facts
+from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph
+from jointcut.partition.plan import needed
+from jointcut.partition.policy import DEAR, Verdict, light
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each value of the forward is made and last read, and where each op runs, as numbers of places.
+
+    `made` is -1 for inputs, and for values that exist only in the backward or that it does not need; `last` is at least
+    `made`. `roots` are what must be at hand where a value is read: itself, or what it is cheaply made of. `runs_at` is
+    an op's own place; for an op of the backward the place that is undone when it runs. `must_save` are values that are
+    saved where the backward needs them at all. By place, `width` is the bytes that pass to the next, `computed` those
+    among them that the backward does not read as they are, and `load` the bytes that it makes, by more than an
+    instruction for each element.
+    """
+
+    made: tuple[int, ...]
+    last: tuple[int, ...]
+    roots: tuple[frozenset[int], ...]
+    runs_at: tuple[int, ...]
+    must_save: frozenset[int]
+    width: np.ndarray
+    computed: np.ndarray
+    load: np.ndarray
+
+
+def top_ops(graph: Graph) -> tuple[int, ...]:
+    """For each op the op at the top of the program that it is, or in whose body it stands."""
+    found: list[int] = []
+    for op in graph.ops:
+        while op.region != TOP:
+            op = graph.ops[graph.regions[op.region].scan or 0]
+        found.append(op.id)
+    return tuple(found)
+
+
+def places(graph: Graph, facts: Facts, prices: Sequence[int], verdicts: Sequence[Verdict]) -> Places:
+    """Walk over the program and note where its values live; `prices` are bytes of saving, by value."""
+    return _Walk(graph, facts, prices, verdicts).places()
+
+
+class _Walk:
+    def __init__(self, graph: Graph, facts: Facts, prices: Sequence[int], verdicts: Sequence[Verdict]) -> None:
+        self.graph, self.facts, self.prices, self.verdicts = graph, facts, prices, verdicts
+        self.tops = top_ops(graph)
+        self.useful = needed(graph, facts, frozenset()).values
+        self.must, self.never = self.rules()
+        self.made = [_NOWHERE] * len(graph.values)
+        self.runs_at = [_NOWHERE] * len(graph.ops)
+        self.roots: list[frozenset[int]] = [frozenset()] * len(graph.values)
+
+    def places(self) -> Places:
+        """All of it, in order."""
+        count = self.place_forward()
+        self.place_others()
+        self.find_roots()
+        self.place_backward()
+        last = list(self.made)
+        for i, v in self.reads():
+            for r in self.roots[v]:
+                last[r] = max(last[r], self.runs_at[i])
+        width, computed, load = np.zeros((3, count + 1), np.int64)
+        for v, (start, stop) in enumerate(zip(self.made, last, strict=True)):
+            if start != _NOWHERE and v in self.roots[v]:
+                load[start] += self.prices[v] * self.is_work(v)
+                for total in (width, computed)[: 1 + (v not in self.facts.wanted)]:
+                    total[start] += self.prices[v]
+                    total[stop] -= self.prices[v]
+        lines = np.cumsum(width)[:-1], np.cumsum(computed)[:-1], load[:-1]
+        figures = tuple(self.made), tuple(last), tuple(self.roots), tuple(self.runs_at)
+        return Places(*figures, frozenset(self.must), *lines)
+
+    def is_work(self, v: int) -> bool:
+        """Whether it takes more than an instruction for each element to compute a value, or to fetch it."""
+        op = self.graph.ops[self.graph.values[v].maker or 0]
+        return op.name in DEAR or not light(self.graph, op)
+
+    def rules(self) -> tuple[set[int], set[int]]:
+        """Values that must be saved where they are needed, and those that can be neither saved nor computed again."""
+        hard = [bool(verdict.not_recomputed) and not verdict.is_costly for verdict in self.verdicts]
+        must = {v for v, is_hard in enumerate(hard) if is_hard and self.graph.values[v].maker is not None}
+        never: set[int] = set()
+        work = [v for v in must if self.verdicts[v].not_saved]
+        while work:
+            v = work.pop()
+            if v in never:
+                continue
+            never.add(v)
+            for i in self.graph.consumers[v]:
+                for out in self.graph.ops[i].outputs:
+                    if not self.facts.is_late(out):
+                        must.add(out)
+                        work += [out] * bool(self.verdicts[out].not_saved)
+        return must - never, never
+
+    def place_forward(self) -> int:
+        """Number the ops of the forward at the top; returns how many there are."""
+        mine = [op for op in self.graph.ops if op.id in self.facts.forward and op.name not in (STEP, LITERAL)]
+        tops = {self.tops[op.id] for op in mine}
+        order = {i: place for place, i in enumerate(i for i in self.graph.regions[TOP].ops if i in tops)}
+        for op in mine:
+            self.runs_at[op.id] = order[self.tops[op.id]]
+            self.note(op.outputs, self.runs_at[op.id])
+        return len(order)
+
+    def note(self, values: Sequence[int], place: int) -> None:
+        """Say where values are made, those that the backward has a use for."""
+        for v in values:
+            if v in self.useful:
+                self.made[v] = place
+
+    def place_others(self) -> None:
+        """What either side may run belongs to the last place that makes something of what it reads."""
+        sides = self.facts.forward | self.facts.backward
+        others = [
+            op for op in self.graph.ops if op.id not in sides or (op.name == STEP and op.id in self.facts.forward)
+        ]
+        moved = True
+        while moved:  # once more only where a loop's values are made behind those that are made of them
+            moved = False
+            for op in others:
+                place = max((self.made[v] for v in op.inputs), default=_NOWHERE)
+                if place > self.runs_at[op.id]:
+                    self.runs_at[op.id], moved = place, True
+                    self.note(op.outputs, place)
+        for op in others:
+            if op.name not in (STEP, LITERAL) and self.runs_at[op.id] == _NOWHERE:
+                self.runs_at[op.id] = 0
+                self.note(op.outputs, 0)
+
+    def find_roots(self) -> None:
+        """What passes in the place of each value."""
+        for value in sorted(self.graph.values, key=lambda v: _NOWHERE if v.maker is None else v.maker):
+            if value.maker is None or value.id not in self.useful:
+                continue
+            op = self.graph.ops[value.maker]
+            below = frozenset[int]().union(*(self.roots[v] for v in op.inputs))
+            cheap = light(self.graph, op) or op.id not in self.facts.forward
+            is_less = sum(self.prices[v] for v in below) < self.prices[value.id]
+            free = cheap and is_less and value.id not in self.must and op.name != SCAN
+            passes_on = free or self.verdicts[value.id].not_saved
+            self.roots[value.id] = below if passes_on else frozenset([value.id])
+
+    def place_backward(self) -> None:
+        """An op of the backward belongs to the last place of which it, or one behind it, reads a value as it is."""
+        graph, facts = self.graph, self.facts
+        latest = dict.fromkeys((i for i in graph.regions[TOP].ops if i in facts.backward), _NOWHERE)
+        for op in graph.ops:
+            if (top := self.tops[op.id]) in latest:
+                latest[top] = max([latest[top], *(self.made[v] for v in op.inputs if not facts.is_late(v))])
+        place = 0
+        for i in reversed(latest):
+            place = latest[i] = max(place, latest[i])
+        for op in graph.ops:
+            self.runs_at[op.id] = latest.get(self.tops[op.id], self.runs_at[op.id])
+
+    def reads(self) -> Iterator[tuple[int, int]]:
+        """Pairs of an op and a value of the forward that it needs."""
+        for op in self.graph.ops:
+            if self.runs_at[op.id] == _NOWHERE:
+                continue
+            if op.id in self.facts.backward or not self.useful.isdisjoint(op.outputs):
+                for v in op.inputs:
+                    if not self.facts.is_late(v):
+                        yield op.id, v
+
+
+# ------------------------------------------------------------------------------------------------- the stages
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the forward, and the part of the backward that undoes it.
+
+    `values` are what it makes, `exports` those that pass its end, each with the last stage that reads it, and `needs`
+    those that its own backward reads, or other stages at the price of what they are made of. `backward` are the ops at
+    the top of the program that undo it, `reads` what each of them reads, in its loop or out of it. `late` are values of
+    the backward that are there before, `passing` those that are there after.
+    """
+
+    number: int
+    values: list[int] = field(default_factory=list)
+    exports: dict[int, int] = field(default_factory=dict)
+    needs: set[int] = field(default_factory=set)
+    backward: list[int] = field(default_factory=list)
+    reads: dict[int, dict[int, None]] = field(default_factory=dict)
+    late: dict[int, None] = field(default_factory=dict)
+    passing: dict[int, None] = field(default_factory=dict)
+
+
+class Row:
+    """The stages of a program in a row, divided as by `narrow_places`.
+
+    `prices` are bytes of saving by value, `seconds` what each op takes if it runs again. `made_in` is the stage of each
+    value, `undone_in` that of each op; -1 for none.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Facts,
+        prices: Sequence[int],
+        seconds: Sequence[float],
+        verdicts: Sequence[Verdict],
+        most: int,
+        worth: float,
+    ) -> None:
+        """Divide the forward and share out what each stage has."""
+        self.graph, self.facts, self.prices, self.seconds, self.verdicts = graph, facts, prices, seconds, verdicts
+        self.places = places(graph, facts, prices, verdicts)
+        self.cuts = narrow_places(self.places, most, worth)
+        self.made_in, self.undone_in = (self._stages_of(at) for at in (self.places.made, self.places.runs_at))
+        self.stages = tuple(Stage(number) for number in range(len(self.cuts) + 1))
+        self._share_values()
+        self._share_ops()
+
+    def _stages_of(self, numbers: Sequence[int]) -> list[int]:
+        return np.where(np.array(numbers) < 0, _NOWHERE, np.searchsorted(self.cuts, numbers)).tolist()
+
+    def _share_values(self) -> None:
+        last_in = self._stages_of(self.places.last)
+        for v, number in enumerate(self.made_in):
+            if number != _NOWHERE:
+                stage = self.stages[number]
+                stage.values.append(v)
+                if v in self.places.roots[v] and last_in[v] > number:
+                    stage.exports[v] = last_in[v]
+                if v in self.facts.wanted:
+                    stage.needs.add(v)
+
+    def _share_ops(self) -> None:
+        graph, tops = self.graph, top_ops(self.graph)
+        for i in graph.regions[TOP].ops:
+            if i in self.facts.backward:
+                self.stages[self.undone_in[i]].backward.append(i)
+        for op in graph.ops:
+            number, top = self.undone_in[op.id], tops[op.id]
+            for v in op.inputs:
+                if self.facts.is_late(v):
+                    self._share_late(v, top, number)
+                elif op.id in self.facts.backward:
+                    self.stages[number].reads.setdefault(top, {})[v] = None
+                elif self.made_in[v] not in (_NOWHERE, number) and v not in self.places.roots[v]:
+                    self.stages[self.made_in[v]].needs.add(v)
+
+    def _share_late(self, v: int, top: int, number: int) -> None:
+        """A value of the backward is there from the stage of its maker down to that of its last reader."""
+        if self.graph.values[v].loop != TOP:
+            return
+        self.stages[number].reads.setdefault(top, {})[v] = None
+        maker = self.graph.values[v].maker
+        if maker is not None:
+            for stage in self.stages[number : self.undone_in[maker]]:
+                stage.late[v] = None
+            for stage in self.stages[number + 1 : self.undone_in[maker] + 1]:
+                stage.passing[v] = None
+
+
+def narrow_places(found: Places, most: int, worth: float) -> tuple[int, ...]:
+    """After which places to divide the forward into at most so many stages: where fewest bytes pass, first of all.
+
+    A stage makes at least its share of what the forward makes, and `worth` times the bytes that pass at the wider end.
+    """
+    load = np.cumsum(found.load)
+    chosen: list[int] = []
+    for p in np.lexsort((np.arange(len(found.width)), found.computed, found.width)).tolist():
+        least = max(load[-1] / most, worth * found.width[p], 1)
+        if all(abs(load[p] - edge) >= least for edge in (0, load[-1], *load[chosen])):
+            chosen.append(p)
+    return tuple(sorted(chosen))
