@@ -32,10 +32,10 @@ FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
 
 #: They write into an operand if nothing reads it later.
-_UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 #: They may write over an operand that nothing reads later.
-_IN_PLACE = ELEMENTWISE | CALLS | _UPDATING | {"while", "scan"}
+_IN_PLACE = ELEMENTWISE | CALLS | UPDATING | {"while", "scan"}
 
 #: They bring an operand into the layout that they like by themselves.
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -140,7 +140,7 @@ class _Sweep:
         self.last = self._last_reads()
         for i in range(len(eqns) - 1, -1, -1):  # what a result of somebody else's buffer is made of lies there already
             eqn = eqns[i]
-            if eqn.primitive.name in _UPDATING and self.name(eqn.outvars[0]) in self.free:
+            if eqn.primitive.name in UPDATING and self.name(eqn.outvars[0]) in self.free:
                 updated = self.name(eqn.invars[0]) if not isinstance(eqn.invars[0], Literal) else None
                 if updated is not None and self.last.get(updated) == i:
                     self.free.add(updated)

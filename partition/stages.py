@@ -15,6 +15,7 @@ import numpy as np
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph
+from jointcut.partition.memory import UPDATING
 from jointcut.partition.plan import needed
 from jointcut.partition.policy import DEAR, Verdict, light
 
@@ -211,7 +212,8 @@ class Row:
     """The stages of a program in a row, divided as by `narrow_places`.
 
     `prices` are bytes of saving by value, `seconds` what each op takes if it runs again. `made_in` is the stage of each
-    value, `undone_in` that of each op; -1 for none.
+    value, `undone_in` that of each op; -1 for none. `ends` lie in buffers of the caller: results, and what these are
+    written into.
     """
 
     def __init__(
@@ -229,6 +231,7 @@ class Row:
         self.places = places(graph, facts, prices, verdicts)
         self.cuts = narrow_places(self.places, most, worth)
         self.made_in, self.undone_in = (self._stages_of(at) for at in (self.places.made, self.places.runs_at))
+        self.ends = _ends(graph)
         self.stages = tuple(Stage(number) for number in range(len(self.cuts) + 1))
         self._share_values()
         self._share_ops()
@@ -273,6 +276,15 @@ class Row:
                 stage.late[v] = None
             for stage in self.stages[number + 1 : self.undone_in[maker] + 1]:
                 stage.passing[v] = None
+
+
+def _ends(graph: Graph) -> frozenset[int]:
+    ends = {v for v, _ in graph.outputs if v is not None}
+    for op in reversed(graph.ops):
+        if op.name in UPDATING and op.outputs[0] in ends:
+            into = op.operands[0]
+            ends.update([into] if into is not None and graph.consumers[into] == (op.id,) else [])
+    return frozenset(ends)
 
 
 def narrow_places(found: Places, most: int, worth: float) -> tuple[int, ...]:

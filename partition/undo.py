@@ -94,11 +94,10 @@ class _Replay:
         self.again: dict[int, int] = {}  # from a value that was computed again to the heavy ops before
         self.times: Counter[int] = Counter()
         self.heavy = 0
-        self.ends = {v for v, _ in self.graph.outputs}
         for v in saved:
             self.now[v] = self.buffer(self.row.prices[v])
         for v in stage.late:
-            self.now[v] = self.buffer(0 if v in self.ends else self.graph.values[v].bytes)
+            self.now[v] = self.buffer(0 if v in self.row.ends else self.graph.values[v].bytes)
         self.given = len(self.sizes)
 
     def buffer(self, size: int) -> int:
@@ -176,7 +175,7 @@ class _Replay:
         makes = []
         for v in op.outputs:
             if self.graph.values[v].loop == TOP:
-                self.now[v] = self.buffer(0 if v in self.ends else self.graph.values[v].bytes)
+                self.now[v] = self.buffer(0 if v in self.row.ends else self.graph.values[v].bytes)
                 makes.append(self.now[v])
         self.runs.append(_Run(op.name, reads, tuple(makes)))
         self.heavy += is_late and op.name not in CHEAP | REDUCTIONS
