@@ -10,7 +10,7 @@ from jointcut import aot
 from oracle import STRATEGIES, assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
 
-pytestmark = pytest.mark.parametrize("strategy", STRATEGIES)
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_program = pytest.mark.parametrize("program", CORPUS, ids=lambda program: program.name)
 every_loss = pytest.mark.parametrize(
     "program",
@@ -24,12 +24,14 @@ def compiled(program, strategy):
 
 
 @every_program
-def test_a_call_answers_as_the_function(program, strategy):
+def test_a_call_answers_as_the_function(program):
+    """A call cuts nothing, so that one strategy speaks for all."""
     with program.precision():
-        got = compiled(program, strategy)(*program.args, **program.kwargs)
+        got = compiled(program, "min_cut")(*program.args, **program.kwargs)
         assert_same(got, plain(program, called), program)
 
 
+@every_strategy
 @every_loss
 def test_value_and_grad_answers_as_jax(program, strategy):
     with program.precision():
@@ -37,6 +39,7 @@ def test_value_and_grad_answers_as_jax(program, strategy):
         assert_same(got, plain(program, value_and_grad), program)
 
 
+@every_strategy
 @every_program
 def test_vjp_pulls_back_as_jax_and_more_than_once(program, strategy):
     """The second seed catches residuals that the first pullback used up, the third those it changed."""
@@ -51,6 +54,7 @@ def test_vjp_pulls_back_as_jax_and_more_than_once(program, strategy):
         assert_same(pullback(cotangents(out, 1)), want_first, program)
 
 
+@every_strategy
 @pytest.mark.parametrize(
     "name",
     [
