@@ -30,9 +30,14 @@ def distance(a, b) -> float:
 
 @pytest.fixture(autouse=True)
 def as_users_run():
-    """As users run them: dtypes are promoted, and JAX does not check each jaxpr, which takes as long as compiling."""
+    """As users run them: dtypes are promoted, and JAX does not check each jaxpr, which takes as long as compiling.
+
+    But XLA compiles with little optimisation, as for the laws.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
     with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
         yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def plain(program: Program):
