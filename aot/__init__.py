@@ -7,6 +7,7 @@ Files, in reading order:
     compile: Lower and compile the two jaxprs for a device.
     rates: Measure what a device computes and moves in a second.
     joint: Trace the function and its gradient as one jaxpr.
+    trees: Put flat results back into the caller's trees.
     analyse: Run the function on shapes to learn what it reads, writes and aliases.
     traced: Hold one traced call, and put flat results back into the caller's trees.
     pareto: Show what each budget would cost.
@@ -16,12 +17,19 @@ Files, in reading order:
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
     checked: Run a call half by half, and check everything that can be checked.
     cut: Hold one cut: the plan, the two jaxprs, and what their inputs and outputs mean to the caller.
+    descriptors: Describe every array that enters or leaves an exported pair.
+    contract: Say in JSON how an exported pair is called.
+    guide: Tell a stranger how to run an exported pair.
+    pair: Hold what is exported: a traced call, its halves, and what each of their arrays is.
+    artefact: Write a folder whole or not at all, and read back only what was written.
+    export: Export a cut pair as programs that others can run.
     backward: Call a compiled backward, which gives up its residuals.
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     pullback: Hold a forward's residuals until the cotangent comes.
     calls: Call a jitted function, and look closer where its arguments ask for it.
+    loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
 """
 
@@ -29,22 +37,28 @@ from jointcut.aot.checked import debug as debug
 from jointcut.aot.compiled import Compiled as Compiled
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
+from jointcut.aot.loaded import Loaded as Loaded
+from jointcut.aot.loaded import load as load
 from jointcut.aot.options import Options as Options
 from jointcut.aot.pareto import Pareto as Pareto
 from jointcut.aot.stages import Cut as Cut
 from jointcut.aot.stages import Traced as Traced
+from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.wrappers.containers import register_container as register_container
 
 __all__ = [
+    "ArtefactError",
     "BudgetError",
     "Compiled",
     "Cut",
     "Function",
+    "Loaded",
     "Options",
     "Pareto",
     "Traced",
     "debug",
     "function",
+    "load",
     "register_container",
 ]

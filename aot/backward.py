@@ -29,5 +29,4 @@ class CompiledPullback:
         full = filled(leaves, jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :])
         flat = self._compiled._backward_that(overwrite=not keep_residuals)(*self._residuals, *full)
         self._gone = not keep_residuals
-        trees = traced.gradients(flat, traced.options.chosen, self._bound)
-        return trees[0] if isinstance(traced.options.argnums, int) else trees
+        return traced.in_argnums(flat, self._bound)

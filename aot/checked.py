@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jointcut.aot import compile as compiling
-from jointcut.aot.traced import TracedCall, value_and_gradients
+from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
 from jointcut.partition.split import Split
@@ -101,7 +101,7 @@ class Checked:
         """As `jax.value_and_grad`."""
         ones = self.traced.ones()
         outputs, residuals, run = self._forward()
-        return value_and_gradients(self.traced, outputs, self._backward(residuals, ones, run), self.bound)
+        return self.traced.value_and_gradients(outputs, self._backward(residuals, ones, run), self.bound)
 
     def vjp(self) -> Any:
         """As `jax.vjp`: the output, a pullback that is checked as well (and aux with `has_aux`)."""

@@ -16,7 +16,7 @@ from jointcut.aot.backward import CompiledPullback
 from jointcut.aot.compile import Cost, Memory, ProgramMemory, Timings
 from jointcut.aot.cut import CutCall
 from jointcut.aot.fit import Attempt
-from jointcut.aot.traced import unfinished, value_and_gradients
+from jointcut.aot.traced import unfinished
 from jointcut.partition import jaxprs
 from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.roles import Role
@@ -68,7 +68,7 @@ class Compiled:
             bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
             halves = compiling.halves_for(made, True)
             outputs, gradients = compiling.run_step(made, halves, [*consts, *bound.unique], ones)
-            return unfinished(traced, value_and_gradients(traced, outputs, gradients, bound))
+            return unfinished(traced, traced.value_and_gradients(outputs, gradients, bound))
 
         args, kwargs = traced.bound.arguments
         positions, names = traced.options.donated
@@ -209,7 +209,7 @@ class Compiled:
             return self._step(list(traced.consts), *args, **kwargs)
         outputs, residuals = self._run_forward(traced.flat(bound))
         gradients = self._backward(*residuals, *traced.ones())
-        return value_and_gradients(traced, outputs, gradients, bound)
+        return traced.value_and_gradients(outputs, gradients, bound)
 
     def _run_forward(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         results = list(map(alias.as_array, self._with_handed_back(list(self._forward(*flat)), flat)))

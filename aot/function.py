@@ -13,7 +13,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,13 +26,14 @@ from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.calls import Jitted, keep, refuse_twice
+from jointcut.aot.export import PLATFORMS, refuse_what_stays
 from jointcut.aot.inside import cut_inside
 from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.limits import Budget
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
 from jointcut.aot.stages import Cut, Traced
-from jointcut.aot.traced import unfinished, value_and_gradients
+from jointcut.aot.traced import unfinished
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.cost import CostModel
 from jointcut.partition.plan import Plan
@@ -129,6 +133,35 @@ class Function:
         bound = bind(args, kwargs, self._statics)
         return pipeline.trace(self._function, self._options, bound, self._options.chosen)
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *args: Any,
+        platforms: str | Sequence[str] = PLATFORMS,
+        budget: Budget | None = None,
+        order: int = 1,
+        overwrite: bool = False,
+        **kwargs: Any,
+    ) -> Path:
+        """Write forward, backward and the function alone to a folder that `aot.load`, or JAX alone, can run.
+
+        Args:
+            path: the folder to make; what it holds is described in the README.md that it gets.
+            args, kwargs: arguments, arrays or `jax.ShapeDtypeStruct`, whose shapes the programs are for.
+            platforms: what they are lowered for, none of which need be here: "cpu", "cuda", "rocm", "tpu".
+            budget: in place of the function's own; measured on this machine.
+            order: how often the artefact can be differentiated.
+            overwrite: whether to replace an artefact that is there.
+
+        Returns the folder. Raises `ArtefactError` where the function has effects, or references among its arguments,
+        or where the folder cannot be written: then nothing is left behind.
+        """
+        bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
+        traced = pipeline.trace(self._function, self._options, bound, self._options.chosen)
+        refuse_what_stays(traced)
+        cut = traced.partition(budget=budget)
+        return cut.export(path, platforms=platforms, order=order, overwrite=overwrite)
+
     # ------------------------------------------------------------------------------------- programs
 
     def _lifted(self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -195,7 +228,7 @@ class Function:
         halves = compiling.halves_for(cut.split, ours)
         flat = self._flat(cut, bound, captured)
         outputs, gradients = compiling.run_step(cut.split, halves, flat, traced.ones())
-        result = value_and_gradients(traced, outputs, gradients, bound)
+        result = traced.value_and_gradients(outputs, gradients, bound)
         return unfinished(traced, result) if ours else result
 
     def _vjp(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:

@@ -52,6 +52,11 @@ class Results:
         return leaves, results
 
     @property
+    def main(self) -> tuple[Any, ...]:
+        """The types of the outputs outside aux."""
+        return self.avals[: len(self.avals) - self.num_aux]
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """How the user reaches each output, `result['loss']`."""
         return tree_paths("result", self.tree)

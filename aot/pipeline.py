@@ -41,8 +41,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     name = getattr(function, "__name__", type(function).__name__)
     wanted = differentiated(bound, positions, options)
     shapes = bound.abstract()
-    wrappers = (TreeWrapper(shapes), GuardsWrapper(shapes), AliasWrapper(shapes))
-    wrapped = stack.pre_compile(wrappers, Target(function, Convention((), ())))
+    wrapped = wrapped_for(function, shapes)
     with explained(name), jaxprs.paused_collection():
         mask = [i in wanted for i in range(len(bound.leaves))]
         target = wrapped.target
@@ -51,6 +50,12 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         if positions is not None and options.sparse_gradients:
             program = with_rows(program, tables(bound, wanted, options))
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
+
+
+def wrapped_for(function: Callable[..., Any], shapes: Bound) -> stack.Wrapped:
+    """What the wrappers make of a function for calls of one signature."""
+    wrappers = (TreeWrapper(shapes), GuardsWrapper(shapes), AliasWrapper(shapes))
+    return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 
 def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:

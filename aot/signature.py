@@ -10,10 +10,13 @@ from jointcut.aot.traced import TracedCall
 from jointcut.wrappers.metadata import BackwardSignature, GraphSignature
 
 
-def graph_signature(traced: TracedCall) -> GraphSignature:
-    """Which input and output of the programs made from a traced call is which."""
+def graph_signature(traced: TracedCall, num_constants: int | None = None) -> GraphSignature:
+    """Which input and output of the programs made from a traced call is which.
+
+    `num_constants` inputs come first, by default those of the joint program.
+    """
     metadata, bound = traced.metadata, traced.bound
-    start = len(traced.consts)
+    start = len(traced.consts) if num_constants is None else num_constants
     chosen = {i for place in traced.options.chosen if place < len(bound.spans) for i in bound.spans[place]}
     names = {i: f"primals_{start + place + 1}" for i, place in enumerate(bound.places)}
     infos = dict(enumerate(metadata.input_info))

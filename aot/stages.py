@@ -7,16 +7,21 @@ extend JAX's own `Traced`, `Lowered`, `Compiled`: `f.trace(*args).partition().co
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
+from jointcut.aot.export import PLATFORMS, export
 from jointcut.aot.fit import CALIBRATION, Weighed, fit, planner_for, room_for
 from jointcut.aot.limits import Budget, Limit, limit
 from jointcut.aot.options import wanted_plan
+from jointcut.aot.pair import Pair
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
@@ -115,6 +120,17 @@ class Cut(CutCall):
     def pareto(self) -> Pareto:
         """What each budget would cost, with this plan marked: its front of (peak bytes, seconds, plan)."""
         return self.traced._pareto(self.plan)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        platforms: str | Sequence[str] = PLATFORMS,
+        order: int = 1,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write this cut as an artefact that others can run, and return where it is; see `Function.export`."""
+        return export(Pair.of(self), path, platforms, order, overwrite)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.

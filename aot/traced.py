@@ -6,33 +6,30 @@ taught us, and the way back from flat outputs and gradients to the trees that th
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.aot.analyse import analyse, plain_meta
 from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.joint import Joint
 from jointcut.aot.options import Options
+from jointcut.aot.trees import Trees
 from jointcut.partition import jaxprs
-from jointcut.partition.errors import TraceError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.loops import read
 from jointcut.wrappers import alias, containers
 from jointcut.wrappers.convention import Convention, slot
-from jointcut.wrappers.guards import fitting
 from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 from jointcut.wrappers.tree import Bound, struct
 
 
 @dataclass(frozen=True)
-class TracedCall:
+class TracedCall(Trees):
     """A function traced for one signature into a joint forward and backward program.
 
     `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
@@ -47,6 +44,11 @@ class TracedCall:
     program: Joint
     wanted: tuple[int, ...]
     trace_ms: float
+
+    @property
+    def differentiated(self) -> Joint:
+        """The joint program."""
+        return self.program
 
     @property
     def convention(self) -> Convention:
@@ -74,11 +76,6 @@ class TracedCall:
         found = {i: TensorAlias("output", j) for i, j in self.program.results.repeated}
         found |= {i: twin for i, twin in same.items() if twin.source == "input"}
         return alias.kept_out(dict(sorted(found.items())), self.donated)
-
-    @property
-    def owners(self) -> tuple[int, ...]:
-        """The flat argument that each flat gradient belongs to: a table's rows and places are two of one."""
-        return tuple(i for k, i in enumerate(self.wanted) for _ in range(1 + (k in self.program.sparse)))
 
     @property
     def subclass_metadata(self) -> SubclassMeta:
@@ -127,89 +124,6 @@ class TracedCall:
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""
         return [*self.consts, *(leaf for i, leaf in enumerate(bound.leaves) if i not in self.bound.duplicates)]
-
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
-        """The function's output and its aux (None without `has_aux`) in the caller's trees."""
-        count = len(outputs) - self.program.results.num_aux
-        main = jax.tree.unflatten(self.program.results.out_tree, outputs[:count])
-        aux = None
-        if self.program.results.aux_tree is not None:
-            aux = jax.tree.unflatten(self.program.results.aux_tree, outputs[count:])
-        return main, aux
-
-    def gradients(
-        self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
-    ) -> tuple[Any, ...]:
-        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero.
-
-        With `keep_structure` those that say where a sparse array has its numbers stay as they are, as
-        `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
-        """
-        kept = self.bound.structure if keep_structure else frozenset()
-        positions = [place % len(bound.spans) for place in positions]
-        given = iter(flat)
-        sparse = self.program.sparse
-        by_leaf = {
-            i: self._of_rows(next(given), next(given), i, bound) if k in sparse else next(given)
-            for k, i in enumerate(self.wanted)
-        }
-        out = []
-        fixed = {i for i, _ in bound.static_args}
-        for place in positions:
-            if place in fixed:
-                out.append(None)
-                continue
-            leaves = [
-                by_leaf[i] if i in by_leaf else bound.leaves[i] if i in kept else _float0(bound.leaves[i])
-                for i in bound.spans[place]
-            ]
-            out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
-        return tuple(out)
-
-    def _of_rows(self, rows: Any, places: Any, i: int, bound: Bound) -> Any:
-        """The gradient of a table as a sparse array of the rows that were read."""
-        kind = importlib.import_module("jax.experimental.sparse").BCOO
-        return kind((rows, places), shape=slot("", bound.leaves[i]).shape)
-
-    def cotangents(self, cotangent: Any) -> list[Any | None]:
-        """The flat cotangents for the backward, None for one that is zero by its type (`float0`, `SymbolicZero`).
-
-        Raises `CallError` where the cotangent does not fit the output.
-        """
-        results = self.program.results
-        main = results.avals[: len(results.avals) - results.num_aux]
-        found = fitting(results.out_tree, main, cotangent)
-        return found if self.program.is_train else []
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
-        main = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
-        bare = self.program.results.out_tree == jax.tree.structure(0)
-        return bare and main[0].shape == () and jaxprs.is_real(main[0].dtype)
-
-    def ones(self) -> list[Any]:
-        """The cotangent of a scalar output, none for inference; raises `TraceError` where the output is no scalar."""
-        outs = self.program.results.avals[: len(self.program.results.avals) - self.program.results.num_aux]
-        if not self.is_scalar:
-            shown = ", ".join(a.str_short() for a in outs) or "nothing"
-            cure = (
-                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
-            )
-            raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return [jaxprs.typed(1, outs[0])] if self.program.is_train else []
-
-
-def _float0(leaf: Any) -> np.ndarray:
-    return np.zeros(slot("", leaf).shape, jax.dtypes.float0)
-
-
-def value_and_gradients(traced: TracedCall, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
-    """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""
-    main, aux = traced.results(outputs)
-    trees = traced.gradients(gradients, traced.options.chosen, bound, keep_structure=True)
-    value = (main, aux) if traced.options.has_aux else main
-    return value, trees[0] if isinstance(traced.options.argnums, int) else trees
 
 
 def unfinished(traced: TracedCall, result: Any) -> Any:

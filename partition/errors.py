@@ -10,6 +10,8 @@ The tree of everything that jointcut raises on its own account::
     ├── VerifyError        the two halves do not mean what the joint program meant
     ├── NonFiniteError     a half made a NaN or an infinity, in debug mode (also a FloatingPointError)
     ├── RecordError        a record has no JSON form, or a JSON text is none of ours
+    ├── CacheError         a cache folder that cannot be used or trusted
+    ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
     ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
@@ -54,6 +56,14 @@ class NonFiniteError(JointcutError, FloatingPointError):
 
 class RecordError(JointcutError, ValueError):
     """A record holds something that JSON cannot hold, or a JSON text does not say what a record must say."""
+
+
+class ArtefactError(JointcutError, ValueError):
+    """A function cannot be exported, or a folder holds no artefact that this version can read and this machine run."""
+
+
+class CacheError(JointcutError, ValueError):
+    """A cache folder cannot be used or trusted, or was asked for something that is no key."""
 
 
 class CallError(JointcutError, TypeError, ValueError):

@@ -136,4 +136,12 @@ def _first(x: Any) -> Any:
 
 def can_witness(aval: Any) -> bool:
     """Whether `always` can make a predicate of an array: it has an element, and no sharding in its type."""
-    return is_plain(aval) and math.prod(aval.shape) > 0 and not is_explicit(getattr(aval, "sharding", None))
+    return is_plain(aval) and _has_element(aval.shape) and not is_explicit(getattr(aval, "sharding", None))
+
+
+def _has_element(shape: Sequence[Any]) -> bool:
+    """Whether an array is never empty; a symbolic size that may be 0, as in `b - 1`, leaves it open."""
+    try:
+        return math.prod(shape) > 0
+    except jax.errors.InconclusiveDimensionOperation:
+        return False

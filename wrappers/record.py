@@ -193,17 +193,22 @@ def _read_class(name: Any, path: str) -> Any:
     return found
 
 
-def _read_dtype(name: Any, path: str) -> Any:
+def read_dtype(name: Any, path: str) -> Any:
+    """The dtype of a name, those of random keys and `float0` too; raises `RecordError` for none."""
     if name == "float0":
         return jax.dtypes.float0
     try:
         if str(name).startswith("key<"):
-            short = name[len("key<") : -1]
-            impl = _IMPLEMENTATIONS.get(short, short)
-            return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+            return jax.eval_shape(lambda: jax.random.key(0, impl=key_implementation(name))).dtype
         return jnp.dtype(name)
     except (TypeError, ValueError, KeyError) as error:
         raise RecordError(message(path, f"names the unknown dtype {name!r}.", _CURE)) from error
+
+
+def key_implementation(dtype: str) -> str:
+    """The generator of random keys, as `jax.random.key` names it, of a dtype such as `key<fry>`."""
+    short = dtype[len("key<") : -1]
+    return _IMPLEMENTATIONS.get(short, short)
 
 
 def _read_float(text: Any, path: str) -> float:
@@ -228,7 +233,7 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "dict": _read_dict,
     "class": _read_class,
     "tree": _read_tree,
-    "dtype": _read_dtype,
+    "dtype": read_dtype,
 }
 
 

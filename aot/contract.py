@@ -1,0 +1,145 @@
+"""Say in JSON how an exported pair is called.
+
+A `Contract` is what `signature.json` holds beside the files' checksums. Whoever has it needs no model source: it names
+every array by position, says where the user finds it, and which program takes and gives which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jointcut.aot.descriptors import Gradient, Input, Output, ResidualInput, Tangent, plain_tree, read_all
+from jointcut.partition.errors import ArtefactError, RecordError, message
+from jointcut.wrappers.metadata import GraphSignature
+from jointcut.wrappers.record import Record
+
+_CURE = "Export again; signature.json is not made to be edited."
+_ARRAYS = {
+    "inputs": Input,
+    "outputs": Output,
+    "residuals": ResidualInput,
+    "tangents": Tangent,
+    "gradients": Gradient,
+}
+
+
+@dataclass(frozen=True)
+class StaticArgument(Record):
+    """A Python value that the programs are specialised for: `args[1]`, its type's name, and its `repr`."""
+
+    path: str
+    type: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Tree(Record):
+    """The tree of a function's results, where it has a JSON form."""
+
+    spec: Any
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How an exported pair is called.
+
+    Attributes:
+        name: of the function.
+        inputs, outputs, residuals, tangents, gradients: every array, in the order of the programs (`descriptors`).
+        platforms: for which the programs were lowered, as `jax.export` names them.
+        mlir_platform: the one that the readable `.mlir` files are for.
+        argnums, has_aux: as in `aot.function`.
+        positional: how many positional arguments there are; `statics` are the Python values among all arguments.
+        order: how often the artefact can be differentiated.
+        sizes: what each symbolic size counted as when the plan was made; empty without symbolic sizes.
+        graph_signature: PyTorch's record, with `BackwardSignature`; its trees are plain dicts and tuples.
+        result_tree: the JSON form of the result's own tree, None where it has none.
+        plan: what is saved and why, as `jointcut.partition.planfile` writes it.
+        programs: file names and calling-convention version of each program.
+        versions: of jointcut, jax, jaxlib and Python when it was written.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    residuals: tuple[ResidualInput, ...]
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[Gradient, ...]
+    platforms: tuple[str, ...]
+    mlir_platform: str
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+    positional: int
+    statics: tuple[StaticArgument, ...]
+    order: int
+    sizes: dict[str, int]
+    graph_signature: GraphSignature
+    result_tree: str | None
+    plan: dict[str, Any]
+    programs: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+
+    @property
+    def num_constants(self) -> int:
+        """How many leading inputs are constants."""
+        return sum(i.kind == "constant" for i in self.inputs)
+
+    @property
+    def is_train(self) -> bool:
+        """Whether there is a backward."""
+        return "backward" in self.programs
+
+    @cached_property
+    def result_spec(self) -> Any:
+        """The tree of the result: its own where its classes are at hand, else dicts and tuples."""
+        if self.result_tree is not None:
+            try:
+                return Tree.from_json(self.result_tree).spec
+            except RecordError:
+                pass  # a class of the model's source: its fields by name serve as well
+        return jax.tree.structure(plain_tree([(o.keys, 0) for o in self.outputs]))
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the residuals that only the backward needs."""
+        return sum(r.bytes for r in self.residuals if r.kind == "saved")
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract as a JSON object."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in _ARRAYS:
+            found[name] = [item.to_json() for item in found[name]]
+        found["statics"] = [dataclasses.asdict(s) for s in self.statics]
+        found["graph_signature"] = json.loads(self.graph_signature.to_json())
+        found["result_tree"] = None if self.result_tree is None else json.loads(self.result_tree)
+        found["platforms"] = list(self.platforms)
+        found["argnums"] = list(self.argnums) if isinstance(self.argnums, tuple) else self.argnums
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], where: str) -> Contract:
+        """The contract in a JSON object; raises `ArtefactError` for what is none."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        if missing := [name for name in names if name not in found]:
+            raise ArtefactError(message(where, f"lacks {', '.join(missing)}.", _CURE))
+        made = {name: found[name] for name in names}
+        for name, kind in _ARRAYS.items():
+            made[name] = read_all(kind, found[name], f"{where}[{name!r}]")
+        try:
+            made["statics"] = tuple(StaticArgument(**item) for item in found["statics"])
+            made["graph_signature"] = GraphSignature.from_json(json.dumps(found["graph_signature"]))
+            made["platforms"] = tuple(map(str, found["platforms"]))
+        except (TypeError, RecordError) as error:
+            raise ArtefactError(message(where, f"is not as it was written: {error}.", _CURE)) from error
+        tree, argnums = found["result_tree"], found["argnums"]
+        made["result_tree"] = None if tree is None else json.dumps(tree)
+        made["argnums"] = tuple(argnums) if isinstance(argnums, list) else argnums
+        return cls(**made)
+

@@ -1,0 +1,223 @@
+"""Hold what is exported: a traced call, its halves, and what each of their arrays is."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten_with_path
+
+from jointcut.aot.contract import Contract, StaticArgument, Tree
+from jointcut.aot.cut import CutCall
+from jointcut.aot.descriptors import Gradient, Input, Output, ResidualInput, Size, Tangent, plain_keys, plain_tree
+from jointcut.aot.joint import Joint, joint
+from jointcut.aot.signature import graph_signature
+from jointcut.aot.traced import TracedCall
+from jointcut.partition import jaxprs, planfile
+from jointcut.partition.emit import Residual
+from jointcut.partition.errors import RecordError
+from jointcut.partition.plan import Saved
+from jointcut.partition.split import Split
+from jointcut.wrappers.metadata import GraphSignature
+from jointcut.wrappers.tree import struct
+
+_HELD = {"input": "an input, which the caller holds", "output": "an output, which the caller holds"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A traced call and its halves.
+
+    `cut` is the cut whose plan they follow; where `traced` and `split` have symbolic sizes, it was made with those of
+    `sizes` in their place.
+    """
+
+    cut: CutCall
+    traced: TracedCall
+    split: Split
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, cut: CutCall) -> Pair:
+        """A cut at the sizes that it was traced for."""
+        return cls(cut, cut.traced, cut.split, {})
+
+    @cached_property
+    def alone(self) -> Joint:
+        """The function without its derivative."""
+        target, leaves = self.traced.wrapped.target, self.traced.bound.unique
+        paths = [slot.path for slot in target.convention.inputs]
+        has_aux = self.traced.options.has_aux
+        return joint(target.function, leaves, has_aux, [False] * len(leaves), paths, target.places)
+
+    @cached_property
+    def constants(self) -> list[Any]:
+        """The arrays that function and derivative close over, each once."""
+        return list({id(c): c for c in (*self.traced.consts, *self.alone.consts)}.values())
+
+    def contract(self, platforms: tuple[str, ...], order: int, programs: Mapping[str, dict[str, Any]]) -> Contract:
+        """What `signature.json` says; `programs` are its entries for each program."""
+        traced, options = self.traced, self.traced.options
+        train = traced.program.is_train
+        return Contract(
+            name=traced.name,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            residuals=self.residuals if train else (),
+            tangents=self.tangents if train else (),
+            gradients=self.gradients if train else (),
+            platforms=platforms,
+            mlir_platform=platforms[0],
+            argnums=options.argnums if isinstance(options.argnums, int) else tuple(options.argnums),
+            has_aux=options.has_aux,
+            positional=len(traced.bound.spans),
+            statics=tuple(StaticArgument(path, kind.__name__, repr(v)) for path, kind, v in traced.bound.statics),
+            order=order,
+            sizes=dict(self.sizes),
+            graph_signature=self.graph_signature,
+            result_tree=_json_of(traced.program.results.tree),
+            plan=json.loads(planfile.dumps(self.cut.plan, self.cut.split.graph)),
+            programs=dict(programs),
+            versions=versions(),
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """Constants, then the leaves of the arguments."""
+        bound, made = self.traced.bound, []
+        for i, constant in enumerate(self.constants):
+            rest = {"kind": "constant", "path": f"constant {i}", "keys": (), "sharding": None}
+            made.append(Input.like(struct(constant), name=f"primals_{i + 1}", **rest))
+        chosen = {i for place in self.traced.options.chosen for i in bound.spans[place % len(bound.spans)]}
+        parameters = chosen & set(self.traced.wanted)
+        for i, (path, keys, leaf) in enumerate(zip(bound.paths(), self._keys(), bound.leaves, strict=True)):
+            kind = "parameter" if i in parameters else "user_input"
+            where = getattr(leaf, "sharding", None)
+            rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if where is None else str(where)}
+            made.append(Input.like(leaf, name=f"primals_{len(self.constants) + i + 1}", **rest))
+        return tuple(made)
+
+    def _keys(self) -> list[tuple[Size, ...]]:
+        """The path of each leaf taken apart: `("args", 0, "w")`, `("kwargs", "mask")`."""
+        bound = self.traced.bound
+        return argument_keys(bound.rebuild_places(), bound.dynamic)
+
+    @cached_property
+    def outputs(self) -> tuple[Output, ...]:
+        """The results of the function."""
+        results = self.traced.program.results
+        found, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(len(results.avals))))
+        main = len(results.avals) - results.num_aux
+        described = zip(results.avals, results.paths, found, strict=True)
+        return tuple(
+            Output.like(
+                aval,
+                name=f"output_{i + 1}",
+                kind="output" if i < main else "aux",
+                path=path,
+                keys=plain_keys(keys),
+            )
+            for i, (aval, path, (keys, _)) in enumerate(described)
+        )
+
+    @property
+    def residuals(self) -> tuple[ResidualInput, ...]:
+        """What the backward takes of the forward."""
+        saved = {s.value: s for s in self.cut.plan.saved}
+        avals = jaxprs.input_structs(self.split.halves.backward)
+        here = self.cut.split.halves.residuals
+        made = zip(self.split.halves.residuals, here, avals, strict=False)
+        return tuple(self._residual(r, aval, at.value, saved.get(at.value)) for r, at, aval in made)
+
+    def _residual(self, residual: Residual, aval: Any, value: int, known: Saved | None) -> ResidualInput:
+        """`value` is the residual's in the cut whose plan is followed, `known` what that plan says of it."""
+        index, consts = residual.index, self.traced.consts
+        if residual.kind == "input" and index < len(consts):
+            index = next(i for i, c in enumerate(self.constants) if c is consts[index])
+        elif residual.kind == "input":
+            index += len(self.constants) - len(consts)
+        prefix = "primals" if residual.kind == "input" else residual.kind
+        return ResidualInput.like(
+            aval,
+            name=f"{prefix}_{index + 1}",
+            kind=residual.kind,
+            index=index,
+            bytes=self.cut.split.graph.values[value].saved_bytes,
+            op="" if known is None else known.op,
+            scope="" if known is None else known.scope,
+            source="" if known is None else known.source,
+            reason=_HELD[residual.kind] if known is None else known.reason,
+        )
+
+    @property
+    def tangents(self) -> tuple[Tangent, ...]:
+        """The cotangents that the backward takes, one for each output that can carry one."""
+        carrying = [o for o, on in zip(self.outputs, self.traced.program.carries, strict=True) if on]
+        avals = jaxprs.input_structs(self.split.halves.backward)[len(self.split.halves.residuals) :]
+        pairs = zip(carrying, avals, strict=True)
+        return tuple(Tangent.like(a, name=f"tangents_{i + 1}", of=o.name) for i, (o, a) in enumerate(pairs))
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """The results of the backward."""
+        traced = self.traced
+        parts = [p for k in range(len(traced.wanted)) for p in _parts(k in traced.program.sparse)]
+        ends = jaxprs.opened(self.split.halves.backward)[0].outvars
+        made = []
+        for n, (owner, part, end) in enumerate(zip(traced.owners, parts, ends, strict=True)):
+            of = self.inputs[len(self.constants) + owner]
+            made.append(Gradient.like(end.aval, name=f"gradient_{n + 1}", of=of.name, path=of.path, part=part))
+        return tuple(made)
+
+    @property
+    def graph_signature(self) -> GraphSignature:
+        """PyTorch's record, its trees of dicts and tuples only, so that it can be read anywhere."""
+        arguments = _plain_spec([i.keys for i in self.inputs if i.keys])
+        results = _plain_spec([o.keys for o in self.outputs])
+        return replace(graph_signature(self.traced, len(self.constants)), in_spec=arguments, out_spec=results)
+
+
+def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:
+    """The path of each leaf of `(args, kwargs)`; `dynamic` are the positions of the arguments that are not static."""
+    found, _ = tree_flatten_with_path(places)
+    made = []
+    for keys, _ in found:
+        half, first, *rest = keys
+        if half.idx == 0:
+            made.append(("args", dynamic[first.idx], *plain_keys(rest)))
+        else:
+            made.append(("kwargs", *plain_keys([first, *rest])))
+    return made
+
+
+def _parts(is_sparse: bool) -> tuple[str, ...]:
+    return ("rows", "places") if is_sparse else ("whole",)
+
+
+def _plain_spec(keys: Sequence[tuple[Size, ...]]) -> Any:
+    return jax.tree.structure(plain_tree([(k, 0) for k in keys]))
+
+
+def _json_of(tree: Any) -> str | None:
+    """The JSON form of a tree, None where its classes have none."""
+    try:
+        return Tree(tree).to_json()
+    except RecordError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Of jointcut, jax, jaxlib and Python; jointcut's is `unknown` where it was not installed."""
+    found = {"python": platform.python_version()}
+    for name in ("jointcut", "jax", "jaxlib"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
