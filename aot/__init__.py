@@ -3,6 +3,7 @@
 Files, in reading order:
 
     limits: Say what a budget means in bytes.
+    shapes: Give arguments sizes that are known later.
     options: List every choice a user can make, with its default.
     compile: Lower and compile the two jaxprs for a device.
     rates: Measure what a device computes and moves in a second.
@@ -27,8 +28,20 @@ Files, in reading order:
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
+    symbolic: Cut a function whose arguments have symbolic sizes.
+    exportable: Trace and cut a function for export, at the sizes of its arguments or for any.
     pullback: Hold a forward's residuals until the cotangent comes.
     calls: Call a jitted function, and look closer where its arguments ask for it.
+    known: Tell what every process knows by name.
+    encode: Write values as bytes that every process writes alike.
+    environment: List what stands outside of a program and could change what it compiles to.
+    fingerprint: Name a compilation by everything that could change it.
+    folder: Share a folder with other processes, each of which may be killed at any moment.
+    store: Keep entries on disk, and forget them safely.
+    flat: Call flat programs in the caller's trees, without a trace of the function at hand.
+    stored: Run a call by programs that another process compiled.
+    keeper: Look up what another process compiled, and compile what none did.
+    method: Bind a function of ours to an instance.
     loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
 """
@@ -41,15 +54,18 @@ from jointcut.aot.loaded import Loaded as Loaded
 from jointcut.aot.loaded import load as load
 from jointcut.aot.options import Options as Options
 from jointcut.aot.pareto import Pareto as Pareto
+from jointcut.aot.shapes import shapes as shapes
 from jointcut.aot.stages import Cut as Cut
 from jointcut.aot.stages import Traced as Traced
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
+from jointcut.partition.errors import CacheError as CacheError
 from jointcut.wrappers.containers import register_container as register_container
 
 __all__ = [
     "ArtefactError",
     "BudgetError",
+    "CacheError",
     "Compiled",
     "Cut",
     "Function",
@@ -61,4 +77,5 @@ __all__ = [
     "function",
     "load",
     "register_container",
+    "shapes",
 ]

@@ -132,12 +132,7 @@ class Compiled:
         """The forward's results, with what stays out of the program in its place."""
         traced = self.cut.traced
         start = len(traced.consts)
-        for i, found in sorted(traced.handed_back.items()):
-            if found.source == "input":
-                results.insert(i, flat[start + traced.bound.places[found.alias]])
-            else:
-                results.insert(i, results[found.alias])
-        return results
+        return alias.inserted(results, traced.handed_back, [flat[start + p] for p in traced.bound.places])
 
     @property
     def trail(self) -> tuple[Attempt, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +16,11 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.descriptors import Gradient, Input, Output, ResidualInput, Tangent, plain_tree, read_all
+from jointcut.aot.descriptors import CURE, Gradient, Input, Output, ResidualInput, Tangent, plain_tree, read_all
 from jointcut.partition.errors import ArtefactError, RecordError, message
 from jointcut.wrappers.metadata import GraphSignature
 from jointcut.wrappers.record import Record
 
-_CURE = "Export again; signature.json is not made to be edited."
 _ARRAYS = {
     "inputs": Input,
     "outputs": Output,
@@ -28,6 +28,23 @@ _ARRAYS = {
     "tangents": Tangent,
     "gradients": Gradient,
 }
+_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "platforms": (list,),
+    "mlir_platform": (str,),
+    "argnums": (int, list),
+    "has_aux": (bool,),
+    "positional": (int,),
+    "statics": (list,),
+    "order": (int,),
+    "sizes": (dict,),
+    "graph_signature": (dict,),
+    "result_tree": (dict, type(None)),
+    "plan": (dict,),
+    "programs": (dict,),
+    "versions": (dict,),
+}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # where an object lies, which is no property of it
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,11 @@ class StaticArgument(Record):
     path: str
     type: str
     value: str
+
+    @classmethod
+    def of(cls, path: str, kind: type, value: Any) -> StaticArgument:
+        """The record of a value; an address in its `repr` is left out, since no other process has it."""
+        return cls(path, kind.__name__, _ADDRESS.sub("", repr(value)))
 
 
 @dataclass(frozen=True)
@@ -128,18 +150,39 @@ class Contract:
         """The contract in a JSON object; raises `ArtefactError` for what is none."""
         names = [f.name for f in dataclasses.fields(cls)]
         if missing := [name for name in names if name not in found]:
-            raise ArtefactError(message(where, f"lacks {', '.join(missing)}.", _CURE))
+            raise ArtefactError(message(where, f"lacks {', '.join(missing)}.", CURE))
         made = {name: found[name] for name in names}
+        for name, kinds in _TYPES.items():
+            if type(made[name]) not in kinds:
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                what = f"is of the type {type(made[name]).__name__}, not {expected}."
+                raise ArtefactError(message(f"{where}[{name!r}]", what, CURE))
         for name, kind in _ARRAYS.items():
             made[name] = read_all(kind, found[name], f"{where}[{name!r}]")
         try:
-            made["statics"] = tuple(StaticArgument(**item) for item in found["statics"])
+            made["statics"] = tuple(map(_static, found["statics"]))
             made["graph_signature"] = GraphSignature.from_json(json.dumps(found["graph_signature"]))
-            made["platforms"] = tuple(map(str, found["platforms"]))
-        except (TypeError, RecordError) as error:
-            raise ArtefactError(message(where, f"is not as it was written: {error}.", _CURE)) from error
-        tree, argnums = found["result_tree"], found["argnums"]
-        made["result_tree"] = None if tree is None else json.dumps(tree)
-        made["argnums"] = tuple(argnums) if isinstance(argnums, list) else argnums
-        return cls(**made)
+            made["result_tree"] = found["result_tree"] and json.dumps(found["result_tree"])
+            made["platforms"] = tuple(map(_text, found["platforms"]))
+            contract = cls(**{**made, "argnums": _tuple(found["argnums"])})
+            _ = contract.result_spec
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            what = f"is not as it was written: {(str(error).splitlines() or [''])[0].rstrip('.')}."
+            raise ArtefactError(message(where, what, CURE)) from error
+        return contract
 
+
+def _static(found: Any) -> StaticArgument:
+    made = StaticArgument(**found)
+    _ = _text(made.path), _text(made.type), _text(made.value)
+    return made
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{found!r} is no text")
+    return found
+
+
+def _tuple(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found

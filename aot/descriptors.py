@@ -26,7 +26,8 @@ from jointcut.wrappers.record import read_dtype
 
 Size = int | str  # of a dimension: a number, or the text of an expression such as "b" or "2*b"
 
-_CURE = "Export again; signature.json is not made to be edited."
+#: What to do about a signature.json that contradicts itself or its files.
+CURE = "Export again; signature.json is not made to be edited."
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Described:
     @classmethod
     def like(cls, aval: Any, **rest: Any) -> Self:
         """The description of something with shape and dtype."""
-        shape = tuple(d if type(d) is int else str(d) for d in aval.shape)
+        shape = tuple(map(size_of, aval.shape))
         dtype = "float0" if aval.dtype == jax.dtypes.float0 else str(aval.dtype)
         return cls(shape=shape, dtype=dtype, weak_type=bool(getattr(aval, "weak_type", False)), **rest)
 
@@ -66,11 +67,11 @@ class Described:
         hints = get_type_hints(cls)
         if not isinstance(found, dict) or set(found) != set(hints):
             names = ", ".join(hints)
-            raise ArtefactError(message(where, f"is no description of an array: it must have {names}.", _CURE))
+            raise ArtefactError(message(where, f"is no description of an array: it must have {names}.", CURE))
         made = {name: _tuple(found[name]) for name in hints}
         for name, value in made.items():
             if not _has_type(value, hints[name]):
-                raise ArtefactError(message(f"{where}[{name!r}]", f"is {value!r}, not what belongs there.", _CURE))
+                raise ArtefactError(message(f"{where}[{name!r}]", f"is {value!r}, not what belongs there.", CURE))
         return cls(**made)
 
     def to_json(self) -> dict[str, Any]:
@@ -154,8 +155,13 @@ class Gradient(Described):
 def read_all(kind: type[Described], found: Any, where: str) -> tuple[Any, ...]:
     """The descriptions in a JSON array."""
     if not isinstance(found, list):
-        raise ArtefactError(message(where, f"is a {type(found).__name__}, not an array.", _CURE))
+        raise ArtefactError(message(where, f"is a {type(found).__name__}, not an array.", CURE))
     return tuple(kind.read(item, f"{where}[{i}]") for i, item in enumerate(found))
+
+
+def size_of(size: Any) -> Size:
+    """A size of JAX's as a number, or as the text of its expression."""
+    return size if type(size) is int else str(size)
 
 
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.aot import artefact, guide
+from jointcut.aot import agreement, artefact, guide
 from jointcut.aot.pair import Pair
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
@@ -27,34 +27,46 @@ from jointcut.wrappers.tree import struct
 
 #: What programs are lowered for unless somebody says otherwise: the names are those of `jax.export`.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-CONSTANTS = "constants.npz"
 
 
-def export(
-    pair: Pair, folder: str | os.PathLike[str], platforms: str | Sequence[str], order: int, overwrite: bool
-) -> Path:
+def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:
     """Write the artefact of a pair, and return where it is.
 
     Raises `ArtefactError` where the function cannot be exported or the folder not written.
     """
-    platforms = _platforms(platforms)
-    if isinstance(order, bool) or order not in (1, 2, 3):
-        raise ArtefactError(message("order", f"is {order!r}.", "Give 1, 2 or 3: how often it can be differentiated."))
+    platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
-    programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair, platforms)}
+    _refuse_same_keys(pair)
+    programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
     files = {name: data for made in programs.values() for name, data in made.files.items()}
     if pair.constants:
-        files[CONSTANTS] = _packed(pair.constants)
+        files[agreement.CONSTANTS] = _packed(pair.constants)
     contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
     files["README.md"] = guide.readme(contract).encode()
+    agreement.check(contract, files, pair.traced.name)
     return artefact.write(folder, contract.to_json(), files, overwrite)
 
 
-def _platforms(given: str | Sequence[str]) -> tuple[str, ...]:
+def refuse_request(
+    folder: str | os.PathLike[str], platforms: str | Sequence[str], order: int, overwrite: bool
+) -> tuple[str, ...]:
+    """The platforms; raises `ArtefactError` for what can be told before anything is traced or lowered."""
+    found = known_platforms(platforms)
+    if type(order) is not int or order not in (1, 2, 3):
+        raise ArtefactError(message("order", f"is {order!r}.", "Give 1, 2 or 3: how often it can be differentiated."))
+    artefact.free_place(folder, overwrite)
+    return found
+
+
+def known_platforms(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The platforms, each once; raises `ArtefactError` for a name that is none."""
+    if not isinstance(given, str | list | tuple):
+        raise ArtefactError(message("platforms", f"is {given!r}.", f"Give one or more of {', '.join(PLATFORMS)}."))
     found = (given,) if isinstance(given, str) else tuple(given)
     for name in found:
         if name not in PLATFORMS:
-            raise ArtefactError(message("platforms", f"holds {name!r}.", choices(name, PLATFORMS)))
+            cure = "JAX exports for 'cuda' or for 'rocm'." if name == "gpu" else choices(name, PLATFORMS)
+            raise ArtefactError(message("platforms", f"holds {name!r}.", cure))
     if not found:
         raise ArtefactError(message("platforms", "is empty.", f"Give one or more of {', '.join(PLATFORMS)}."))
     return tuple(dict.fromkeys(found))
@@ -72,10 +84,13 @@ def refuse_what_stays(traced: TracedCall) -> None:
     if traced.program.has_traced_consts:
         cure = "Export outside of jit, grad and vmap, or pass what it closes over as an argument."
         raise ArtefactError(message(traced.name, "closes over values of a trace that is under way.", cure))
-    for i, leaf in enumerate(bound.leaves):
+    cure = "Write the function on arrays: take the state as an argument and return the new one."
+    for path, leaf in zip(paths, bound.leaves, strict=True):
         if jaxprs.is_reference(jax.typeof(leaf)):
-            cure = "Write the function on arrays: take the state as an argument and return the new one."
-            raise ArtefactError(message(paths[i], "is a jax.Ref, which an exported program cannot write.", cure))
+            raise ArtefactError(message(path, "is a jax.Ref, which an exported program cannot write.", cure))
+    if any(jaxprs.is_reference(jax.typeof(constant)) for constant in traced.consts):
+        what = "closes over a jax.Ref, which an exported program cannot write."
+        raise ArtefactError(message(traced.name, what, cure))
     for name, source in dict.fromkeys(_effects(jaxprs.opened(traced.program.closed)[0])):
         what = f"has an effect that cannot be exported: {name}, at {source}."
         cure = "Leave it out where you export: an exported program runs where this process is not."
@@ -83,14 +98,23 @@ def refuse_what_stays(traced: TracedCall) -> None:
 
 
 def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
-    """Names and source lines of the equations that call back, write or print."""
+    """Names and source lines of the equations that call back or print; what a function does to a reference of its own
+    nobody sees.
+    """
     for eqn in jaxpr.eqns:
-        if "callback" in eqn.primitive.name or jaxprs.has_effects(eqn):
-            inner = [found for sub in jaxprs.inner_jaxprs(eqn) for found in _effects(sub)]
-            yield from inner or [(eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line")]
-        else:
-            for sub in jaxprs.inner_jaxprs(eqn):
-                yield from _effects(sub)
+        inner = [found for sub in jaxprs.inner_jaxprs(eqn) for found in _effects(sub)]
+        yield from inner
+        if not inner and ("callback" in eqn.primitive.name or jaxprs.effect_names(eqn)):
+            yield eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line"
+
+
+def _refuse_same_keys(pair: Pair) -> None:
+    """Raise `ArtefactError` where a class calls two of its parts the same: by keys is how they are told later."""
+    for what, arrays in (("arguments", pair.inputs[len(pair.constants) :]), ("result", pair.outputs)):
+        if not agreement.apart([a.keys for a in arrays]):
+            known = [a for a in arrays if not agreement.apart([a.keys, *(b.keys for b in arrays if b is not a)])]
+            cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
+            raise ArtefactError(message(f"The {what}", f"have parts of one name, at {known[0].path}.", cure))
 
 
 # --------------------------------------------------------------------------------------------------------- programs
@@ -113,15 +137,13 @@ class _Lowered:
     entry: dict[str, Any]
 
 
-def _programs(pair: Pair, platforms: tuple[str, ...]) -> Iterator[_Program]:
+def _programs(pair: Pair) -> Iterator[_Program]:
     traced, name = pair.traced, _identifier(pair.traced.name)
     structs = [*map(struct, pair.constants), *traced.bound.unique]
     yield _picking("inference", name, pair.alone.closed, pair.alone.consts, pair, structs)
     if not traced.program.is_train:
         return
-    halves = pair.split.halves
-    if platforms == ("cpu",):
-        halves = pair.split.held if jaxprs.barriers_expand("cpu") else pair.split.on_cpu
+    halves = pair.halves
     yield _picking("forward", name, halves.forward, traced.consts, pair, structs)
     backward = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
     yield _named("backward", name, lambda *flat: jaxprs.evaluate(halves.backward, *flat), backward)
@@ -150,10 +172,14 @@ def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowe
     jitted = jax.jit(program.run, keep_unused=True)
     try:
         made = jax.export.export(jitted, platforms=platforms)(*program.structs)
-        data = bytes(made.serialize(vjp_order=order - 1))
+        data = bytes(made.serialize(vjp_order=0 if program.name == "inference" else order - 1))
     except ImportError as error:
         cure = "Install it: pip install flatbuffers."
         raise ArtefactError(message("Exporting", "needs the package flatbuffers.", cure)) from error
+    except KeyError as error:  # a type that the format does not have, such as int2
+        what = f"has arrays of {error.args[0]}, for which jax.export has no form."
+        cure = "Convert them to a wider type where they enter and leave the function."
+        raise ArtefactError(message(program.run.__name__, what, cure)) from error
     except (ValueError, NotImplementedError) as error:
         what = f"cannot be lowered for {', '.join(platforms)}: {error}"
         cure = "Export for fewer platforms, or without what has no portable form."

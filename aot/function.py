@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,13 @@ from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.calls import Jitted, keep, refuse_twice
-from jointcut.aot.export import PLATFORMS, refuse_what_stays
+from jointcut.aot.export import PLATFORMS, export, refuse_request
+from jointcut.aot.exportable import exportable
 from jointcut.aot.inside import cut_inside
 from jointcut.aot.joint import Primal, joint, primal
+from jointcut.aot.keeper import Keeper, store_for
 from jointcut.aot.limits import Budget
+from jointcut.aot.method import Method
 from jointcut.aot.options import Options
 from jointcut.aot.pullback import Pullback
 from jointcut.aot.stages import Cut, Traced
@@ -85,6 +88,8 @@ class Function:
             return self._inside(args, kwargs)
         if checked.is_on():
             return self._checked((), args, kwargs).call()
+        if (found := self._kept("call", None, args, kwargs)) is not None:
+            return found[0].result(found[1])
         return self._finished(self._jitted("call", self._call)(*args, **kwargs), args, kwargs)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,6 +101,8 @@ class Function:
             return self._value_and_grad(False, None, *args, **kwargs)
         if checked.is_on():
             return self._checked(self._options.chosen, args, kwargs).value_and_grad()
+        if (found := self._kept("step", self._options.chosen, args, kwargs)) is not None:
+            return found[0].value_and_grad(found[1])
         captured = self._lifted(self._options.chosen, args, kwargs)
         run = self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))
         return self._finished(run(captured, *args, **kwargs), args, kwargs)
@@ -115,6 +122,8 @@ class Function:
             main, aux, pullback = self._vjp(False, None, *args, **kwargs)
         elif checked.is_on():
             return self._checked(None, args, kwargs).vjp()
+        elif (found := self._kept("pair", None, args, kwargs)) is not None:
+            return found[0].vjp(found[1])
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
             result = run(self._lifted(None, args, kwargs), *args, **kwargs)
@@ -140,6 +149,8 @@ class Function:
         platforms: str | Sequence[str] = PLATFORMS,
         budget: Budget | None = None,
         order: int = 1,
+        sizes: Mapping[str, int] | None = None,
+        constraints: Sequence[str] = (),
         overwrite: bool = False,
         **kwargs: Any,
     ) -> Path:
@@ -151,18 +162,30 @@ class Function:
             platforms: what they are lowered for, none of which need be here: "cpu", "cuda", "rocm", "tpu".
             budget: in place of the function's own; measured on this machine.
             order: how often the artefact can be differentiated.
+            sizes: numbers for the sizes of the arguments that are names (`aot.shapes("b, 128", "float32")`): the plan
+                is made for these, `{"b": 8}`, and the programs run with any.
+            constraints: what holds of such sizes, as in `jax.export.symbolic_args_specs`: `("b >= 2",)`.
             overwrite: whether to replace an artefact that is there.
 
         Returns the folder. Raises `ArtefactError` where the function has effects, or references among its arguments,
         or where the folder cannot be written: then nothing is left behind.
         """
+        lowered_for = refuse_request(path, platforms, order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
-        traced = pipeline.trace(self._function, self._options, bound, self._options.chosen)
-        refuse_what_stays(traced)
-        cut = traced.partition(budget=budget)
-        return cut.export(path, platforms=platforms, order=order, overwrite=overwrite)
+        options = self._options if budget is None else replace(self._options, strategy="min_cut", budget=budget, plan=None)
+        pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)
+        return export(pair, path, lowered_for, order, overwrite)
 
     # ------------------------------------------------------------------------------------- programs
+
+    def _kept(self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """How to run a call by programs of the cache, and the call flattened; None without a cache."""
+        keeper = self.__dict__.get("_keeper", self)
+        if keeper is self:  # not asked yet
+            store = store_for(self._options.cache)
+            made = store and Keeper(self._function, self._options, self._statics, store, self._name)
+            keeper = self.__dict__["_keeper"] = made
+        return None if keeper is None else keeper.find(kind, positions, args, kwargs)
 
     def _lifted(self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """The arrays that the function closes over, as found when it was first traced.
@@ -307,35 +330,6 @@ def _is_shared(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray | jax.Ref)
 
 
-class Method:
-    """A function of ours bound to an instance, as `obj.loss` is."""
-
-    def __init__(self, function: Function, instance: Any) -> None:
-        """Made by attribute access; not by hand."""
-        self._bound = function, instance
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function, with the instance in front."""
-        return self._bound[0](self._bound[1], *args, **kwargs)
-
-    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Function.value_and_grad`; the instance is argument 0."""
-        return self._bound[0].value_and_grad(self._bound[1], *args, **kwargs)
-
-    def grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Function.grad`; the instance is argument 0."""
-        return self._bound[0].grad(self._bound[1], *args, **kwargs)
-
-    def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Function.vjp`; the instance is argument 0."""
-        return self._bound[0].vjp(self._bound[1], *args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """As `Function.trace`; the instance is argument 0."""
-        return self._bound[0].trace(self._bound[1], *args, **kwargs)
-
-
 def function(
     fun: Callable[..., Any] | None = None,
     *,
@@ -351,6 +345,7 @@ def function(
     budget: Budget | None = None,
     cost: CostModel | None = None,
     plan: Plan | str | None = None,
+    cache: str | os.PathLike[str] | bool | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -373,6 +368,9 @@ def function(
             on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it.
         cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
         plan: a plan made before for the same program, or its text, in place of a strategy.
+        cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with
+            True. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set; `JOINTCUT_CACHE_SIZE`
+            bounds it ("10GiB"), and what was used longest ago goes first.
 
     Raises:
         BudgetError: the budget says nothing; at a call, where no plan was found that holds it.
@@ -382,7 +380,7 @@ def function(
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan)
+    options = Options(argnums, *given, budget, cost, plan, cache)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

@@ -13,35 +13,38 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jointcut.aot import artefact
 from jointcut.aot import compile as compiling
+from jointcut.aot.agreement import check
 from jointcut.aot.calls import keep
-from jointcut.aot.contract import Contract
-from jointcut.aot.descriptors import Input
+from jointcut.aot.contract import Contract, StaticArgument
+from jointcut.aot.descriptors import Described, Input
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.aot.pair import argument_keys
+from jointcut.aot.programs import constants, program
 from jointcut.aot.trees import Trees
 from jointcut.partition import jaxprs
-from jointcut.partition.errors import ArtefactError, CallError, message
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.sizes import names, number
 from jointcut.wrappers.convention import is_inexact, slot
-from jointcut.wrappers.record import key_implementation, read_dtype
+from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.tree import Bound, Statics, bind
 
-CONSTANTS = "constants.npz"
+_WIDE = ("float64", "int64", "uint64", "complex128")
+_JAX_ON_JVP = "forward-mode autodiff (jvp)"
 _CURE = "Export for these arguments too, or pass what it was exported for."
 
 
@@ -83,9 +86,13 @@ class LoadedPullback:
     def __call__(self, cotangent: Any) -> Any:
         """The gradients of the arguments in `argnums`; raises `CallError` where the cotangent does not fit."""
         outputs = self.call.exported.results.main
-        leaves = iter(self.call.cotangents(cotangent))
-        full = [_or_zeros(next(leaves), a) for a in outputs if is_inexact(a.dtype)]
+        found = self.call.cotangents(cotangent)  # none at all where there is no backward
+        full = [_or_zeros(x, a) for x, a in zip(found, filter(_carries, outputs), strict=False)]
         return self.call.in_argnums(self.run(self.residuals, full), self.bound)
+
+
+def _carries(aval: Any) -> bool:
+    return is_inexact(aval.dtype)
 
 
 def _or_zeros(cotangent: Any, aval: Any) -> Any:
@@ -105,8 +112,9 @@ class Loaded:
         """Use `aot.load`."""
         where = str(found.folder / artefact.SIGNATURE)
         self.contract = Contract.from_json(found.signature, where)
+        check(self.contract, found.files, where)
+        self._programs = {name: program(name, self.contract, found) for name in self.contract.programs}
         self._found = found
-        self._programs: dict[str, Any] = {}
         self._jitted: dict[str, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._differentiable = jax.custom_vjp(self._alone)
@@ -124,7 +132,11 @@ class Loaded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result; raises `CallError` where the arguments do not fit."""
         call, _, flat = self._bound(args, kwargs)
-        outputs = self._differentiable(*flat) if jaxprs.tracing() else self._run("inference", self._alone)(*flat)
+        if jaxprs.tracing():
+            with self._explained():
+                outputs = self._differentiable(*flat)
+        else:
+            outputs = self._run("inference", self._alone)(*flat)
         main, aux = call.results(outputs)
         return (main, aux) if self.contract.has_aux else main
 
@@ -165,20 +177,22 @@ class Loaded:
         return self._jitted[name]
 
     def _alone(self, *flat: Any) -> list[Any]:
-        return self._program("inference")(*self._constants, *flat)
+        return self._programs["inference"](*flat)
 
     def _forward(self, *flat: Any) -> tuple[list[Any], list[Any]]:
-        """Outputs, and all residuals."""
+        """Outputs, and all residuals; the parameters where nothing that is returned can carry a cotangent."""
         if not self.contract.is_train:
-            return self._alone(*flat), []
-        inputs = [*self._constants, *flat]
-        results = list(self._program("forward")(*inputs))
+            held = zip(flat, self.contract.inputs, strict=True)
+            return self._alone(*flat), [x for x, info in held if info.kind == "parameter"]
+        results = self._programs["forward"](*flat)
         count = len(self.contract.outputs)
-        where = {"input": inputs, "output": results[:count], "saved": results[count:]}
+        where = {"input": flat, "output": results[:count], "saved": results[count:]}
         return results[:count], [where[r.kind][r.index] for r in self.contract.residuals]
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return list(self._program("backward")(*residuals, *cotangents)) if self.contract.is_train else []
+        if not self.contract.is_train:
+            return list(map(jnp.zeros_like, residuals))
+        return self._programs["backward"](*residuals, *cotangents)
 
     def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Both halves in one program, with a barrier between them so that recomputation stays in the backward."""
@@ -192,22 +206,28 @@ class Loaded:
             cotangents = passed[len(held) :]
         return outputs, self._backward(residuals, cotangents)
 
-    def _forward_rule(self, *given: Any) -> tuple[list[Any], list[Any]]:
-        known = {g.of for g in self.contract.gradients}
-        for info, x in zip(self._leaves, given, strict=True):
+    def _forward_rule(self, *given: Any) -> tuple[list[Any], Any]:
+        known = {g.of: g.part for g in self.contract.gradients}
+        for info, x in zip(self.contract.inputs, given, strict=True):
             if x.perturbed and is_inexact(slot("", x.value).dtype) and info.name not in known:
                 what = f"is differentiated, but {self.contract.name} was exported for argnums={self.contract.argnums}."
                 raise CallError(message(info.path, what, "Export with argnums that hold it, or use stop_gradient."))
-        return self._forward(*(x.value for x in given))
+        pairs = zip(self.contract.inputs, given, strict=True)
+        tables = {info.name: x.value for info, x in pairs if known.get(info.name) == "places"}
+        outputs, residuals = self._forward(*(x.value for x in given))
+        return outputs, (residuals, tables)
 
-    def _backward_rule(self, residuals: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def _backward_rule(self, held: tuple[list[Any], dict[str, Any]], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        if not self.contract.is_train:
+            return (None,) * len(self.contract.inputs)
         places = {o.name: i for i, o in enumerate(self.contract.outputs)}
         given = (cotangents[places[t.of]] for t in self.contract.tangents)
         full = [jnp.zeros(ct.shape, ct.dtype) if isinstance(ct, SymbolicZero) else ct for ct in given]
+        residuals, tables = held
         found: dict[str, Any] = {}
         for gradient, value in zip(self.contract.gradients, self._backward(residuals, full), strict=True):
             found[gradient.of] = (*found.get(gradient.of, ()), value)
-        return tuple(_dense(found.get(info.name), info) for info in self._leaves)
+        return tuple(_dense(found.get(i.name), tables.get(i.name)) for i in self.contract.inputs)
 
     # ------------------------------------------------------------------------------------------------- insides
 
@@ -216,56 +236,39 @@ class Loaded:
         return self.contract.inputs[self.contract.num_constants :]
 
     @cached_property
-    def _statics(self) -> Statics:
-        paths = [s.path for s in self.contract.statics]
-        positions = frozenset(int(p[len("args[") : -1]) for p in paths if p.startswith("args["))
-        names = frozenset(p[len("kwargs['") : -2] for p in paths if p.startswith("kwargs["))
-        return Statics(positions, names)
+    def _constants(self) -> list[Any]:
+        """The arrays that the function closes over: made once, and never while something is traced."""
+        return constants(self.contract, self._found)
+
+    def _statics(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Statics:
+        """Which arguments of a call are static, told by their paths."""
+        paths = {s.path for s in self.contract.statics}
+        positions = frozenset(i for i in range(len(args)) if f"args[{i}]" in paths)
+        return Statics(positions, frozenset(name for name in kwargs if f"kwargs[{name!r}]" in paths))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say of JAX's refusal to differentiate forward what helps."""
+        try:
+            yield
+        except TypeError as error:
+            if _JAX_ON_JVP not in str(error):
+                raise
+            what = "was exported for reverse mode, and is differentiated in forward mode (jvp, jacfwd, hessian)."
+            cure = "Use jax.grad or jax.vjp, or the function that it was exported from."
+            raise CallError(message(self.contract.name, what, cure)) from error
+
+    def _refuse_width(self) -> None:
+        wide = next((d for d in self._wide if not jax.config.jax_enable_x64), None)
+        if wide is not None:
+            what = f"was exported with 64-bit types ({wide}), and this process has them switched off."
+            cure = 'Switch them on first: jax.config.update("jax_enable_x64", True).'
+            raise CallError(message(self.contract.name, what, cure))
 
     @cached_property
-    def _constants(self) -> list[Any]:
-        """The arrays that the function closes over."""
-        infos = self.contract.inputs[: self.contract.num_constants]
-        if not infos:
-            return []
-        with np.load(io.BytesIO(self._found.files[CONSTANTS]), allow_pickle=False) as held:
-            with jax.ensure_compile_time_eval():
-                return [_array(held[f"constant_{i}"], info) for i, info in enumerate(infos)]
-
-    def _program(self, name: str) -> Callable[..., Any]:
-        """An exported program, read when it is first run."""
-        if name not in self._programs:
-            self._programs[name] = self._read(name)
-        return self._programs[name]
-
-    def _read(self, name: str) -> Callable[..., Any]:
-        entry, jax_version = self.contract.programs[name], jax.__version__
-        newest = jax.export.maximum_supported_calling_convention_version
-        oldest = jax.export.minimum_supported_calling_convention_version
-        spoken, file = entry["calling_convention_version"], self._found.folder / entry["file"]
-        if not oldest <= spoken <= newest:
-            what = f"speaks version {spoken} of JAX's calling convention, and JAX {jax_version} {oldest} to {newest}."
-            cure = "Use a newer JAX, or export again." if spoken > newest else "Export again with this JAX."
-            raise ArtefactError(message(str(file), what, cure))
-        try:
-            made = jax.export.deserialize(bytearray(self._found.files[entry["file"]]))
-        except ImportError as error:
-            raise ArtefactError(
-                message("Loading", "needs the package flatbuffers.", "Install it: pip install flatbuffers.")
-            ) from error
-        return made.call if self.contract.order > 1 else self._differentiated_once(made.call)
-
-    def _differentiated_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A program whose own derivative was not exported."""
-        once = jax.custom_vjp(run)
-
-        def refuse(*args: Any) -> Any:
-            del args
-            what = "was exported to be differentiated once, and is differentiated twice."
-            raise CallError(message(self.contract.name, what, "Export it with order=2."))
-
-        once.defvjp(refuse, refuse)
-        return once
+    def _wide(self) -> list[Described]:
+        c = self.contract
+        return [d for d in (*c.inputs, *c.outputs, *c.residuals, *c.gradients) if d.dtype in _WIDE]
 
     def _refuse_platform(self) -> None:
         here = jax.default_backend()
@@ -277,7 +280,8 @@ class Loaded:
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Bound, list[Any]]:
         """The call's trees, the call flattened, and the arrays in the order of the inputs."""
-        bound = bind(args, kwargs, self._statics)
+        self._refuse_width()
+        bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
         if key not in self._calls:
             keep(self._calls, key, self._call(bound))
@@ -289,19 +293,36 @@ class Loaded:
             if got.dtype != want or not _fits(got.shape, info.shape):
                 what = f"is {got.dtype}[{','.join(map(str, got.shape))}], but it was exported for {info.type}."
                 raise CallError(message(info.path, what, _CURE))
-        return call, bound, flat
+        if self.contract.sizes:
+            self._same_sizes([slot("", leaf).shape for leaf in flat])
+        return call, bound, [*self._constants, *flat]
 
     @cached_property
     def _dtypes(self) -> list[Any]:
         return [read_dtype(info.dtype, info.path) for info in self._leaves]
 
+    def _same_sizes(self, shapes: Sequence[Sequence[Any]]) -> None:
+        """Raise `CallError` where one size that is a name is two numbers, or a size does not follow from the names."""
+        sizes = [
+            (info.path, size, got)
+            for info, shape in zip(self._leaves, shapes, strict=True)
+            for size, got in zip(info.shape, shape, strict=True)
+            if isinstance(size, str) and type(got) is int
+        ]
+        known = {size: got for _, size, got in reversed(sizes) if size.isidentifier()}
+        for path, size, got in sizes:
+            if names(size) <= known.keys() and number(size, known) != got:
+                told = ", ".join(f"{name} = {known[name]}" for name in sorted(names(size)))
+                what = f"has size {got} where {size} stands, and {told}."
+                raise CallError(message(path, what, "Give arrays whose sizes go together."))
+
     def _same_statics(self, bound: Bound) -> None:
-        given = {path: (kind.__name__, repr(value)) for path, kind, value in bound.statics}
+        given = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
         for s in self.contract.statics:
             if s.path not in given:
                 raise CallError(message(s.path, f"is static and was not given: it was {s.value} at export.", _CURE))
-            if given[s.path] != (s.type, s.value):
-                what = f"is static and {given[s.path][1]}, but it was {s.value} at export."
+            if given[s.path] != s:
+                what = f"is static and {given[s.path].value}, but it was {s.value} at export."
                 raise CallError(message(s.path, what, _CURE))
 
     def _call(self, bound: Bound) -> Call:
@@ -319,7 +340,8 @@ class Loaded:
         for i in places.values():
             raise CallError(message(paths[i], f"is no argument that {c.name} was exported with.", _CURE))
         place = dict(zip((info.name for info in self._leaves), order, strict=True))
-        owners = dict.fromkeys(g.of for g in c.gradients)
+        parameters = (i.name for i in c.inputs if i.kind == "parameter")
+        owners = dict.fromkeys((g.of for g in c.gradients) if c.is_train else parameters)
         rows = {g.of for g in c.gradients if g.part == "rows"}
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
         exported = Exported(self._results, sparse, c.is_train)
@@ -339,21 +361,12 @@ def _fits(got: Sequence[int], want: Sequence[Any]) -> bool:
     return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
 
 
-def _array(data: np.ndarray, info: Input) -> Any:
-    """A constant made of its bytes."""
-    dtype = read_dtype(info.dtype, info.path)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        words = data.view(np.uint32).reshape(*info.shape, -1)
-        return jax.random.wrap_key_data(jnp.asarray(words), impl=key_implementation(info.dtype))
-    return jnp.asarray(data.view(dtype).reshape(info.shape))
-
-
-def _dense(gradient: tuple[Any, ...] | None, info: Input) -> Any:
-    """The gradient as an array: rows are added where they belong."""
+def _dense(gradient: tuple[Any, ...] | None, table: Any) -> Any:
+    """The gradient as an array: the rows of a table are added where they belong."""
     if gradient is None or len(gradient) == 1:
         return None if gradient is None else gradient[0]
     rows, places = gradient
-    return jnp.zeros(info.shape, rows.dtype).at[tuple(places.T)].add(rows)
+    return jnp.zeros(table.shape, rows.dtype).at[tuple(places.T)].add(rows)
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:

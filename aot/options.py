@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from jointcut.aot.limits import Budget, limit, plain_number
 from jointcut.partition import mincut, planfile
 from jointcut.partition.cost import CostModel
-from jointcut.partition.errors import PlanError, StrategyError, TraceError, choices, message
+from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.record import Record
@@ -38,6 +39,8 @@ class Options(Record):
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
         cost: what ops take in seconds; by default a roofline of what the device was measured to do.
         plan: a plan made before, or its text.
+        cache: the folder in which compiled programs are kept for other processes; True for `~/.cache/jointcut/programs`, False
+            for none. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set.
     """
 
     argnums: int | Sequence[int] = 0
@@ -52,6 +55,7 @@ class Options(Record):
     budget: Budget | None = None
     cost: CostModel | None = None
     plan: Plan | str | None = None
+    cache: str | os.PathLike[str] | bool | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -100,6 +104,7 @@ def checked(function: Any, options: Options) -> Options:
         donate_argnames=tuple(sorted(donated.argnames)),
         sparse_gradients=_tuple(options.sparse_gradients),
         budget=plain_number(options.budget),
+        cache=_folder(options.cache),
     )
 
 
@@ -143,6 +148,15 @@ def disjoint(options: Options, fixed: Collection[int], count: int | None) -> Non
     if overlap := sorted(chosen & set(fixed)):
         cure = "Take it out of one of the two: a static argument is a Python value and has no gradient."
         raise TraceError(message("argnums and static_argnums", f"both name position {overlap[0]}.", cure))
+
+
+def _folder(cache: Any) -> str | bool | None:
+    if cache is None or isinstance(cache, bool):
+        return cache
+    if not isinstance(cache, str | os.PathLike):
+        what = f"is a {type(cache).__name__}, not a folder."
+        raise CacheError(message("cache", what, "Give a path, True for ~/.cache/jointcut/programs, or False for none."))
+    return os.fspath(cache)
 
 
 def _integers(name: str, given: Any) -> int | tuple[int, ...]:

@@ -20,7 +20,7 @@ from jointcut.aot.joint import Joint, joint
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, planfile
-from jointcut.partition.emit import Residual
+from jointcut.partition.emit import Halves, Residual
 from jointcut.partition.errors import RecordError
 from jointcut.partition.plan import Saved
 from jointcut.partition.split import Split
@@ -34,19 +34,19 @@ _HELD = {"input": "an input, which the caller holds", "output": "an output, whic
 class Pair:
     """A traced call and its halves.
 
-    `cut` is the cut whose plan they follow; where `traced` and `split` have symbolic sizes, it was made with those of
+    `cut` is the cut whose plan they follow; where `traced` and `halves` have symbolic sizes, it was made with those of
     `sizes` in their place.
     """
 
     cut: CutCall
     traced: TracedCall
-    split: Split
+    halves: Halves
     sizes: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: CutCall) -> Pair:
+    def of(cls, cut: CutCall, platforms: Sequence[str]) -> Pair:
         """A cut at the sizes that it was traced for."""
-        return cls(cut, cut.traced, cut.split, {})
+        return cls(cut, cut.traced, halves_for(cut.split, platforms), {})
 
     @cached_property
     def alone(self) -> Joint:
@@ -77,7 +77,7 @@ class Pair:
             argnums=options.argnums if isinstance(options.argnums, int) else tuple(options.argnums),
             has_aux=options.has_aux,
             positional=len(traced.bound.spans),
-            statics=tuple(StaticArgument(path, kind.__name__, repr(v)) for path, kind, v in traced.bound.statics),
+            statics=tuple(StaticArgument.of(*static) for static in traced.bound.statics),
             order=order,
             sizes=dict(self.sizes),
             graph_signature=self.graph_signature,
@@ -130,13 +130,12 @@ class Pair:
     def residuals(self) -> tuple[ResidualInput, ...]:
         """What the backward takes of the forward."""
         saved = {s.value: s for s in self.cut.plan.saved}
-        avals = jaxprs.input_structs(self.split.halves.backward)
-        here = self.cut.split.halves.residuals
-        made = zip(self.split.halves.residuals, here, avals, strict=False)
-        return tuple(self._residual(r, aval, at.value, saved.get(at.value)) for r, at, aval in made)
+        avals = jaxprs.input_structs(self.halves.backward)
+        made = zip(self.halves.residuals, avals, strict=False)
+        return tuple(self._residual(r, aval, saved.get(r.value)) for r, aval in made)
 
-    def _residual(self, residual: Residual, aval: Any, value: int, known: Saved | None) -> ResidualInput:
-        """`value` is the residual's in the cut whose plan is followed, `known` what that plan says of it."""
+    def _residual(self, residual: Residual, aval: Any, known: Saved | None) -> ResidualInput:
+        """`known` is what the plan says of the residual."""
         index, consts = residual.index, self.traced.consts
         if residual.kind == "input" and index < len(consts):
             index = next(i for i, c in enumerate(self.constants) if c is consts[index])
@@ -148,7 +147,7 @@ class Pair:
             name=f"{prefix}_{index + 1}",
             kind=residual.kind,
             index=index,
-            bytes=self.cut.split.graph.values[value].saved_bytes,
+            bytes=self.cut.split.graph.values[residual.value].saved_bytes,
             op="" if known is None else known.op,
             scope="" if known is None else known.scope,
             source="" if known is None else known.source,
@@ -159,7 +158,7 @@ class Pair:
     def tangents(self) -> tuple[Tangent, ...]:
         """The cotangents that the backward takes, one for each output that can carry one."""
         carrying = [o for o, on in zip(self.outputs, self.traced.program.carries, strict=True) if on]
-        avals = jaxprs.input_structs(self.split.halves.backward)[len(self.split.halves.residuals) :]
+        avals = jaxprs.input_structs(self.halves.backward)[len(self.halves.residuals) :]
         pairs = zip(carrying, avals, strict=True)
         return tuple(Tangent.like(a, name=f"tangents_{i + 1}", of=o.name) for i, (o, a) in enumerate(pairs))
 
@@ -168,7 +167,7 @@ class Pair:
         """The results of the backward."""
         traced = self.traced
         parts = [p for k in range(len(traced.wanted)) for p in _parts(k in traced.program.sparse)]
-        ends = jaxprs.opened(self.split.halves.backward)[0].outvars
+        ends = jaxprs.opened(self.halves.backward)[0].outvars
         made = []
         for n, (owner, part, end) in enumerate(zip(traced.owners, parts, ends, strict=True)):
             of = self.inputs[len(self.constants) + owner]
@@ -181,6 +180,13 @@ class Pair:
         arguments = _plain_spec([i.keys for i in self.inputs if i.keys])
         results = _plain_spec([o.keys for o in self.outputs])
         return replace(graph_signature(self.traced, len(self.constants)), in_spec=arguments, out_spec=results)
+
+
+def halves_for(split: Split, platforms: Sequence[str]) -> Halves:
+    """The halves to export: for XLA:CPU alone those that meet its habits."""
+    if tuple(platforms) != ("cpu",):
+        return split.halves
+    return split.held if jaxprs.barriers_expand("cpu") else split.on_cpu
 
 
 def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
-from jointcut.aot.export import PLATFORMS, export
+from jointcut.aot.export import PLATFORMS, export, known_platforms
 from jointcut.aot.fit import CALIBRATION, Weighed, fit, planner_for, room_for
 from jointcut.aot.limits import Budget, Limit, limit
 from jointcut.aot.options import wanted_plan
@@ -130,7 +130,8 @@ class Cut(CutCall):
         overwrite: bool = False,
     ) -> Path:
         """Write this cut as an artefact that others can run, and return where it is; see `Function.export`."""
-        return export(Pair.of(self), path, platforms, order, overwrite)
+        platforms = known_platforms(platforms)
+        return export(Pair.of(self, platforms), path, platforms, order, overwrite)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.

@@ -6,6 +6,7 @@ Files, in reading order:
 
     errors: Say what went wrong, where, and what to do next.
     jaxprs: Borrow from JAX's internals here, and nowhere else.
+    sizes: Put numbers in the place of symbolic sizes.
     roles: Name what each input and output of the joint program stands for.
     graph: Hold the joint program as ops and values.
     text: Print a graph as text, and read it back.

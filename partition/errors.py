@@ -12,6 +12,7 @@ The tree of everything that jointcut raises on its own account::
     ├── RecordError        a record has no JSON form, or a JSON text is none of ours
     ├── CacheError         a cache folder that cannot be used or trusted
     ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
+    ├── IdentityError      something that a cache would have to name has no identity
     ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
@@ -64,6 +65,10 @@ class ArtefactError(JointcutError, ValueError):
 
 class CacheError(JointcutError, ValueError):
     """A cache folder cannot be used or trusted, or was asked for something that is no key."""
+
+
+class IdentityError(JointcutError, ValueError):
+    """Something that a cache would have to name has no identity that another process would know."""
 
 
 class CallError(JointcutError, TypeError, ValueError):

@@ -7,7 +7,7 @@ it: the program returns a `TensorAlias` in its place, and the caller gets the ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +76,14 @@ def identities(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, Tenso
 def kept_out(found: dict[int, TensorAlias], donated: Collection[int]) -> dict[int, TensorAlias]:
     """Without those whose array is given up to the program: that one must make a new one."""
     return {i: alias for i, alias in found.items() if alias.source == "output" or alias.alias not in donated}
+
+
+def inserted(results: Sequence[Any], found: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
+    """A program's results, its outputs first, with what stayed out of it in its place."""
+    whole = list(results)
+    for i, twin in sorted(found.items()):
+        whole.insert(i, leaves[twin.alias] if twin.source == "input" else whole[twin.alias])
+    return whole
 
 
 def replaced(outputs: Sequence[Any], found: dict[int, TensorAlias]) -> list[Any]:

@@ -1,0 +1,136 @@
+"""List what stands outside of a program and could change what it compiles to.
+
+Versions, the text of jointcut itself, JAX's configuration, what the compilers read from the environment, and the
+machine. `fingerprint(program=..., **environment())` is a key that another process finds again only where all of it is
+the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jointcut import partition, wrappers
+from jointcut.partition import jaxprs
+
+# What decides which program is traced, planned or compiled: libraries by name, those of accelerators by their prefix.
+_DISTRIBUTIONS = ("jointcut", "jax", "jaxlib", "libtpu", "numpy", "scipy", "ml-dtypes")
+_PREFIXES = ("jax-", "libtpu-", "nvidia-")
+
+# Variables that XLA and the libraries under it read, by prefix; JAX's own are its configuration.
+_VARIABLES = (
+    *("XLA_", "LIBTPU_", "TPU_", "TF_", "PJRT_", "NPROC", "OMP_", "ONEDNN_", "DNNL_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "ROCM_", "HIP_", "MIOPEN_"),
+)
+
+# Settings that change only what is printed, logged, remembered or said of an error. All others count, known or not.
+_SILENT = frozenset(
+    {
+        "jax_captured_constants_report_frames",
+        "jax_captured_constants_warn_bytes",
+        "jax_compilation_cache_check_contents",
+        "jax_compilation_cache_dir",
+        "jax_compilation_cache_expect_pgle",
+        "jax_compilation_cache_include_metadata_in_key",
+        "jax_compilation_cache_max_size",
+        "jax_compiler_detailed_logging_min_ops",
+        "jax_debug_log_modules",
+        "jax_distributed_debug",
+        "jax_dump_ir_modes",
+        "jax_dump_ir_to",
+        "jax_enable_compilation_cache",
+        "jax_explain_cache_misses",
+        "jax_include_debug_info_in_dumps",
+        "jax_log_checkpoint_residuals",
+        "jax_log_compiles",
+        "jax_logging_level",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+        "jax_pprint_use_color",
+        "jax_raise_persistent_cache_errors",
+        "jax_traceback_filtering",
+        "jax_tracer_error_num_traceback_frames",
+    }
+)
+
+# What /proc/cpuinfo says of a processor, and not of its present state: on Intel and AMD, and on Arm.
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+_ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
+
+
+def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
+    """What `fingerprint` needs to know beside the program, by name; `devices` are by default all of the backend's.
+
+    Read anew at each call, but for what cannot change while a process runs.
+    """
+    devices = jax.devices() if devices is None else devices
+    client = devices[0].client
+    return {
+        "versions": versions(),
+        "python": (platform.python_implementation(), platform.python_version_tuple()[:2]),
+        "sources": SOURCES,
+        "backend": (client.platform, client.platform_version),
+        "devices": tuple(devices),
+        "processes": (jax.process_count(), jax.process_index(), jax.device_count()),
+        "config": {name: value for name, value in jax.config.values.items() if name not in _SILENT},
+        "context": jaxprs.trace_context(),
+        "variables": (_first_variables(), variables()),
+        "cpu": cpu(),
+    }
+
+
+@functools.cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """Name and version of every installed distribution that has a part in compiling, sorted."""
+    names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions()}
+    return tuple(sorted(item for item in names.items() if item[0] in _DISTRIBUTIONS or item[0].startswith(_PREFIXES)))
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that compilers read; `XLA_FLAGS` may name a file, which then counts by its text."""
+    found = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    flags = found.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-") and Path(flags).is_file():
+        found["XLA_FLAGS file"] = Path(flags).read_text("utf-8", "surrogateescape")
+    return found
+
+
+@functools.cache
+def _first_variables() -> dict[str, str]:
+    """Those of the first call: compilers read them once, so that a later change is a change of half of them."""
+    return variables()
+
+
+@functools.cache
+def cpu(path: str = "/proc/cpuinfo") -> tuple[Any, ...]:
+    """What the host's processors can do, and how many of them this process may use.
+
+    XLA:CPU compiles for the instructions of the host and divides work among its processors, and no version says which.
+    """
+    lines = Path(path).read_text("utf-8", "replace").splitlines() if Path(path).is_file() else []
+    pairs = (line.partition(":")[::2] for line in lines)
+    facts = {f"{name.strip()}: {value.strip()}" for name, value in pairs if name.strip() in _CPU_FIELDS + _ARM_FIELDS}
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (platform.machine(), platform.processor(), usable, tuple(sorted(facts)))
+
+
+def sources(folders: Iterable[Path]) -> str:
+    """The sha256, in hex, of all Python files in folders: an edited file is another jointcut, whatever its version."""
+    hashed = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            text = file.read_bytes()
+            hashed.update(f"{folder.name}/{file.relative_to(folder).as_posix()} {len(text)}\n".encode() + text)
+    return hashed.hexdigest()
+
+
+# Read as soon as the files themselves are, since what is on disk may be edited while the process runs.
+SOURCES = sources([Path(__file__).parent, *(Path(package.__path__[0]) for package in (wrappers, partition))])

@@ -1,0 +1,37 @@
+"""Trace and cut a function for export, at the sizes of its arguments or for any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jointcut.aot import pipeline
+from jointcut.aot.export import refuse_what_stays
+from jointcut.aot.options import Options
+from jointcut.aot.pair import Pair, halves_for
+from jointcut.aot.symbolic import symbolic_cut
+from jointcut.partition.sizes import is_symbolic
+from jointcut.wrappers.tree import Bound
+
+
+def exportable(
+    function: Callable[..., Any],
+    options: Options,
+    bound: Bound,
+    sizes: Mapping[str, int] | None,
+    constraints: Sequence[str],
+    platforms: Sequence[str],
+) -> Pair:
+    """The pair that is exported; with symbolic sizes its plan is made for the numbers in `sizes`.
+
+    Raises `ArtefactError` for what cannot be exported, else as tracing and cutting do.
+    """
+    symbolic = any(isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape) for leaf in bound.leaves)
+    if symbolic or sizes or constraints:
+        made = symbolic_cut(function, options, bound, sizes or {}, constraints)
+        return Pair(made.cut, made.traced, halves_for(made.split, platforms), made.sizes)
+    traced = pipeline.trace(function, options, bound, options.chosen)
+    refuse_what_stays(traced)
+    return Pair.of(traced.partition(), platforms)

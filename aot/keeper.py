@@ -1,0 +1,284 @@
+"""Look up what another process compiled, and compile what none did.
+
+The first call of a signature traces the user's function, without its derivative, and asks the store for what was
+compiled for that program under these options in this environment (`fingerprint`). Where it is found nothing is
+differentiated, cut or compiled; otherwise all that is done, and kept for the next process.
+
+What decides a program but does not show in the function's own trace is never guessed: where there is a derivative rule
+of the user's, or the derivative closes over arrays of its own, the differentiated program is the key, and a program
+that holds something without an identity, an effect, or more than one device is not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jointcut.aot import compile as compiling
+from jointcut.aot import pipeline
+from jointcut.aot.calls import keep
+from jointcut.aot.environment import environment
+from jointcut.aot.fingerprint import WithoutRules, fingerprint, foreign_rules
+from jointcut.aot.flat import Derivative, FlatCall
+from jointcut.aot.joint import Primal, primal
+from jointcut.aot.limits import limit
+from jointcut.aot.options import Options
+from jointcut.aot.stages import Traced
+from jointcut.aot.store import Store
+from jointcut.aot.stored import Entry, StoredCall
+from jointcut.partition import jaxprs
+from jointcut.partition.errors import IdentityError
+from jointcut.wrappers import alias
+from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
+from jointcut.wrappers.tree import struct as type_of
+
+FOLDER, SIZE = "JOINTCUT_CACHE_DIR", "JOINTCUT_CACHE_SIZE"
+_DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"
+_LOG = logging.getLogger("jointcut")
+_UNABLE = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)  # what JAX raises where it cannot (de)serialise
+
+
+def store_for(cache: str | os.PathLike[str] | bool | None) -> Store | None:
+    """The store that an option names: a folder, True for the usual one, None for that of `JOINTCUT_CACHE_DIR` if set.
+
+    It holds at most what `JOINTCUT_CACHE_SIZE` says ("10GiB"). Raises `CacheError` for a folder that cannot be used or
+    trusted, `BudgetError` for a size that is none.
+    """
+    named = os.environ.get(FOLDER)
+    if cache is False or (cache is None and not named):
+        return None
+    folder = Path(cache) if isinstance(cache, str | os.PathLike) else Path(named or _DEFAULT_FOLDER)
+    return _opened(folder.expanduser().absolute(), limit(os.environ.get(SIZE, _DEFAULT_SIZE)).peak_bytes or 0)
+
+
+@functools.cache
+def _opened(folder: Path, max_bytes: int) -> Store:
+    return Store.at(folder, max_bytes)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a call asks for: `kind` is `call`, `step` or `pair`; `positions` the arguments that are differentiated."""
+
+    kind: str
+    bound: Bound
+    positions: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """The calls of one function, by programs that are kept in a store."""
+
+    function: Callable[..., Any]
+    options: Options
+    statics: Statics
+    store: Store
+    name: str
+    known: dict[Any, StoredCall | None] = field(default_factory=dict, repr=False)
+
+    def find(
+        self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[StoredCall, Bound] | None:
+        """How to run a call, and the call flattened; None where its programs are not kept."""
+        bound = bind(args, kwargs, self.statics)
+        key = (kind, positions, bound.signature(), tuple(map(_sharding, bound.leaves)), jaxprs.trace_context())
+        if key not in self.known:
+            keep(self.known, key, self._made(_Wanted(kind, bound, positions)))
+        found = self.known[key]
+        return None if found is None else (found, bound)
+
+    def _made(self, wanted: _Wanted) -> StoredCall | None:
+        """The programs of one signature: from the store, or compiled and kept there."""
+        with pipeline.explained(self.name), jaxprs.paused_collection():
+            source = self._source(wanted.bound)
+        reason = _not_kept(source, wanted.bound, self.options)
+        if reason is None:
+            try:
+                return self._by_source(wanted, source)
+            except IdentityError as error:
+                reason = str(error)
+        _LOG.warning("%s (%s) is not kept in the cache: %s", self.name, wanted.kind, reason)
+        return None
+
+    def _source(self, bound: Bound) -> Primal:
+        """The function's own trace, of each array once."""
+        flat, places = TreeWrapper(bound).flat(self.function), bound.places
+        return primal(lambda *xs: flat(*(xs[p] for p in places)), bound.unique, self.options.has_aux)
+
+    # ------------------------------------------------------------------------------------------------- the key
+
+    def _by_source(self, wanted: _Wanted, source: Primal) -> StoredCall:
+        """The programs under the function's own trace as the key, or under the differentiated one."""
+        if wanted.kind == "call":
+            key = self._key(wanted, WithoutRules(source.closed))
+            return self._kept(key, wanted, source) or self._compiled_call(key, wanted, source)
+        key = None
+        if not foreign_rules(source.closed):
+            try:
+                key = self._key(wanted, source.closed)
+            except IdentityError:  # the policy of a jax.checkpoint, say, which differentiation resolves
+                key = None
+        if key is not None and (found := self._kept(key, wanted, source)):
+            return found
+        traced = pipeline.trace(self.function, self.options, wanted.bound, wanted.positions)
+        if key is None or _places(traced, source) is None:
+            key = self._key(wanted, WithoutRules(traced.program.closed))
+            if found := self._kept(key, wanted, source, traced.consts):
+                return found
+        return self._compiled(key, wanted, source, traced)
+
+    def _key(self, wanted: _Wanted, program: Any) -> str:
+        options, bound = self.options, wanted.bound
+        chosen = () if wanted.kind == "call" else pipeline.differentiated(bound, wanted.positions, options)
+        return fingerprint(
+            kind=wanted.kind,
+            program=program,
+            environment=environment(),
+            places=bound.places,
+            shardings=tuple(map(_sharding, bound.leaves)),
+            differentiated=chosen,
+            donated=() if wanted.kind == "pair" else tuple(sorted(bound.leaves_of(*options.donated))),
+            has_aux=options.has_aux,
+            keep_unused=options.keep_unused,
+            sparse=options.sparse_gradients if wanted.kind == "step" else (),
+            how=None if wanted.kind == "call" else (options.strategy, options.budget, options.cost, options.plan),
+        )
+
+    # --------------------------------------------------------------------------------------------- the programs
+
+    def _kept(
+        self, key: str, wanted: _Wanted, source: Primal, consts: Sequence[Any] | None = None
+    ) -> StoredCall | None:
+        """What the store has under a key; `consts` are those of the differentiated program, where that is the key."""
+        data = self.store.get(key)
+        if data is None:
+            return None
+        entry = Entry.from_bytes(data)
+        try:
+            programs = entry.loaded()
+        except _UNABLE as error:
+            _LOG.warning("%s (%s) in the cache cannot be loaded, and is made again: %s", self.name, wanted.kind, error)
+            return None
+        _LOG.info("%s (%s) was found in the cache", self.name, wanted.kind)
+        if entry.consts is not None:
+            consts = [source.consts[i] for i in entry.consts]
+        assert consts is not None, "an entry under the differentiated program"
+        return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
+
+    def _call(self, wanted: _Wanted, source: Primal, entry: Entry) -> FlatCall:
+        chosen = () if wanted.kind == "call" else pipeline.differentiated(wanted.bound, wanted.positions, self.options)
+        derivative = Derivative(source.results, frozenset(entry.sparse), entry.is_train)
+        return FlatCall(self.name, self.options, wanted.bound.abstract(), chosen, derivative)
+
+    def _compiled_call(self, key: str, wanted: _Wanted, source: Primal) -> StoredCall:
+        """The function alone."""
+        jaxpr, _ = jaxprs.opened(source.closed)
+        count = len(source.consts)
+        inputs = [jaxpr.invars[count + p] for p in wanted.bound.places]
+        donated = wanted.bound.leaves_of(*self.options.donated)
+        found = alias.kept_out(alias.identities(inputs, jaxpr.outvars), donated)
+        rest = [v for i, v in enumerate(jaxpr.outvars) if i not in found]
+        closed = jaxprs.build(jaxpr.invars, rest, jaxpr.eqns)
+        structs = [*map(type_of, source.consts), *wanted.bound.abstract().unique]
+        program = compiling.compiled(_flat(closed), structs, self.options.keep_unused, self._donated(wanted, count))
+        handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
+        arity = ((len(structs), len(rest)),)
+        entry = Entry(tuple(range(count)), handed, (), False, (), arity, ())
+        return self._put(key, wanted, source, source.consts, entry, (program,))
+
+    def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> StoredCall:
+        """A step as one program, or forward and backward as two."""
+        cut = traced.partition()
+        halves = compiling.halves_for(cut.split, True)
+        found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
+        outs, ends = len(traced.program.results.avals), len(jaxprs.opened(halves.backward)[0].outvars)
+        shown = outs - len(found)
+        keep_unused = self.options.keep_unused
+        if wanted.kind == "step":
+            ones = traced.ones()
+
+            def step(*flat: Any) -> list[Any]:
+                outputs, gradients = compiling.run_step(cut.split, halves, flat, ones)
+                return [*(x for i, x in enumerate(outputs) if i not in found), *gradients]
+
+            donated = self._donated(wanted, len(traced.consts))
+            programs = (compiling.compiled(step, structs, keep_unused, donated),)
+            arity = ((len(structs), shown + ends),)
+        else:
+            saved = len(jaxprs.opened(halves.forward)[0].outvars) - outs
+            forward = _flat(halves.forward, found)
+            taken = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
+            programs = (
+                compiling.compiled(forward, structs, keep_unused),
+                compiling.compiled(_flat(halves.backward), taken, True),
+            )
+            arity = ((len(structs), shown + saved), (len(taken), ends))
+        handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
+        residuals = tuple((r.kind, r.index) for r in halves.residuals)
+        program = traced.program
+        places = _places(traced, source)
+        entry = Entry(places, handed, residuals, program.is_train, tuple(sorted(program.sparse)), arity, ())
+        return self._put(key, wanted, source, traced.consts, entry, programs)
+
+    def _donated(self, wanted: _Wanted, start: int) -> tuple[int, ...]:
+        """Places among the flat inputs whose buffers a call gives up."""
+        leaves = wanted.bound.leaves_of(*self.options.donated)
+        return tuple(sorted({start + wanted.bound.places[i] for i in leaves}))
+
+    def _put(
+        self,
+        key: str,
+        wanted: _Wanted,
+        source: Primal,
+        consts: Sequence[Any],
+        entry: Entry,
+        programs: tuple[Any, ...],
+    ) -> StoredCall:
+        """The programs, kept in the store where they can be."""
+        try:
+            pickled = tuple(serialize_executable.serialize(program)[0] for program in programs)
+        except _UNABLE as error:
+            _LOG.warning("%s (%s) is not kept in the cache: %s", self.name, wanted.kind, error)
+        else:
+            self.store.put(key, replace(entry, programs=pickled).to_bytes(), f"{self.name} {wanted.kind}")
+        return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
+
+
+def _flat(closed: Any, left_out: Any = ()) -> Callable[..., list[Any]]:
+    return lambda *flat: [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in left_out]
+
+
+def _sharding(leaf: Any) -> Any:
+    return getattr(type_of(leaf), "sharding", None)
+
+
+def _places(traced: Traced, source: Primal) -> tuple[int, ...] | None:
+    """Where the constants of the differentiated program stand among the function's own; None where one does not."""
+    known = {id(c): i for i, c in enumerate(source.consts)}
+    found = [known.get(id(c)) for c in traced.consts]
+    return None if None in found else tuple(i for i in found if i is not None)
+
+
+def _not_kept(source: Primal, bound: Bound, options: Options) -> str | None:
+    """Why a program cannot be kept; None where it can."""
+    if source.has_references:
+        return "it is given a jax.Ref."
+    jaxpr, _ = jaxprs.opened(source.closed)
+    if named := [name for eqn in jaxpr.eqns for name in jaxprs.effect_names(eqn)]:
+        return f"it has the effect {named[0]}."
+    if any(map(jaxprs.is_tracer, source.consts)):
+        return "it closes over values of a trace that is under way."
+    placed = (_sharding(leaf) for leaf in (*bound.leaves, *source.consts))
+    if any(where is not None and len(where.device_set) > 1 for where in placed):
+        return "it runs on several devices."
+    if options.budget is not None and limit(options.budget).of_device:
+        return "its budget is what the device has free at the moment."
+    return None
