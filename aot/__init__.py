@@ -3,6 +3,13 @@
 Files, in reading order:
 
     limits: Say what a budget means in bytes.
+    known: Tell what every process knows by name.
+    encode: Write values as bytes that every process writes alike.
+    environment: List what stands outside of a program and could change what it compiles to.
+    fingerprint: Name a compilation by everything that could change it.
+    folder: Share a folder with other processes, each of which may be killed at any moment.
+    store: Keep entries on disk, and forget them safely.
+    caching: Say where compiled programs are kept.
     shapes: Give arguments sizes that are known later.
     options: List every choice a user can make, with its default.
     compile: Lower and compile the two jaxprs for a device.
@@ -13,6 +20,7 @@ Files, in reading order:
     traced: Hold one traced call, and put flat results back into the caller's trees.
     pareto: Show what each budget would cost.
     fit: Compile plans until one fits the budget.
+    notes: Remember on disk which plan held a budget.
     inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
@@ -32,18 +40,20 @@ Files, in reading order:
     exportable: Trace and cut a function for export, at the sizes of its arguments or for any.
     pullback: Hold a forward's residuals until the cotangent comes.
     calls: Call a jitted function, and look closer where its arguments ask for it.
-    known: Tell what every process knows by name.
-    encode: Write values as bytes that every process writes alike.
-    environment: List what stands outside of a program and could change what it compiles to.
-    fingerprint: Name a compilation by everything that could change it.
-    folder: Share a folder with other processes, each of which may be killed at any moment.
-    store: Keep entries on disk, and forget them safely.
     flat: Call flat programs in the caller's trees, without a trace of the function at hand.
     stored: Run a call by programs that another process compiled.
     keeper: Look up what another process compiled, and compile what none did.
     method: Bind a function of ours to an instance.
     loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
+    usage: Teach the command line by example.
+    named: Import what a command line names.
+    npz: Read the arrays of a call from an archive of numpy's, by their paths, and write results to one.
+    differences: Compare a gradient with differences of its function.
+    trial: Run an exported pair on given arrays, and check what comes out.
+    facts: Gather what the commands tell, as one JSON object each.
+    shown: Write what the commands tell as lines of text, at most 100 columns wide.
+    command: Explain, export, show and run from a command line.
 """
 
 from jointcut.aot.checked import debug as debug

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
 
 import jax
+import jax.core
 
 from jointcut.partition.errors import ArtefactError, message
 from jointcut.wrappers.record import read_dtype

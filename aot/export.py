@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot import agreement, artefact, guide
@@ -204,6 +205,6 @@ def _packed(constants: Sequence[Any]) -> bytes:
 
 
 def _raw(constant: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(jax.typeof(constant).dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(jax.typeof(constant).dtype, jax.dtypes.prng_key):
         constant = jax.random.key_data(constant)
     return np.frombuffer(np.asarray(constant).tobytes(), np.uint8)

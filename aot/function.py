@@ -25,12 +25,13 @@ import numpy as np
 from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
+from jointcut.aot.caching import store_for
 from jointcut.aot.calls import Jitted, keep, refuse_twice
 from jointcut.aot.export import PLATFORMS, export, refuse_request
 from jointcut.aot.exportable import exportable
 from jointcut.aot.inside import cut_inside
 from jointcut.aot.joint import Primal, joint, primal
-from jointcut.aot.keeper import Keeper, store_for
+from jointcut.aot.keeper import Keeper
 from jointcut.aot.limits import Budget
 from jointcut.aot.method import Method
 from jointcut.aot.options import Options
@@ -158,7 +159,7 @@ class Function:
 
         Args:
             path: the folder to make; what it holds is described in the README.md that it gets.
-            args, kwargs: arguments, arrays or `jax.ShapeDtypeStruct`, whose shapes the programs are for.
+            *args: arguments, arrays or `jax.ShapeDtypeStruct`, whose shapes the programs are for.
             platforms: what they are lowered for, none of which need be here: "cpu", "cuda", "rocm", "tpu".
             budget: in place of the function's own; measured on this machine.
             order: how often the artefact can be differentiated.
@@ -166,13 +167,16 @@ class Function:
                 is made for these, `{"b": 8}`, and the programs run with any.
             constraints: what holds of such sizes, as in `jax.export.symbolic_args_specs`: `("b >= 2",)`.
             overwrite: whether to replace an artefact that is there.
+            **kwargs: further arguments of the function, by name.
 
         Returns the folder. Raises `ArtefactError` where the function has effects, or references among its arguments,
         or where the folder cannot be written: then nothing is left behind.
         """
         lowered_for = refuse_request(path, platforms, order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
-        options = self._options if budget is None else replace(self._options, strategy="min_cut", budget=budget, plan=None)
+        options = self._options
+        if budget is not None:
+            options = replace(options, strategy="min_cut", budget=budget, plan=None)
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)
         return export(pair, path, lowered_for, order, overwrite)
 
@@ -369,8 +373,8 @@ def function(
         cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
         plan: a plan made before for the same program, or its text, in place of a strategy.
         cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with
-            True. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set; `JOINTCUT_CACHE_SIZE`
-            bounds it ("10GiB"), and what was used longest ago goes first.
+            True. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set. What was used
+            longest ago goes first when there is more than `JOINTCUT_CACHE_SIZE` says ("10GiB").
 
     Raises:
         BudgetError: the budget says nothing; at a call, where no plan was found that holds it.

@@ -85,20 +85,32 @@ def _with_jointcut(contract: Contract) -> str:
     return "\n".join([*lines, "```"])
 
 
+_CONSTANTS = (
+    'held = jax.numpy.load(folder / "constants.npz")  # their bytes; those of a key are jax.random.key_data of it',
+    "constants = [",
+    '    jax.numpy.asarray(held[f"constant_{i}"].view(jax.numpy.dtype(c["dtype"])).reshape(c["shape"]))',
+    '    for i, c in enumerate(signature["inputs"])',
+    '    if c["kind"] == "constant"',
+    "]",
+)
+
+
 def _with_jax(contract: Contract) -> str:
-    constants = contract.num_constants
     lines = ["## With JAX alone", "", "```python", "import json, pathlib", "import jax", "from jax import export", ""]
-    lines += ['folder = pathlib.Path("this/folder")', 'signature = json.loads((folder / "signature.json").read_text())']
-    lines += ["def program(name):"]
+    lines += ['folder = pathlib.Path("this/folder")']
+    lines += ['signature = json.loads((folder / "signature.json").read_text())', "", "def program(name):"]
     lines += ['    return export.deserialize(bytearray((folder / f"{name}.stablehlo").read_bytes())).call', ""]
-    if constants:
-        lines += [f"# The first {constants} inputs are constants: constants.npz holds their bytes, in order."]
-    if not contract.is_train:
-        lines += ['outputs = program("inference")(*inputs)']
-    else:
+    if contract.num_constants:
+        lines += _CONSTANTS
+    constants = "*constants, " if contract.num_constants else ""
+    lines += [f"inputs = [{constants}*leaves]  # leaves: an array for each other input"]
+    lines += ['outputs = program("inference")(*inputs)']
+    if contract.is_train:
         lines += [
+            "",
             'results = program("forward")(*inputs)',
             'count = len(signature["outputs"])',
+            'tangents = [jax.numpy.ones(t["shape"], t["dtype"]) for t in signature["tangents"]]  # 1 for a loss',
             'where = {"output": results, "saved": results[count:], "input": inputs}',
             'residuals = [where[r["kind"]][r["index"]] for r in signature["residuals"]]',
             'gradients = program("backward")(*residuals, *tangents)',
@@ -111,7 +123,7 @@ def _elsewhere(contract: Contract) -> str:
         [
             "## With another compiler",
             "",
-            f"The `.mlir` files are StableHLO with one function `main`, lowered for {contract.mlir_platform}: IREE, say, "
-            "compiles them with `iree-compile --iree-input-type=stablehlo`.",
+            f"The `.mlir` files are StableHLO with one function `main`, lowered for {contract.mlir_platform}: "
+            "IREE, say, compiles them with `iree-compile --iree-input-type=stablehlo`.",
         ]
     )

@@ -11,12 +11,9 @@ that holds something without an identity, an effect, or more than one device is 
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,28 +37,8 @@ from jointcut.wrappers import alias
 from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
 from jointcut.wrappers.tree import struct as type_of
 
-FOLDER, SIZE = "JOINTCUT_CACHE_DIR", "JOINTCUT_CACHE_SIZE"
-_DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"
 _LOG = logging.getLogger("jointcut")
 _UNABLE = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)  # what JAX raises where it cannot (de)serialise
-
-
-def store_for(cache: str | os.PathLike[str] | bool | None) -> Store | None:
-    """The store that an option names: a folder, True for the usual one, None for that of `JOINTCUT_CACHE_DIR` if set.
-
-    It holds at most what `JOINTCUT_CACHE_SIZE` says ("10GiB"). Raises `CacheError` for a folder that cannot be used or
-    trusted, `BudgetError` for a size that is none.
-    """
-    named = os.environ.get(FOLDER)
-    if cache is False or (cache is None and not named):
-        return None
-    folder = Path(cache) if isinstance(cache, str | os.PathLike) else Path(named or _DEFAULT_FOLDER)
-    return _opened(folder.expanduser().absolute(), limit(os.environ.get(SIZE, _DEFAULT_SIZE)).peak_bytes or 0)
-
-
-@functools.cache
-def _opened(folder: Path, max_bytes: int) -> Store:
-    return Store.at(folder, max_bytes)
 
 
 @dataclass(frozen=True)

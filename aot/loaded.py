@@ -87,7 +87,7 @@ class LoadedPullback:
         """The gradients of the arguments in `argnums`; raises `CallError` where the cotangent does not fit."""
         outputs = self.call.exported.results.main
         found = self.call.cotangents(cotangent)  # none at all where there is no backward
-        full = [_or_zeros(x, a) for x, a in zip(found, filter(_carries, outputs), strict=False)]
+        full = [_zeros(a) if x is None else x for x, a in zip(found, filter(_carries, outputs), strict=False)]
         return self.call.in_argnums(self.run(self.residuals, full), self.bound)
 
 
@@ -95,8 +95,8 @@ def _carries(aval: Any) -> bool:
     return is_inexact(aval.dtype)
 
 
-def _or_zeros(cotangent: Any, aval: Any) -> Any:
-    return jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
+def _zeros(like: Any) -> Any:
+    return jnp.zeros(like.shape, like.dtype)
 
 
 class Loaded:
@@ -222,7 +222,7 @@ class Loaded:
             return (None,) * len(self.contract.inputs)
         places = {o.name: i for i, o in enumerate(self.contract.outputs)}
         given = (cotangents[places[t.of]] for t in self.contract.tangents)
-        full = [jnp.zeros(ct.shape, ct.dtype) if isinstance(ct, SymbolicZero) else ct for ct in given]
+        full = [_zeros(ct) if isinstance(ct, SymbolicZero) else ct for ct in given]
         residuals, tables = held
         found: dict[str, Any] = {}
         for gradient, value in zip(self.contract.gradients, self._backward(residuals, full), strict=True):
@@ -259,8 +259,8 @@ class Loaded:
             raise CallError(message(self.contract.name, what, cure)) from error
 
     def _refuse_width(self) -> None:
-        wide = next((d for d in self._wide if not jax.config.jax_enable_x64), None)
-        if wide is not None:
+        wide = next(iter(self._wide), None)
+        if wide is not None and jnp.result_type(float) != jnp.float64:
             what = f"was exported with 64-bit types ({wide}), and this process has them switched off."
             cure = 'Switch them on first: jax.config.update("jax_enable_x64", True).'
             raise CallError(message(self.contract.name, what, cure))

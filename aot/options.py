@@ -39,8 +39,9 @@ class Options(Record):
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
         cost: what ops take in seconds; by default a roofline of what the device was measured to do.
         plan: a plan made before, or its text.
-        cache: the folder in which compiled programs are kept for other processes; True for `~/.cache/jointcut/programs`, False
-            for none. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set.
+        cache: the folder in which compiled programs are kept for other processes; True for
+            `~/.cache/jointcut/programs`, False for none. By default that of the environment variable
+            `JOINTCUT_CACHE_DIR`, where it is set.
     """
 
     argnums: int | Sequence[int] = 0

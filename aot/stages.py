@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
 from jointcut.aot.export import PLATFORMS, export, known_platforms
-from jointcut.aot.fit import CALIBRATION, Weighed, fit, planner_for, room_for
+from jointcut.aot.fit import CALIBRATION, Fitted, Weighed, fit, planner_for, room_for
 from jointcut.aot.limits import Budget, Limit, limit
+from jointcut.aot.notes import Note, followed
 from jointcut.aot.options import wanted_plan
 from jointcut.aot.pair import Pair
 from jointcut.aot.pareto import Pareto, ParetoPoint
@@ -92,10 +93,24 @@ class Traced(TracedCall):
                 self._weighed[key] = Weighed(made, made.peak_bytes, made.activation_bytes, made.compile_ms)
             return self._weighed[key]
 
-        room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, lambda: self.plain_memory.temp_bytes)
-        found = fit(self.planner, budget, room, measure)
+        found = self._noted(budget, measure)
         made = found.measured.made.cut.split
         return Cut(self, replace(made, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start)), found)
+
+    def _noted(self, budget: Limit, measure: Callable[[Plan], Weighed[Compiled]]) -> Fitted[Compiled]:
+        """The plan that held this budget before, where that is noted and still so, or what a search finds."""
+        note = Note.of(self.name, self.program, self.options, budget)
+        known = None if note is None else note.plan(self.graph)
+        if known is not None:
+            plan, activation_bytes = known
+            weighed = measure(plan)
+            if weighed.activation_bytes <= activation_bytes:
+                return followed(plan, weighed)
+        room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, lambda: self.plain_memory.temp_bytes)
+        found = fit(self.planner, budget, room, measure)
+        if note is not None:
+            note.write(found.plan, self.graph, found.measured.activation_bytes)
+        return found
 
     def pareto(self) -> Pareto:
         """What each budget would cost: the plans that no other betters in both peak and time, by the model."""

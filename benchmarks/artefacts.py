@@ -105,13 +105,13 @@ def main() -> None:
     console, name = wide_console(), options.program
     plain, ours = export_seconds(name, options.rounds)
     console.print(
-        f"Export of {name} for {', '.join(PLATFORMS)}: {ours:.2f} s; one jax.export of plain JAX's step: {plain:.2f} s; "
-        f"{ours / plain:.2f} of it (at most 3)"
+        f"Export of {name} for {', '.join(PLATFORMS)}: {ours:.2f} s; "
+        f"one jax.export of plain JAX's step: {plain:.2f} s; {ours / plain:.2f} of it (at most 3)"
     )
     large = load_seconds(DEPTHS[1])
     console.print(
-        f"Artefact of {large['equations']:,} equations, {large['bytes'] / 1e6:.1f} MB: loaded in {large['load_s']:.2f} s "
-        f"(at most 2); its first step, compiling, {large['first_step_s']:.1f} s"
+        f"Artefact of {large['equations']:,} equations, {large['bytes'] / 1e6:.1f} MB: "
+        f"loaded in {large['load_s']:.2f} s (at most 2); its first step, compiling, {large['first_step_s']:.1f} s"
     )
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot import keeper, pipeline
+from jointcut.aot import pipeline, stages
+from jointcut.aot.caching import store_for
 from jointcut.aot.stages import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
@@ -187,6 +188,27 @@ def test_the_setting_of_matrix_products_has_programs_of_its_own(tmp_path, told):
     assert len(found(told)[0]) == 1
 
 
+def test_the_plan_that_held_a_budget_is_noted(tmp_path, monkeypatch):
+    program = named("scan_over_layers")
+
+    def cut(budget):
+        function = aot.function(program.function, argnums=program.argnums, cache=tmp_path)
+        return function.trace(*program.args, **program.kwargs).partition(budget=budget)
+
+    first = cut(0.6)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a second search")
+
+    monkeypatch.setattr(stages, "fit", refuse)
+    second = cut(0.6)
+    assert second.plan == first.plan
+    assert second.compile().peak_bytes == first.compile().peak_bytes
+    assert len(second.compile().trail) == 1
+    with pytest.raises(AssertionError, match="a second search"):
+        cut(0.7)
+
+
 # --------------------------------------------------------------------------------------- what is not kept
 
 
@@ -268,4 +290,4 @@ def test_a_cache_that_is_no_folder_is_refused():
 
 def test_without_a_cache_nobody_asks(monkeypatch):
     monkeypatch.delenv("JOINTCUT_CACHE_DIR", raising=False)
-    assert keeper.store_for(None) is None
+    assert store_for(None) is None

@@ -38,7 +38,7 @@ def main(folder: pathlib.Path, given: dict, steps: int, rate: float, out: str) -
     np.savez(out, losses=np.array(losses), **trained)
 
 
-def program(folder: pathlib.Path, name: str):  # noqa: ANN201
+def program(folder: pathlib.Path, name: str):
     data = bytearray((folder / f"{name}.stablehlo").read_bytes())
     return jax.jit(export.deserialize(data).call)
 

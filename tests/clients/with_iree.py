@@ -29,7 +29,7 @@ def main(folder: pathlib.Path, given: dict, out: str) -> None:
     np.savez(out, **{o["path"]: x for o, x in shown}, **{g["path"]: x for g, x in named})
 
 
-def program(path: pathlib.Path):  # noqa: ANN201
+def program(path: pathlib.Path):
     """The compiled program: a function of arrays that returns a list of arrays."""
     compiled = iree.compiler.compile_str(
         path.read_text(),

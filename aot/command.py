@@ -1,0 +1,313 @@
+"""Explain, export, show and run from a command line.
+
+What each command tells is gathered by `facts`, and printed as JSON or as `shown` writes it; what its help says is in
+`usage`. A mistake of the user's is a `JointcutError` and becomes its message on standard error.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+
+from jointcut.aot import artefact, facts, npz, shown, usage
+from jointcut.aot.caching import FOLDER
+from jointcut.aot.contract import Contract
+from jointcut.aot.export import PLATFORMS
+from jointcut.aot.limits import Budget, limit
+from jointcut.aot.named import named, users_code, with_numbers
+from jointcut.aot.store import Store
+from jointcut.aot.trial import FlatPair, Trial
+from jointcut.partition.errors import CacheError, JointcutError, choices, message
+from jointcut.partition.mincut import STRATEGIES
+
+#: Exit codes: a check failed or an answer was no; something given cannot be used; a fault of ours.
+NO, REFUSED, FAULT = 1, 2, 3
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help=usage.JSON)
+_EVERYTHING = click.option("--all", "everything", is_flag=True, help=usage.ALL)
+_OF_CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Refused(click.ClickException):
+    """A message for the user, and the exit code of what cannot be used."""
+
+    exit_code = REFUSED
+
+
+@dataclass(frozen=True)
+class _Reported:
+    """Give each error its exit code: a mistake of the user's becomes a message, all else is a fault of ours."""
+
+    with_traceback: bool
+
+    def __enter__(self) -> None:
+        """Nothing is needed."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise what click makes an exit code of; click's own errors and a closed pipe it knows already."""
+        if not isinstance(error, Exception) or isinstance(error, _OF_CLICK):
+            return
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            return
+        is_mistake = isinstance(error, JointcutError)
+        if self.with_traceback or not is_mistake:
+            traceback.print_exception(error)
+            raise click.exceptions.Exit(REFUSED if is_mistake else FAULT) from error
+        raise _Refused(str(error)) from error
+
+
+class _Commands(click.Group):
+    """Commands whose errors are reported."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        with _Reported(ctx.params["with_traceback"]):
+            return super().invoke(ctx)
+
+
+@click.group(
+    cls=_Commands,
+    help=usage.MAIN,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--traceback", "with_traceback", is_flag=True, help=usage.TRACEBACK)
+@click.version_option(package_name="jointcut", message="%(package)s %(version)s")
+def main(with_traceback: bool) -> None:
+    """Read the options that all commands share."""
+
+
+def _tell(found: facts.JSON, as_json: bool, text: Callable[[], str]) -> None:
+    click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else text())
+
+
+# ---------------------------------------------------------------------------------------- functions of the user's
+
+
+def _argnums(context: click.Context, option: click.Parameter, text: str | None) -> int | tuple[int, ...] | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
+        raise click.BadParameter(f"{text!r} is no position, nor several joined by commas.", context, option)
+    places = [int(place) for place in text.split(",")]
+    return tuple(places) if len(places) > 1 else places[0]
+
+
+def _budget(context: click.Context, option: click.Parameter, text: str | None) -> Budget | None:
+    """A number with a point is a fraction; all else is a text as `aot.function` takes it."""
+    if text is None:
+        return None
+    budget = float(text) if re.fullmatch(r"\d*\.\d+|\d+\.", text.strip()) else text
+    limit(budget)
+    return budget
+
+
+def _platforms(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PLATFORMS:
+            raise click.BadParameter(f"{name!r} is none. {choices(name, PLATFORMS)}", context, option)
+    if not names:
+        raise click.BadParameter(f"Give one or more of {', '.join(PLATFORMS)}.", context, option)
+    return names
+
+
+def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    found = {}
+    for text in given:
+        read = re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", text)
+        if read is None:
+            raise click.BadParameter(f"{text!r} is no name=number, such as b=8.", context, option)
+        found[read[1]] = int(read[2])
+    return found
+
+
+def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
+    """What commands take that look at a function of the user's."""
+    options = [
+        click.argument("function"),
+        click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE),
+        click.option("--argnums", metavar="N[,N...]", callback=_argnums, help=usage.ARGNUMS),
+        click.option("--size", "sizes", metavar="NAME=N", multiple=True, callback=_sizes, help=usage.SIZE),
+        click.option("--budget", metavar="BUDGET", callback=_budget, help=usage.BUDGET),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command(help=usage.EXPLAIN)
+@_of_a_function
+@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), help=usage.STRATEGY)
+@click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
+@_EVERYTHING
+@_AS_JSON
+def explain(
+    function: str,
+    example: str,
+    argnums: int | tuple[int, ...] | None,
+    sizes: dict[str, int],
+    budget: Budget | None,
+    strategy: str | None,
+    with_compile: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Say what the backward of a function needs from its forward."""
+    found = with_numbers(named(function, example, argnums), sizes)
+    with users_code(function, "cannot be traced for these arguments"):
+        traced = found.function.trace(*found.args, **found.kwargs)
+    cut = traced.partition(strategy, budget=budget)
+    told = facts.of_cut(function, cut, cut.compile() if with_compile else None)
+    _tell(told, as_json, lambda: shown.cut(told, everything))
+
+
+@main.command(help=usage.EXPORT)
+@_of_a_function
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--platforms", default=",".join(PLATFORMS), show_default=True, callback=_platforms, help=usage.PLATFORMS)
+@click.option("--order", type=click.IntRange(1, 3), default=1, show_default=True, help=usage.ORDER)
+@click.option("--constraint", "constraints", metavar="TEXT", multiple=True, help=usage.CONSTRAINT)
+@click.option("--overwrite", is_flag=True, help=usage.OVERWRITE)
+@_AS_JSON
+def export(
+    function: str,
+    example: str,
+    argnums: int | tuple[int, ...] | None,
+    sizes: dict[str, int],
+    budget: Budget | None,
+    folder: Path,
+    platforms: list[str],
+    order: int,
+    constraints: tuple[str, ...],
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write a function and its gradient to a folder."""
+    found = named(function, example, argnums)
+    how: dict[str, Any] = {"platforms": platforms, "budget": budget, "order": order, "overwrite": overwrite}
+    how |= {"sizes": sizes, "constraints": constraints}
+    with users_code(function, "cannot be exported for these arguments"):
+        path = found.function.export(folder, *found.args, **how, **found.kwargs)
+    told = _artefact(path)
+    _tell(told, as_json, lambda: shown.exported(told))
+
+
+# ------------------------------------------------------------------------------------------------------ artefacts
+
+
+def _artefact(folder: Path) -> facts.JSON:
+    found = artefact.read(folder)
+    contract = Contract.from_json(found.signature, str(found.folder / artefact.SIGNATURE))
+    return facts.of_artefact(found.folder, found.signature, contract)
+
+
+@main.command(help=usage.SHOW)
+@click.argument("folder", type=click.Path(path_type=Path))
+@_EVERYTHING
+@_AS_JSON
+def show(folder: Path, everything: bool, as_json: bool) -> None:
+    """Say what an artefact takes, gives and holds."""
+    told = _artefact(folder)
+    _tell(told, as_json, lambda: shown.artefact(told, everything))
+
+
+@main.command(help=usage.RUN)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--inputs", required=True, type=_FILE, help=usage.INPUTS)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help=usage.OUTPUT)
+@click.option("--check", is_flag=True, help=usage.CHECK)
+@click.option("--reference", type=_FILE, help=usage.REFERENCE)
+@click.option("--differences/--no-differences", default=True, show_default=True, help=usage.DIFFERENCES)
+@_AS_JSON
+def run(
+    folder: Path,
+    inputs: Path,
+    output: Path | None,
+    check: bool,
+    reference: Path | None,
+    differences: bool,
+    as_json: bool,
+) -> None:
+    """Run an artefact on arrays from a file, and check what comes out."""
+    trial = Trial.of(FlatPair(artefact.read(folder)), npz.read(inputs), str(inputs))
+    checks = list(trial.checks(differences)) if check else []
+    if reference is not None:
+        checks.append(trial.compared(npz.read(reference)))
+    if output is not None:
+        npz.write(output, trial.results)
+    told = facts.of_trial(trial, checks, output)
+    _tell(told, as_json, lambda: shown.trial(told))
+    if told["passed"] is False:
+        raise click.exceptions.Exit(NO)
+
+
+# ---------------------------------------------------------------------------------------------------------- cache
+
+
+@main.group(help=usage.CACHE)
+def cache() -> None:
+    """Look after the compiled programs that are kept on disk."""
+
+
+_FOLDER = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar=FOLDER,
+    show_envvar=True,
+    default=Path("~/.cache/jointcut/programs"),
+    show_default=True,
+    help=usage.FOLDER,
+)
+
+
+def _store(folder: Path) -> Store | None:
+    """The store in a folder, None where there is none: looking must not make one."""
+    try:
+        is_there = (folder / "key").is_file()
+    except OSError as error:
+        what = f"cannot be looked into: {error.strerror or error}."
+        raise CacheError(message(f"cache folder {folder}", what, "See to its permissions.")) from error
+    return Store.at(folder) if is_there else None
+
+
+@cache.command("ls", help=usage.CACHE_LS)
+@_FOLDER
+@_AS_JSON
+def cache_ls(folder: Path, as_json: bool) -> None:
+    """List what a cache holds."""
+    folder = folder.expanduser().absolute()
+    store = _store(folder)
+    told = facts.of_cache(folder, store.entries() if store else (), store.total_bytes if store else 0)
+    _tell(told, as_json, lambda: shown.cache(told))
+
+
+@cache.command("clear", help=usage.CACHE_CLEAR)
+@_FOLDER
+@click.option("--yes", is_flag=True, help=usage.YES)
+@_AS_JSON
+def cache_clear(folder: Path, yes: bool, as_json: bool) -> None:
+    """Remove all that a cache holds."""
+    folder = folder.expanduser().absolute()
+    store = _store(folder)
+    held = store.total_bytes if store else 0
+    if held and not yes and not click.confirm(f"Remove {held:,} bytes from {folder}?", err=True):
+        click.echo("Nothing was removed.", err=True)
+        raise click.exceptions.Exit(NO)
+    told: facts.JSON = {"folder": str(folder), "removed": store.clear() if store else 0, "removed_bytes": held}
+    _tell(told, as_json, lambda: shown.cleared(told))
+
+
+if __name__ == "__main__":
+    main(prog_name="jointcut")

@@ -1,0 +1,115 @@
+"""Gather what the commands tell, as one JSON object each.
+
+What a command prints as text is made of these objects too (`shown`), so that `--json` leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointcut.aot.compiled import Compiled
+from jointcut.aot.contract import Contract
+from jointcut.aot.differences import wide
+from jointcut.aot.stages import Cut
+from jointcut.aot.store import StoredEntry
+from jointcut.aot.trial import Check, Trial
+from jointcut.partition.graph import LITERAL, STEP
+from jointcut.partition.plan import Saved
+
+JSON = dict[str, Any]
+
+
+def of_cut(name: str, cut: Cut, run: Compiled | None) -> JSON:
+    """What a cut saves and recomputes and, where it was compiled, what XLA says that its step takes.
+
+    Sizes are bytes. `of_plain` is a fraction of `jax.jit(jax.value_and_grad(f))`, None where that takes nothing.
+    """
+    plan, ops = cut.plan, cut.split.graph.ops
+    again = Counter(ops[i].name for i in plan.recomputed if ops[i].name not in (LITERAL, STEP))
+    return {
+        "function": name,
+        "strategy": plan.strategy,
+        "saved": [_saved(s) for s in sorted(plan.saved, key=lambda s: -s.bytes)],
+        "saved_bytes": plan.bytes_saved,
+        "bound_bytes": plan.bound_bytes,
+        "recomputed": dict(again.most_common()),
+        "recomputed_seconds": plan.seconds,
+        "segments": [{"loop": loop, "steps": steps} for loop, steps in plan.segments],
+        "memory": None if run is None else _memory(cut, run),
+        "plans_compiled": None if cut.fitted is None else len(cut.fitted.trail),
+    }
+
+
+def _saved(saved: Saved) -> JSON:
+    return {
+        "bytes": saved.bytes,
+        "shape": list(saved.shape),
+        "dtype": saved.dtype,
+        "copies": saved.copies,
+        "op": saved.op,
+        "scope": saved.scope,
+        "source": saved.source,
+        "reason": saved.reason,
+    }
+
+
+def _memory(cut: Cut, run: Compiled) -> JSON:
+    plain = cut.traced.plain_memory
+    sizes = {
+        "activation_bytes": (plain.temp_bytes, run.activation_bytes),
+        "peak_bytes": (plain.peak_bytes, run.peak_bytes),
+    }
+    return {
+        name: {"plain": before, "here": now, "of_plain": now / before if before else None}
+        for name, (before, now) in sizes.items()
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- artefacts
+
+
+def of_artefact(folder: Path, signature: JSON, contract: Contract) -> JSON:
+    """All that the signature of an artefact says, where it is, and what it and the saved residuals take in bytes."""
+    sizes = [file["bytes"] for file in signature["files"].values()]
+    totals = {"folder": str(folder), "total_bytes": sum(sizes), "saved_bytes": contract.saved_bytes}
+    return {**totals, **signature}
+
+
+def of_trial(trial: Trial, checks: Sequence[Check], output: Path | None) -> JSON:
+    """What a run of an artefact gave. `value` is a result's one number; neither it nor `norm` is told if not finite."""
+    contract, results = trial.pair.contract, trial.results
+    decided = [c.passed for c in checks if c.passed is not None]
+    return {
+        "function": contract.name,
+        "results": {name: _result(value) for name, value in results.items()},
+        "cotangents_needed": [] if trial.halves is not None else [str(t) for t in contract.tangents],
+        "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail} for c in checks],
+        "passed": all(decided) if checks else None,
+        "output": None if output is None else str(output),
+    }
+
+
+def _result(value: np.ndarray) -> JSON:
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(wide(value)))
+    number = value.item() if value.shape == () and not np.iscomplexobj(value) else None
+    return {
+        "type": f"{value.dtype}[{','.join(map(str, value.shape))}]",
+        "norm": norm if math.isfinite(norm) else None,
+        "value": number if math.isfinite(norm) else None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ cache
+
+
+def of_cache(folder: Path, entries: Sequence[StoredEntry], total_bytes: int) -> JSON:
+    """What a cache holds; `last_used` is in seconds since 1970."""
+    held = [{"key": e.key, "label": e.label, "bytes": e.nbytes, "last_used": e.last_used} for e in entries]
+    return {"folder": str(folder), "total_bytes": total_bytes, "entries": held}

@@ -1,0 +1,107 @@
+"""Read the arrays of a call from an archive of numpy's, by their paths, and write results to one."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from jointcut.aot.descriptors import Described, Size
+from jointcut.partition import sizes as symbolic
+from jointcut.partition.errors import CallError, choices, message
+from jointcut.wrappers.record import key_implementation, read_dtype
+
+_SAVED = "Write it with numpy.savez(file, **arrays), where arrays holds each array under its path."
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file; raises `CallError` for a file that is none, and never unpickles."""
+    try:
+        held = np.load(path, allow_pickle=False)
+        if isinstance(held, NpzFile):
+            with held:
+                return {name: np.asarray(held[name]) for name in held.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CallError(message(str(path), f"is no .npz file that can be read: {error}.", _SAVED)) from error
+    raise CallError(message(str(path), "holds one array and no names.", _SAVED))
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays under their names; raises `CallError` where the disk refuses."""
+    held = io.BytesIO()
+    np.savez(held, allow_pickle=False, **arrays)
+    try:
+        path.write_bytes(held.getvalue())
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}."
+        raise CallError(message(str(path), what, "Give a file in a folder that you may write to.")) from error
+
+
+def taken(found: Mapping[str, np.ndarray], wanted: Mapping[str, Described], where: str) -> list[Any]:
+    """The arrays that are wanted by these names, in order, each of the shape and dtype that it must have.
+
+    Raises `CallError` by name for what is missing, unknown or of another type; `where` is the file.
+    """
+    for name, described in wanted.items():
+        if name not in found:
+            cure = _SAVED if not found else f"It holds {', '.join(found)}. {_SAVED}"
+            raise CallError(message(where, f"lacks {name}, a {described.type}.", cure))
+    for name in found:
+        if name not in wanted:
+            raise CallError(message(where, f"holds {name!r}, which is no input.", choices(name, wanted)))
+    arrays = [_typed(found[name], name, described, where) for name, described in wanted.items()]
+    _same_sizes(wanted, [a.shape for a in arrays], where)
+    return arrays
+
+
+def _typed(array: np.ndarray, name: str, described: Described, where: str) -> Any:
+    dtype = read_dtype(described.dtype, name)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        made: Any = _key(array, name, described, where)
+    elif array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:  # numpy forgets dtypes not its own
+        made = array.view(dtype)
+    else:
+        made = array
+    if made.dtype != dtype or not _fits(made.shape, described.shape):
+        what = f"is {made.dtype}[{','.join(map(str, made.shape))}], and must be {described.type}."
+        raise CallError(message(f"{name} in {where}", what, "Convert it before you save it, or export for it."))
+    return made
+
+
+def _key(array: np.ndarray, name: str, described: Described, where: str) -> Any:
+    if array.dtype != np.uint32 or array.ndim != len(described.shape) + 1:
+        what = f"is {array.dtype}[{','.join(map(str, array.shape))}], and must be the data of {described.type}."
+        raise CallError(message(f"{name} in {where}", what, "Save jax.random.key_data(key)."))
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=key_implementation(described.dtype))
+
+
+def _fits(got: Sequence[int], want: Sequence[Size]) -> bool:
+    return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
+
+
+def _same_sizes(wanted: Mapping[str, Described], shapes: Sequence[Sequence[int]], where: str) -> None:
+    """One name of a size is one number in all arrays, and what is computed from names is that."""
+    pairs = [
+        (name, size, got)
+        for (name, described), shape in zip(wanted.items(), shapes, strict=True)
+        for size, got in zip(described.shape, shape, strict=True)
+    ]
+    known = {size: got for _, size, got in reversed(pairs) if isinstance(size, str) and size.isidentifier()}
+    for name, size, got in pairs:
+        if symbolic.names(size) <= known.keys() and symbolic.number(size, known) != got:
+            told = ", ".join(f"{n} = {known[n]}" for n in sorted(symbolic.names(size)))
+            what = f"has size {got} where {size} stands, and {told}."
+            raise CallError(message(f"{name} in {where}", what, "Give arrays whose sizes go together."))
+
+
+def as_numpy(x: Any) -> np.ndarray:
+    """An array of JAX's as numpy has it, a random key as its data."""
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)

@@ -1,0 +1,226 @@
+"""Write what the commands tell as lines of text, at most 100 columns wide.
+
+Made of the objects that `facts` gathers. A path or a type that is too long for its column loses its middle or its head.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+from jointcut.aot.facts import JSON
+
+_SHOWN = 12  # arrays of a kind that are listed unless all are wanted
+_WIDTH = 100
+
+
+def cut(facts: JSON, everything: bool) -> str:
+    """What `jointcut explain` prints."""
+    return "\n".join([*_totals(facts), "", *_saved(facts["saved"], everything), *_memory(facts)])
+
+
+def _totals(facts: JSON) -> Iterator[str]:
+    bound = facts["bound_bytes"]
+    least = "" if bound is None else f"; no plan saves less than {bound:,}"
+    yield f"{facts['function']}, cut by {facts['strategy']}"
+    yield f"saved for the backward: {_count(facts['saved'], 'array')}, {facts['saved_bytes']:,} bytes{least}"
+    ops = ", ".join(name if n == 1 else f"{n} {name}" for name, n in facts["recomputed"].items())
+    yield from _wrapped(f"computed again: {ops or 'nothing'}")
+    if facts["recomputed_seconds"] is not None:
+        yield f"which takes {1e3 * facts['recomputed_seconds']:,.3f} ms by the model"
+    for loop in facts["segments"]:
+        yield f"loop {loop['loop']} runs in segments of {loop['steps']} steps"
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """A list on lines that fit."""
+    line = ""
+    for word in text.split(" "):
+        if len(line) + 1 + len(word) > _WIDTH:
+            yield line
+            line = "   "
+        line = f"{line} {word}" if line else word
+    yield line
+
+
+def _saved(saved: Sequence[JSON], everything: bool) -> Iterator[str]:
+    if not saved:
+        return
+    reasons = _reasons(saved)
+    row = "{:>14}  {:<30}  {:<16}  {:<29}  {:>3}".format
+    yield row("bytes", "array", "made by", "at", "why").rstrip()
+    for s in _first(saved, everything):
+        array = f"{s['copies']} x " * (s["copies"] > 1) + _type(s)
+        where = _tail(_line(s["source"]), 29)
+        yield row(f"{s['bytes']:,}", _tail(array, 30), _tail(s["op"], 16), where, reasons.index(s["reason"]) + 1)
+    yield from _rest(saved, everything)
+    yield ""
+    yield from _legend(reasons)
+
+
+def _memory(facts: JSON) -> Iterator[str]:
+    if facts["memory"] is None:
+        return
+    row = "{:<40}{:>20}{:>20}{:>10}".format
+    yield ""
+    yield row("bytes of a step, by XLA's account", "plain JAX", "jointcut", "ratio")
+    names = {"activation_bytes": "activations (temporaries)", "peak_bytes": "peak, with arguments and results"}
+    for key, name in names.items():
+        m = facts["memory"][key]
+        ratio = "" if m["of_plain"] is None else f"{m['of_plain']:.2f}"
+        yield row(name, f"{m['plain']:,}", f"{m['here']:,}", ratio)
+    if facts["plans_compiled"] is not None:
+        yield f"compiled on the way to the budget: {facts['plans_compiled']}"
+
+
+# -------------------------------------------------------------------------------------------------------- artefacts
+
+
+def artefact(facts: JSON, everything: bool) -> str:
+    """What `jointcut show` prints."""
+    lists: list[tuple[str, Callable[[JSON], str]]] = [
+        ("inputs", lambda a: f"{a['path']}  ({a['kind'].replace('_', ' ')})"),
+        ("outputs", lambda a: f"{a['path']}" + "  (aux)" * (a["kind"] == "aux")),
+        ("tangents", lambda a: f"the cotangent of {a['of']}"),
+        ("gradients", lambda a: a["path"] + f", {a['part']}" * (a["part"] != "whole")),
+    ]
+    lines = list(_head(facts))
+    for title, told in lists:
+        if facts[title]:
+            lines += ["", title, *_arrays(facts[title], told, everything)]
+    if facts["residuals"]:
+        lines += ["", *_residuals(facts["residuals"], everything)]
+    lines += ["", f"files in {facts['folder']}, {facts['total_bytes']:,} bytes"]
+    lines += [f"{file['bytes']:>14,}  {name}" for name, file in facts["files"].items()]
+    return "\n".join(lines)
+
+
+def _head(facts: JSON) -> Iterator[str]:
+    yield f"{facts['name']}, for {', '.join(facts['platforms'])}"
+    yield f"made with {', '.join(f'{name} {number}' for name, number in sorted(facts['versions'].items()))}"
+    if not facts["gradients"]:
+        yield "the function alone: nothing is differentiated"
+        return
+    times = {1: "once", 2: "twice"}.get(facts["order"], f"{facts['order']} times")
+    yield f"can be differentiated {times}, in argnums {facts['argnums']}"
+    plan = facts["plan"]
+    again = _count(plan["recomputed"], "operation")
+    saved = _count([r for r in facts["residuals"] if r["kind"] == "saved"], "array")
+    kept = f"{facts['saved_bytes']:,} bytes in {saved} saved for the backward"
+    yield f"cut by {plan['strategy']}: {kept}, {again} computed again"
+    if facts["sizes"]:
+        yield f"cut for the sizes {', '.join(f'{name} = {size}' for name, size in facts['sizes'].items())}"
+    for static in facts["statics"]:
+        yield f"{static['path']} is always {static['value']}"
+
+
+def _arrays(arrays: Sequence[JSON], told: Callable[[JSON], str], everything: bool) -> Iterator[str]:
+    for a in _first(arrays, everything):
+        yield f"  {a['name']:<14}  {_tail(_type(a), 24):<24}  {_tail(told(a), 56)}"
+    yield from _rest(arrays, everything)
+
+
+def _rest(arrays: Sequence[JSON], everything: bool) -> Iterator[str]:
+    if len(arrays) > _SHOWN and not everything:
+        yield f"  and {len(arrays) - _SHOWN} more: --all lists them"
+
+
+def _type(array: JSON) -> str:
+    return f"{array['dtype']}[{','.join(map(str, array['shape']))}]"
+
+
+def _reasons(arrays: Sequence[JSON]) -> list[str]:
+    """The reasons, each once; a table tells them by number."""
+    return list(dict.fromkeys(a["reason"] for a in arrays))
+
+
+def _legend(reasons: Sequence[str]) -> Iterator[str]:
+    for i, reason in enumerate(reasons):
+        yield from _wrapped(f"why {i + 1}: {reason}")
+
+
+def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
+    reasons = _reasons(residuals)
+    yield f"{'residuals':<42}  {'bytes':>14}  {'made by':<32}  {'why':>3}"
+    for r in _first(residuals, everything):
+        made = f"{r['op']} at {_line(r['source'])}" if r["op"] else ""
+        row = f"  {r['name']:<14}  {_tail(_type(r), 24):<24}  {r['bytes']:>14,}  {_tail(made, 32):<32}"
+        yield f"{row}  {reasons.index(r['reason']) + 1:>3}"
+    yield from _rest(residuals, everything)
+    yield from _legend(reasons)
+
+
+def exported(facts: JSON) -> str:
+    """What `jointcut export` prints."""
+    where, platforms = facts["folder"], ", ".join(facts["platforms"])
+    files = f"{facts['total_bytes']:,} bytes in {_count(facts['files'], 'file')}"
+    return (
+        f"{facts['name']} is in {where}, for {platforms}: {files}\njointcut show {where} tells what it takes and gives"
+    )
+
+
+def trial(facts: JSON) -> str:
+    """What `jointcut run` prints."""
+    lines = [facts["function"]]
+    for name, result in facts["results"].items():
+        number = f"= {result['value']}" if result["value"] is not None else f"norm {_number(result['norm'])}"
+        lines.append(f"  {_tail(result['type'], 24):<24}  {name} {number}")
+    if facts["cotangents_needed"]:
+        lines.append(f"not run backward, which takes {', '.join(facts['cotangents_needed'])}")
+    verdicts = {True: "ok", False: "FAILED", None: "-"}
+    lines += [f"{verdicts[c['passed']]:<7} {c['name']:<12} {c['detail']}" for c in facts["checks"]]
+    if facts["output"] is not None:
+        lines.append(f"written to {facts['output']}")
+    return "\n".join(lines)
+
+
+def _number(x: float | None) -> str:
+    return "not finite" if x is None else f"{x:.6g}"
+
+
+# ------------------------------------------------------------------------------------------------------------ cache
+
+
+def cache(facts: JSON) -> str:
+    """What `jointcut cache ls` prints."""
+    entries = facts["entries"]
+    lines = [f"{facts['folder']}: {_entries(len(entries))}, {facts['total_bytes']:,} bytes"]
+    for e in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(e["last_used"]))
+        lines.append(f"{e['bytes']:>14,}  {used}  {e['key'][:12]}  {e['label']}"[:_WIDTH].rstrip())
+    return "\n".join(lines)
+
+
+def cleared(facts: JSON) -> str:
+    """What `jointcut cache clear` prints."""
+    return f"{facts['folder']}: removed {_entries(facts['removed'])}, {facts['removed_bytes']:,} bytes"
+
+
+def _entries(n: int) -> str:
+    return f"{n:,} {'entry' if n == 1 else 'entries'}"
+
+
+# ------------------------------------------------------------------------------------------------------------- texts
+
+
+def _count(found: Sized, noun: str) -> str:
+    return f"{len(found):,} {noun}{'' if len(found) == 1 else 's'}"
+
+
+def _first(found: Sequence[Any], everything: bool) -> Iterable[Any]:
+    return found if everything else found[:_SHOWN]
+
+
+def _line(source: str) -> str:
+    """A line of the user's, its file told from the current folder where it lies in it, without the function."""
+    place = source.rpartition(" (")[0] or source
+    here = f"{Path.cwd()}{os.sep}"
+    return place.removeprefix(here)
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text that is too long."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"

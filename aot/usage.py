@@ -1,0 +1,210 @@
+"""Teach the command line by example.
+
+The texts of `jointcut --help` and of the help of each command. A line that holds a backspace alone keeps the lines of
+the paragraph below it as they are, by click's rule; such lines have at most 76 columns.
+"""
+
+from __future__ import annotations
+
+MAIN = """Cut a JAX function and its gradient into two programs, see what is saved between them, and ship them.
+
+A function is named as module:function, as it would be imported from the current folder. Its arguments are an object of
+a module too, named by --example: a tuple of arguments, a dict of arguments by their names, or a function without
+parameters that returns one of these. Where programs are only explained or exported, types do as well as arrays:
+jax.ShapeDtypeStruct.
+
+\b
+  jointcut explain train:loss --example train:batch
+  jointcut explain train:loss --example train:batch --budget 1.5GiB
+  jointcut export train:loss artefact/ --example train:batch
+  jointcut show artefact/
+  jointcut run artefact/ --inputs batch.npz --check
+  jointcut cache ls
+
+With --json a command prints one JSON object and nothing else to its standard output. What your own modules print goes
+to standard error, as errors do.
+
+\b
+Exit codes:
+  0  all went well
+  1  a check failed, or a question was answered with no
+  2  wrong usage, or something given cannot be used; the message says
+     where, what is wrong and what to do
+  3  a fault of jointcut, with its traceback
+"""
+
+TRACEBACK = "Show where in the code an error was raised, your own code included."
+
+EXPLAIN = """Say what the backward of FUNCTION keeps of its forward.
+
+FUNCTION is module:function: a plain function, or one that aot.function made, with its options. It is traced for the
+arguments of --example, cut, and compiled; it is not run. An example without a module is of FUNCTION's.
+
+\b
+  jointcut explain train:loss --example train:batch
+  jointcut explain train:loss --example batch --argnums 0,1
+  jointcut explain train:loss --example batch --strategy save_all
+  jointcut explain train:loss --example batch --budget 0.5
+  jointcut explain train:loss --example batch --json | jq .saved_bytes
+
+\b
+where train.py might say:
+  import jax, jax.numpy as jnp
+  def loss(params, x): ...
+  batch = ({"w": jnp.ones((64, 64))},
+           jax.ShapeDtypeStruct((32, 64), jnp.float32))
+
+What is printed: the arrays that are saved, largest first, with the operation and the line that make each and why it is
+saved; what the backward computes again; and, unless --no-compile is given, XLA's own account of the memory of one step,
+beside that of jax.jit(jax.value_and_grad(FUNCTION)).
+
+\b
+--json prints an object of
+  function, strategy
+  saved               arrays: bytes, shape, dtype, copies, op, scope,
+                      source, reason
+  saved_bytes         of all of them
+  bound_bytes         which no plan goes below, if that is known
+  recomputed          how often each operation is computed again
+  recomputed_seconds  what that takes by the model, if a budget asked
+  segments            loops that run in segments: loop, steps
+  memory              activation_bytes and peak_bytes: plain, here,
+                      of_plain (their ratio); null with --no-compile
+  plans_compiled      on the way to the budget, if there was one
+"""
+
+EXAMPLE = "Arguments: module:name of a tuple, a dict by names, or a function without parameters that returns either."
+
+ARGNUMS = "Positions of the arguments to differentiate, such as 0 or 0,2; for a plain function. By default 0."
+
+SIZE = """The number for a size of the example that is a name, as aot.shapes("b, 128", "float32") has: the plan is made
+for it, and an exported program runs with any. May be given several times."""
+
+CONSTRAINT = "What holds of sizes that are names, such as 'b >= 2'. May be given several times."
+
+BUDGET = """The memory that a step may take: its peak in bytes with a unit (1.5GiB, '800 MB'), a fraction of plain JAX's
+activations (0.5; 0.0 is the least that is found), or device for what that has free. Plans are compiled until one holds
+it."""
+
+STRATEGY = "How to choose what is saved: min_cut takes the fewest bytes, save_all what JAX keeps."
+
+COMPILE = "Whether to compile, which tells what the step takes; without, the answer comes sooner."
+
+ALL = "List every array, not only the first of them."
+
+JSON = "Print one JSON object."
+
+EXPORT = """Write FUNCTION and its gradient as programs to FOLDER.
+
+FUNCTION and --example are as in jointcut explain. FOLDER gets the function alone, its forward and its backward as
+portable artefacts of jax.export and as readable StableHLO, a signature.json that says what each array is, and a
+README.md for whoever finds it. They run without their source.
+
+\b
+  jointcut export train:loss artefact/ --example train:batch
+  jointcut export train:loss artefact/ --example batch --platforms cpu,tpu
+  jointcut export train:loss artefact/ --example batch --budget 1.5GiB
+  jointcut export train:loss artefact/ --example batch --order 2 --overwrite
+  jointcut export train:loss artefact/ --example any_batch --size b=8
+
+The platforms need not be here, and by default are all of them. A budget is measured on this machine. Sizes of the
+example may be names, any_batch = ({...}, aot.shapes("b, 64", "float32")): the programs then run with any. --json prints
+what jointcut show FOLDER --json does.
+"""
+
+PLATFORMS = "What to lower the programs for: one or more of cpu, cuda, rocm, tpu, joined by commas."
+
+ORDER = "How often the artefact can be differentiated."
+
+OVERWRITE = "Replace an artefact that is there."
+
+SHOW = """Say what the artefact in FOLDER takes, gives and holds.
+
+Every file is compared with its checksum, and none is run: this works where the artefact cannot run. Inputs, outputs and
+gradients are told by the paths by which you reach them, such as args[0]['w'].
+
+\b
+  jointcut show artefact/
+  jointcut show artefact/ --json | jq '.inputs[].path'
+
+--json prints all that signature.json says (inputs, outputs, residuals, gradients, platforms, plan, files, versions and
+more), with folder, total_bytes (of all files) and saved_bytes (from the forward to the backward).
+"""
+
+RUN = """Run the artefact in FOLDER on arrays from a file.
+
+The file is an archive of numpy's with one array for each input, under its path (jointcut show FOLDER lists them), of
+the shape and dtype that the artefact was exported for:
+
+\b
+  np.savez("batch.npz", **{"args[0]['w']": w, "args[1]": x})
+  jointcut run artefact/ --inputs batch.npz --check
+
+\b
+and to hold one machine against another:
+  jointcut run artefact/ --inputs batch.npz --output here.npz
+  jointcut run artefact/ --inputs batch.npz --check --reference here.npz
+
+numpy has no bfloat16 and the like: arrays of these that numpy wrote are taken by their size. A random key is given as
+what jax.random.key_data makes of it.
+
+The backward runs too where there is one. Its cotangent is 1 where the function gives one real number; else give
+cotangents as tangents_1, tangents_2 and so on in the same file, or only the function is run.
+
+\b
+What --check verifies:
+  finite       no output and no gradient holds a NaN or an infinity
+  forward      the forward gives the outputs of the function alone,
+               to half of their dtype's digits
+  differences  along three random directions the function changes as its
+               gradient says, to 1 %
+
+The last moves all differentiated inputs at once, and runs the function some twenty times. Where rounding hides the
+change (bfloat16, mostly) it decides nothing, and says so. It fails, rightly, where the gradient is not meant
+to be the function's own: with stop_gradient, or with a derivative of your own. Then say --no-differences.
+
+\b
+--json prints an object of
+  function
+  results             by name: type, norm, and value where it is one number
+  cotangents_needed   of a backward that was not run
+  checks              name, passed (null: nothing decided), detail
+  passed              whether no check failed; null where none was asked
+  output              the file that was written, if any
+"""
+
+INPUTS = "The .npz file with the inputs, by path."
+
+OUTPUT = "Write outputs, as result['loss'], and gradients, as gradient of args[0]['w'], to this .npz file."
+
+CHECK = "Verify what comes out, as told above; exit code 1 if anything fails."
+
+REFERENCE = "Compare with what --output wrote elsewhere, to half of each dtype's digits; exit code 1 if it differs."
+
+DIFFERENCES = "Whether --check compares the gradient with differences of the function."
+
+CACHE = """List or clear the compiled programs kept on disk.
+
+The folder is that of --dir, else of the environment variable JOINTCUT_CACHE_DIR, else ~/.cache/jointcut/programs.
+
+\b
+  jointcut cache ls
+  jointcut cache ls --json | jq .total_bytes
+  jointcut cache clear --dir /scratch/programs --yes
+"""
+
+FOLDER = "The folder of the cache."
+
+CACHE_LS = """List what the cache holds, the last used first.
+
+A folder that is not there holds nothing, and is not made. --json prints an object of folder, total_bytes, and entries:
+key, label, bytes, last_used (in seconds since 1970).
+"""
+
+CACHE_CLEAR = """Remove everything that the cache holds.
+
+Programs that run go on running; what is removed is compiled again when it is next needed. --json prints an object of
+folder, removed (how many entries) and removed_bytes.
+"""
+
+YES = "Do not ask."

@@ -1,0 +1,860 @@
+"""The command line: what it prints, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from jointcut import aot
+from jointcut.aot import caching, command, facts, shown, usage
+from jointcut.aot.command import main
+from jointcut.aot.store import Store
+
+MODEL = """
+import functools
+import jax
+import jax.numpy as jnp
+from jointcut import aot
+
+print("the module speaks")
+
+def loss(params, x):
+    return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
+
+made = aot.function(loss, argnums=(0, 1))
+
+def norms(x, *, power):
+    return jnp.sum(x**2, axis=1) * power
+
+@jax.custom_vjp
+def wrong(x):
+    return jnp.sum(x**2)
+
+wrong.defvjp(lambda x: (jnp.sum(x**2), x), lambda x, ct: (3 * x * ct,))
+
+def logs(x):
+    return jnp.sum(jnp.log(x))
+
+def branches(x):
+    return x if x > 0 else -x
+
+def noisy(x, key):
+    return jnp.sum(jnp.sin(x * jax.random.normal(key, x.shape, x.dtype)))
+
+@aot.function(sparse_gradients="args[0]")
+def rows(table, words):
+    return jnp.sum(jnp.sin(table[words]))
+
+@aot.function(static_argnums=1)
+def spread(x, axis):
+    return jnp.mean(jnp.exp(x), axis=axis).sum()
+
+class Model:
+    @aot.function
+    def loss(self, x):
+        return x
+
+model = Model()
+args = ({"w": jnp.ones((4, 3)), "scale": jnp.ones(3)}, jnp.ones((2, 4)))
+by_name = {"x": args[1], "params": args[0]}
+narrow = (args[0], jnp.ones((2, 5)))
+two = (1.0, 2.0, 3.0)
+number = (1.0,)
+random = (jax.ShapeDtypeStruct((5,), jnp.bfloat16), jax.random.key(0))
+words = (jnp.ones((6, 3)), jnp.array([0, 2, 2]))
+axis = (jnp.ones((3, 2)), 1)
+tied = ({**args[0], "w": aot.shapes("d, 3", "float32")}, aot.shapes("b, d", "float32"))
+any_x = (args[0], aot.shapes("b, 4", "float32"))
+doubles = (jax.ShapeDtypeStruct((3,), jnp.float64),) if jax.config.jax_enable_x64 else ()
+vector = (jax.ShapeDtypeStruct((3,), jnp.float32),)
+matrix = {"x": jax.ShapeDtypeStruct((3, 2), jnp.float32), "power": jax.ShapeDtypeStruct((), jnp.float32)}
+
+def made_args():
+    return by_name
+
+def needy(x):
+    return x
+"""
+SEE = "See to it there; jointcut --traceback COMMAND shows the way to it."
+EXAMPLES = "Give a tuple of arguments, a dict of arguments by name, or a function without parameters that returns one."
+SAVED = "Write it with numpy.savez(file, **arrays), where arrays holds each array under its path."
+CONVERT = "Convert it before you save it, or export for it."
+
+
+def call(*arguments: object, **options) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)), **options)
+
+
+def told(*arguments: object) -> str:
+    """What a command prints that goes well."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: object) -> str:
+    """What a command says that cannot be done, on standard error alone."""
+    result = call(*arguments)
+    assert result.exit_code == command.REFUSED, result.output
+    assert result.stdout == ""
+    return result.stderr.removeprefix("the module speaks\n").removeprefix("Error: ").rstrip("\n")
+
+
+def save(path: Path, **arrays) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with the module `spoken`, an artefact of its function, and arrays for it."""
+
+    folder: Path
+    arrays: dict
+
+    @property
+    def artefact(self) -> Path:
+        return self.folder / "artefact"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "inputs.npz"
+
+
+@pytest.fixture(scope="module")
+def made_place(tmp_path_factory) -> Place:
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "spoken.py").write_text(MODEL)
+    numbers = np.random.default_rng(0)
+    shapes = {"args[0]['w']": (4, 3), "args[0]['scale']": (3,), "args[1]": (2, 4)}
+    arrays = {path: numbers.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+    np.savez(folder / "inputs.npz", **arrays)
+    return Place(folder, arrays)
+
+
+@pytest.fixture(autouse=True)
+def place(made_place, monkeypatch) -> Place:
+    """Stand in the folder, compile with little optimisation, and leave neither path nor modules behind."""
+    monkeypatch.chdir(made_place.folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv(caching.FOLDER, raising=False)
+    known = set(sys.modules)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield made_place
+    jax.config.update("jax_disable_most_optimizations", False)
+    for name in {"spoken", *sys.modules.keys() - known} & {path.stem for path in made_place.folder.glob("*.py")}:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def artefact(place) -> Path:
+    if not place.artefact.exists():
+        told("export", "spoken:loss", place.artefact, "--example", "args", "--platforms", "cpu,tpu")
+    return place.artefact
+
+
+# ------------------------------------------------------------------------------------------------------------ help
+
+
+def commands(group: click.Group = main, path: tuple[str, ...] = ()):
+    yield path, group
+    for name, inner in group.commands.items():
+        if isinstance(inner, click.Group):
+            yield from commands(inner, (*path, name))
+        else:
+            yield (*path, name), inner
+
+
+def test_every_help_fits_a_terminal_and_explains_every_option():
+    for path, found in commands():
+        lines = told(*path, "--help").splitlines()
+        assert max(map(len, lines)) <= 80, path
+        for parameter in found.params:
+            assert isinstance(parameter, click.Argument) or parameter.help, (path, parameter.name)
+        if isinstance(found, click.Group):
+            listed = lines[lines.index("Commands:") + 1 :]
+            assert {line.split()[0] for line in listed} == set(found.commands)
+            assert all(line.endswith(".") and not line.endswith("...") for line in listed), path
+
+
+def test_every_example_of_a_help_is_a_command_that_is_there():
+    texts = [text for name, text in vars(usage).items() if name.isupper()]
+    known = {path for path, _ in commands()}
+    shown = [line.split() for text in texts for line in text.splitlines() if line.startswith("  jointcut ")]
+    assert len(shown) > 15
+    for _, *words in shown:
+        path = tuple(words[:2] if words[0] == "cache" else words[:1])
+        options = {option for parameter in dict(commands())[path].params for option in parameter.opts}
+        assert path in known
+        assert {word for word in words if word.startswith("--")} <= options, words
+
+
+def test_the_script_and_the_module_are_one_command(place):
+    script = Path(sys.executable).with_name("jointcut")
+    for start in ([script], [sys.executable, "-m", "jointcut.aot.command"]):
+        run = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True)
+        assert (run.stdout, run.stderr) == (told("--version"), "")
+
+
+# --------------------------------------------------------------------------------------------------------- explain
+
+
+EXPLAINED = """\
+spoken:loss, cut by min_cut
+saved for the backward: 1 array, 24 bytes; no plan saves less than 24
+computed again: broadcast_in_dim
+
+         bytes  array                           made by           at                             why
+            24  float32[2,3]                    tanh              spoken.py:10                     1
+
+why 1: smaller than what it would be recomputed from
+"""
+
+
+def test_explain_prints_what_is_saved_and_why():
+    assert told("explain", "spoken:loss", "--example", "spoken:args", "--no-compile") == EXPLAINED
+
+
+def test_explain_puts_plain_jax_beside_what_it_compiled():
+    lines = told("explain", "spoken:loss", "--example", "args").removeprefix(EXPLAINED).splitlines()
+    found = json.loads(told("explain", "spoken:loss", "--example", "args", "--json"))["memory"]
+    titles = ["activations (temporaries)", "peak, with arguments and results"]
+    rows = [found["activation_bytes"], found["peak_bytes"]]
+    head = "bytes of a step, by XLA's account"
+    assert lines[:2] == ["", f"{head:<40}{'plain JAX':>20}{'jointcut':>20}{'ratio':>10}"]
+    for line, title, row in zip(lines[2:], titles, rows, strict=True):
+        ratio = "" if row["of_plain"] is None else f"{row['of_plain']:.2f}"
+        assert line == f"{title:<40}{row['plain']:>20,}{row['here']:>20,}{ratio:>10}"
+
+
+@pytest.mark.parametrize("example", ["spoken:args", "by_name", "made_args"])
+def test_arguments_come_as_a_tuple_by_name_or_from_a_function(example):
+    found = json.loads(told("explain", "spoken:loss", "--example", example, "--no-compile", "--json"))
+    assert found == json.loads(told("explain", "spoken:loss", "--example", "args", "--no-compile", "--json"))
+
+
+def test_a_parameter_that_has_no_position_is_given_by_name():
+    found = json.loads(told("explain", "spoken:norms", "--example", "matrix", "--json"))
+    assert found["memory"]["peak_bytes"]["here"] > 0  # two programs, since it returns no number
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "strategy"),
+    [([], None, None), (["--budget", "0.0"], 0.0, None), (["--strategy", "save_all"], None, "save_all")],
+)
+def test_what_explain_tells_is_what_the_records_say(place, options, budget, strategy):
+    found = json.loads(told("explain", "spoken:made", "--example", "args", "--json", *options))
+    spoken = sys.modules["spoken"]
+    cut = spoken.made.trace(*spoken.args).partition(strategy, budget=budget)
+    run = cut.compile()
+    assert found["strategy"] == cut.plan.strategy
+    assert found["saved_bytes"] == cut.plan.bytes_saved
+    assert [s["bytes"] for s in found["saved"]] == sorted((s.bytes for s in cut.plan.saved), reverse=True)
+    assert sum(found["recomputed"].values()) == len(cut.plan.recomputed)
+    assert found["memory"]["peak_bytes"]["plain"] == cut.traced.plain_memory.peak_bytes
+    assert found["memory"]["peak_bytes"]["here"] == run.peak_bytes
+    assert found["memory"]["activation_bytes"]["here"] == run.activation_bytes
+    assert found["plans_compiled"] == (len(run.trail) or None)
+
+
+def test_argnums_choose_what_is_differentiated():
+    both = json.loads(
+        told("explain", "spoken:loss", "--example", "args", "--argnums", "0, 1", "--no-compile", "--json")
+    )
+    made = json.loads(told("explain", "spoken:made", "--example", "args", "--no-compile", "--json"))
+    assert {**both, "function": ""} == {**made, "function": ""}
+
+
+def test_what_a_module_prints_does_not_mix_with_the_answer():
+    result = call("explain", "spoken:loss", "--example", "args", "--no-compile", "--json")
+    assert result.stderr == "the module speaks\n"
+    json.loads(result.stdout)
+
+
+def many(count: int, op: str = "tanh") -> facts.JSON:
+    """What `facts.of_cut` would tell of a large program."""
+    one = {"shape": [64, 128], "dtype": "float32", "copies": 12, "op": op, "scope": "", "reason": "it is dear"}
+    saved = [
+        {**one, "bytes": 10**9 + n, "source": f"/home/somebody/{'deep/' * 9}file.py:{n} (f)"} for n in range(count)
+    ]
+    return {
+        "function": "train:loss",
+        "strategy": "front",
+        "saved": saved,
+        "saved_bytes": count * 10**9,
+        "bound_bytes": None,
+        "recomputed": {f"{op}_{n}": n + 1 for n in range(40)},
+        "recomputed_seconds": 0.0125,
+        "segments": [{"loop": 3, "steps": 8}],
+        "memory": None,
+        "plans_compiled": 2,
+    }
+
+
+def test_a_large_program_fits_in_a_hundred_columns_and_is_listed_whole_if_asked():
+    for op in ("tanh", "a_primitive_of_somebody_else_with_a_long_name"):
+        short, whole = (shown.cut(many(30, op), everything).splitlines() for everything in (False, True))
+        assert max(map(len, [*short, *whole])) <= 100
+        assert sum("12 x float32[64,128]" in line for line in short) == 12
+        assert sum("12 x float32[64,128]" in line for line in whole) == 30
+        assert "  and 18 more: --all lists them" in short
+        assert "which takes 12.500 ms by the model" in whole
+        assert "loop 3 runs in segments of 8 steps" in whole
+
+
+# ------------------------------------------------------------------------------------------- what cannot be explained
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "text"),
+    [
+        ("spoken:los", "args", "module spoken has no 'los'.\nKnown names: {functions}. Did you mean 'loss'?"),
+        ("spoken:loss.x", "args", "spoken.loss has no 'x'.\nIt has none that would serve."),
+        ("spoken:loss", "arg", "module spoken has no 'arg'.\nKnown names: {names}. Did you mean 'args'?"),
+        ("spoken", "args", "'spoken' names no object of a module.\nWrite module:name, as in train:loss."),
+        ("spoken:", "args", "'spoken:' names no object of a module.\nWrite module:name, as in train:loss."),
+        ("spoken.py:loss", "args", "spoken.py:loss names a file.\nName the module as an import does: spoken:loss, in "
+         "the folder of the file."),
+        ("spokn:loss", "args", "module spokn is neither in {here} nor installed.\nRun jointcut in the folder from "
+         "which you would import it. Did you mean 'spoken'?"),
+        ("spoken:args", "args", "spoken:args is of type tuple, not a function.\nWrite module:name, as in train:loss."),
+        ("spoken:model.loss", "args", "spoken:model.loss is bound to an object.\nName it by its class, "
+         "module:Class.method, and give the object as the first argument."),
+        ("spoken:loss", "jnp", f"spoken:jnp is of type module.\n{EXAMPLES}"),
+        ("spoken:loss", "needy", "spoken:needy cannot be called without arguments: TypeError: needy() missing 1 "
+         f"required positional argument: 'x'\n{SEE}"),
+        ("spoken:loss", "two", "spoken:two does not fit the parameters of spoken:loss, (params, x): too many "
+         f"positional arguments.\n{EXAMPLES}"),
+        ("spoken:loss", "matrix", "spoken:matrix does not fit the parameters of spoken:loss, (params, x): missing a "
+         f"required argument: 'params'.\n{EXAMPLES}"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_named(place, function, example, text):
+    functions = (
+        "'Model', 'branches', 'logs', 'loss', 'made', 'made_args', 'needy', 'noisy', 'norms', 'rows', 'spread', 'wrong'"
+    )
+    names = (
+        "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'doubles', 'logs', 'loss', 'made', 'made_args', "
+        "'matrix', 'model', 'narrow', 'needy', 'noisy', 'norms', 'number', 'random', 'rows', 'spread', 'tied', 'two', "
+        "'vector', 'words', 'wrong'"
+    )
+    expected = text.format(functions=functions, names=names, here=place.folder) if "{" in text else text
+    assert refused("explain", function, "--example", example) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "raised"),
+    [
+        ("x = 1\n1 / 0\n", "ZeroDivisionError at {file}:2: division by zero"),
+        ("import sys\nsys.exit(0)\n", "SystemExit at {file}:2: 0"),
+        ("import nowhere_to_be_found\n", "ModuleNotFoundError at {file}:1: No module named 'nowhere_to_be_found'"),
+        ("def f(:\n", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_module_that_raises_on_import_is_told_by_its_line(tmp_path, monkeypatch, source, raised):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(source)
+    sys.modules.pop("broken", None)
+    said = refused("explain", "broken:loss", "--example", "args")
+    assert said == f"module broken cannot be imported: {raised.format(file=tmp_path / 'broken.py')}\n{SEE}"
+
+
+def test_an_example_of_the_wrong_shape_is_told_by_the_line_that_met_it(place):
+    said = refused("explain", "spoken:loss", "--example", "narrow").splitlines()
+    line = next(n for n, text in enumerate(MODEL.splitlines(), 1) if "tanh" in text)
+    head = f"spoken:loss cannot be traced for these arguments: TypeError at {place.folder / 'spoken.py'}:{line}: "
+    assert said[0].startswith(head + "dot_general requires contracting dimensions to have the same shape")
+    assert said[-1] == SEE
+
+
+def test_what_jax_says_of_a_branch_keeps_what_jointcut_adds(place):
+    said = refused("explain", "spoken:branches", "--example", "number")
+    line = next(n for n, text in enumerate(MODEL.splitlines(), 1) if "if x > 0" in text)
+    head = f"TracerBoolConversionError at {place.folder / 'spoken.py'}:{line}: Attempted boolean conversion"
+    assert said.startswith(f"spoken:branches cannot be traced for these arguments: {head}")
+    assert "\nThis happened while jointcut traced branches. " in said
+
+
+def test_what_jointcut_refuses_is_said_as_it_says_it():
+    said = refused("explain", "spoken:norms", "--example", "two")
+    assert said.startswith("spoken:two does not fit the parameters of spoken:norms, (x, *, power): ")
+    assert refused("explain", "spoken:loss", "--example", "args", "--budget", "12") == (
+        "budget is '12', a number without a unit.\n"
+        "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0), peak bytes of the whole step (an "
+        "int, or a text such as '1.5GiB' or '800 MB'), or 'device'."
+    )
+    assert refused("explain", "spoken:made", "--example", "args", "--argnums", "0") == (
+        "spoken:made is an aot.function, which has its own argnums.\nLeave --argnums out, or name the plain function."
+    )
+    both = refused("explain", "spoken:loss", "--example", "args", "--budget", "0.5", "--strategy", "save_all")
+    assert both == "strategy and budget are given together.\nGive one: each of them decides the plan."
+
+
+def test_a_budget_is_refused_before_anything_is_imported():
+    result = call("explain", "spoken:loss", "--example", "args", "--budget", "0.5 apples")
+    assert (result.exit_code, "the module speaks" in result.stderr) == (command.REFUSED, False)
+
+
+def test_a_reader_that_goes_away_is_no_fault(monkeypatch, artefact):
+    def closed(text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(click, "echo", closed)
+    result = call("show", artefact)
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["explain", "spoken:loss"], "Missing option '--example'."),
+        (["explain", "spoken:loss", "--example", "args", "--argnums", "first"], "Invalid value for '--argnums': "
+         "'first' is no position, nor several joined by commas."),
+        (["explain", "spoken:loss", "--example", "args", "--size", "b"], "Invalid value for '--size': 'b' is no "
+         "name=number, such as b=8."),
+        (["export", "spoken:loss", "there", "--example", "args", "--platforms", "cpu,gpu"], "Invalid value for "
+         "'--platforms': 'gpu' is none. Known names: 'cpu', 'cuda', 'rocm', 'tpu'. Did you mean 'tpu'?"),
+        (["export", "spoken:loss", "there", "--example", "args", "--platforms", ","], "Invalid value for "
+         "'--platforms': Give one or more of cpu, cuda, rocm, tpu."),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_refused_before_anything_is_imported(arguments, text):
+    result = call(*arguments)
+    assert result.exit_code == command.REFUSED
+    assert result.stderr.split("\n\n")[-1] == f"Error: {text}\n"
+    assert "the module speaks" not in result.stderr
+
+
+def test_a_traceback_is_shown_on_request():
+    result = call("--traceback", "explain", "spoken:loss", "--example", "narrow")
+    assert result.exit_code == command.REFUSED
+    assert "Traceback (most recent call last):" in result.stderr
+    assert 'spoken.py", line' in result.stderr
+
+
+def test_a_fault_of_ours_shows_its_traceback_and_has_an_exit_code_of_its_own(monkeypatch):
+    def fails(*arguments: object) -> None:
+        raise KeyError("a slip")
+
+    monkeypatch.setattr(facts, "of_cut", fails)
+    result = call("explain", "spoken:loss", "--example", "args", "--no-compile")
+    assert result.exit_code == command.FAULT
+    assert result.stderr.endswith("KeyError: 'a slip'\n") and "in fails" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- export and show
+
+
+def test_export_tells_where_the_artefact_is(place):
+    there = place.folder / "told"
+    first = told("export", "spoken:loss", "told", "--example", "args", "--platforms", "cpu")
+    size = sum(path.stat().st_size for path in there.iterdir() if path.name != "signature.json")
+    assert first == (
+        f"loss is in {there}, for cpu: {size:,} bytes in 7 files\njointcut show {there} tells what it takes and gives\n"
+    )
+    again = ["export", "spoken:loss", "told", "--example", "args", "--platforms", "cpu"]
+    assert refused(*again) == f"{there} holds an artefact already.\nGive another name, or say overwrite=True."
+    assert json.loads(told(*again, "--overwrite", "--order", 2, "--json")) == json.loads(told("show", "told", "--json"))
+    assert aot.load(there).contract.order == 2
+
+
+def test_show_tells_the_signature_by_paths(artefact):
+    versions = json.loads((artefact / "signature.json").read_text())["versions"]
+    head, *lists = told("show", artefact).rstrip("\n").split("\n\n")
+    assert head.splitlines() == [
+        "loss, for cpu, tpu",
+        f"made with {', '.join(f'{name} {number}' for name, number in sorted(versions.items()))}",
+        "can be differentiated once, in argnums 0",
+        "cut by min_cut: 24 bytes in 1 array saved for the backward, 1 operation computed again",
+    ]
+    assert lists[:4] == SHOWN.rstrip("\n").split("\n\n")
+
+
+SHOWN = """\
+inputs
+  primals_1       float32[3]                args[0]['scale']  (parameter)
+  primals_2       float32[4,3]              args[0]['w']  (parameter)
+  primals_3       float32[2,4]              args[1]  (user input)
+
+outputs
+  output_1        float32[]                 result
+
+tangents
+  tangents_1      float32[]                 the cotangent of output_1
+
+gradients
+  gradient_1      float32[3]                args[0]['scale']
+  gradient_2      float32[4,3]              args[0]['w']
+"""
+
+
+def test_show_tells_all_that_the_signature_says_and_the_sizes(artefact):
+    found = json.loads(told("show", artefact, "--json"))
+    signature = json.loads((artefact / "signature.json").read_text())
+    sizes = {path.name: path.stat().st_size for path in artefact.iterdir() if path.name != "signature.json"}
+    assert found == {
+        "folder": str(artefact),
+        "total_bytes": sum(sizes.values()),
+        "saved_bytes": 24,
+        **signature,
+    }
+    listed = told("show", artefact).split(f"files in {artefact}, {sum(sizes.values()):,} bytes\n")[1]
+    assert listed == "".join(f"{size:>14,}  {name}\n" for name, size in sorted(sizes.items()))
+
+
+def test_show_works_where_nothing_can_run(artefact):
+    script = Path(sys.executable).with_name("jointcut")
+    environment = {**os.environ, "JAX_PLATFORMS": "tpu"}
+    run = subprocess.run([script, "show", artefact], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, told("show", artefact), "")
+
+
+def test_a_damaged_artefact_is_neither_shown_nor_run(artefact, place, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(artefact, damaged)
+    (damaged / "forward.mlir").write_text("")
+    size = (artefact / "forward.mlir").stat().st_size
+    text = (
+        f"{damaged / 'forward.mlir'} has 0 bytes, and {size:,} were written.\n"
+        "Export again, or copy the whole folder again."
+    )
+    assert refused("show", damaged) == text
+    assert refused("run", damaged, "--inputs", place.inputs) == text
+
+
+# --------------------------------------------------------------------------------------------------------------- run
+
+
+def test_run_gives_what_jax_gives(artefact, place, tmp_path):
+    out = tmp_path / "out.npz"
+    found = json.loads(told("run", artefact, "--inputs", place.inputs, "--output", out, "--check", "--json"))
+    a = place.arrays
+    params = {"w": a["args[0]['w']"], "scale": a["args[0]['scale']"]}
+
+    def loss(params: dict, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ params["w"]) * params["scale"])
+
+    value, gradient = jax.value_and_grad(loss)(params, a["args[1]"])
+    with np.load(out) as written:
+        assert set(written) == {"result", "gradient of args[0]['scale']", "gradient of args[0]['w']"}
+        np.testing.assert_allclose(written["result"], value, rtol=1e-5)
+        for name in ("w", "scale"):
+            np.testing.assert_allclose(written[f"gradient of args[0]['{name}']"], gradient[name], rtol=1e-5)
+        assert {name: r["type"] for name, r in found["results"].items()} == {
+            name: f"float32[{','.join(map(str, array.shape))}]" for name, array in written.items()
+        }
+        assert found["results"]["result"]["value"] == float(written["result"])
+    assert [(c["name"], c["passed"]) for c in found["checks"]] == [
+        ("finite", True),
+        ("forward", True),
+        ("differences", True),
+    ]
+    assert (found["passed"], found["output"], found["cotangents_needed"]) == (True, str(out), [])
+
+
+def test_a_run_without_check_decides_nothing(artefact, place):
+    found = json.loads(told("run", artefact, "--inputs", place.inputs, "--json"))
+    assert (found["checks"], found["passed"], found["output"]) == ([], None, None)
+
+
+def test_another_run_is_a_reference(artefact, place, tmp_path):
+    out = tmp_path / "out.npz"
+    told("run", artefact, "--inputs", place.inputs, "--output", out)
+    lines = told("run", artefact, "--inputs", place.inputs, "--reference", out).splitlines()
+    assert lines[-1] == "ok      reference    no difference"
+    with np.load(out) as held:
+        arrays = {name: held[name] * np.float32(1 + 1e-5) for name in held}
+    assert "ok      reference    3 compared: they differ by at most 1.0e-05 of their size" in told(
+        "run", artefact, "--inputs", place.inputs, "--reference", save(out, **arrays)
+    )
+    del arrays["gradient of args[0]['w']"]
+    wrong = {**arrays, "result": arrays["result"] * np.float32(2), "other": arrays["result"]}
+    result = call("run", artefact, "--inputs", place.inputs, "--reference", save(out, **wrong))
+    assert result.exit_code == command.NO
+    assert result.stdout.splitlines()[-1] == (
+        "FAILED  reference    result differs by 5.0e-01 of its size, more than 3.5e-04; other is not among the results"
+    )
+    wrong = {"result": arrays["result"].astype(np.float64)}
+    result = call("run", artefact, "--inputs", place.inputs, "--reference", save(out, **wrong))
+    assert result.exit_code == command.NO
+    assert result.stdout.splitlines()[-1] == "FAILED  reference    result is float32[], and was float64[]"
+
+
+def exported(tmp_path: Path, function: str, example: str, *options: str) -> Path:
+    told("export", f"spoken:{function}", tmp_path / function, "--example", example, "--platforms", "cpu", *options)
+    return tmp_path / function
+
+
+def test_a_gradient_that_is_not_the_functions_own_fails_the_check(tmp_path):
+    folder = exported(tmp_path, "wrong", "vector")
+    inputs = save(tmp_path / "x.npz", **{"args[0]": np.float32([1, -2, 3])})
+    result = call("run", folder, "--inputs", inputs, "--check")
+    assert result.exit_code == command.NO
+    missed = result.stdout.splitlines()[-1]
+    assert missed.startswith("FAILED  differences  the gradient misses ")
+    assert missed.endswith("; if it has a stop_gradient or a derivative of your own, give --no-differences")
+    told("run", folder, "--inputs", inputs, "--check", "--no-differences")
+
+
+def test_numbers_that_are_not_finite_fail_the_check(tmp_path):
+    folder = exported(tmp_path, "logs", "vector")
+    inputs = save(tmp_path / "x.npz", **{"args[0]": np.float32([1, 0, 3])})
+    result = call("run", folder, "--inputs", inputs, "--check", "--no-differences")
+    assert result.exit_code == command.NO
+    told_of = "result is not finite in 1 of 1 numbers; gradient of args[0] is not finite in 1 of 3 numbers"
+    assert f"FAILED  finite       {told_of}\n" in result.stdout
+    found = json.loads(call("run", folder, "--inputs", inputs, "--json").stdout)
+    assert found["results"]["result"] == {"type": "float32[]", "norm": None, "value": None}
+
+
+def test_a_function_of_no_number_is_run_backward_with_cotangents_that_are_given(tmp_path):
+    folder = exported(tmp_path, "norms", "matrix")
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    arrays = {"args[0]": x, "kwargs['power']": np.float32(2)}
+    lines = told("run", folder, "--inputs", save(tmp_path / "x.npz", **arrays), "--check").splitlines()
+    assert lines[2] == "not run backward, which takes tangents_1: float32[3]"
+    assert lines[3:] == ["ok      finite       every number is finite"]
+    tangent = np.float32([1, -1, 0.5])
+    inputs = save(tmp_path / "x.npz", tangents_1=tangent, **arrays)
+    told("run", folder, "--inputs", inputs, "--check", "--output", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_allclose(out["gradient of args[0]"], 4 * x * tangent[:, None], rtol=1e-6)
+
+
+def test_numbers_that_numpy_does_not_have_come_and_go_by_their_size(tmp_path):
+    folder, key = exported(tmp_path, "noisy", "random"), np.asarray(jax.random.key_data(jax.random.key(7)))
+    x = np.asarray(jnp.linspace(-1, 1, 5, dtype=jnp.bfloat16))
+    arrays = {"args[0]": x, "args[1]": key}
+    inputs, out = save(tmp_path / "x.npz", **arrays), tmp_path / "out.npz"
+    lines = told("run", folder, "--inputs", inputs, "--check", "--output", out).splitlines()
+    assert lines[-2] == "-       differences  undecided: rounding may hide the function's change"
+    assert "reference    no difference" in told("run", folder, "--inputs", inputs, "--reference", out)
+    with np.load(out) as written:
+        assert set(written) == {"result", "gradient of args[0]"}
+        assert written["gradient of args[0]"].dtype.itemsize == 2
+    inputs = save(tmp_path / "x.npz", **{**arrays, "args[1]": key.astype(np.int64)})
+    assert refused("run", folder, "--inputs", inputs) == (
+        f"args[1] in {inputs} is int64[2], and must be the data of key<fry>[].\nSave jax.random.key_data(key)."
+    )
+
+
+def test_rows_of_a_table_are_checked_where_they_belong(tmp_path):
+    folder = exported(tmp_path, "rows", "words")
+    numbers = np.random.default_rng(3)
+    table = numbers.normal(size=(6, 3)).astype(np.float32)
+    inputs = save(tmp_path / "x.npz", **{"args[0]": table, "args[1]": np.int32([0, 2, 2])})
+    found = json.loads(told("run", folder, "--inputs", inputs, "--check", "--json"))
+    assert set(found["results"]) == {"result", "gradient of args[0], rows", "gradient of args[0], places"}
+    assert [c["passed"] for c in found["checks"]] == [True, True, True]
+
+
+def test_a_static_argument_needs_no_array(tmp_path):
+    folder = exported(tmp_path, "spread", "axis")
+    assert "args[1] is always 1\n" in told("show", folder)
+    told("run", folder, "--inputs", save(tmp_path / "x.npz", **{"args[0]": np.ones((3, 2), np.float32)}), "--check")
+
+
+def test_64_bits_are_refused_where_jax_computes_in_32(tmp_path):
+    with jax.enable_x64(True):
+        folder = exported(tmp_path, "logs", "doubles")
+        inputs = save(tmp_path / "x.npz", **{"args[0]": np.ones(3)})
+        told("run", folder, "--inputs", inputs, "--check")
+    assert refused("run", folder, "--inputs", inputs) == (
+        "args[0] is float64, and JAX computes in 32 bits here.\nSet the environment variable JAX_ENABLE_X64=1."
+    )
+
+
+def test_sizes_that_are_names_are_free(tmp_path, place):
+    explained = json.loads(
+        told("explain", "spoken:loss", "--example", "any_x", "--size", "b=2", "--no-compile", "--json")
+    )
+    assert explained == json.loads(told("explain", "spoken:loss", "--example", "args", "--no-compile", "--json"))
+    folder = exported(tmp_path, "loss", "any_x", "--size", "b=2", "--constraint", "b <= 8")
+    shown = told("show", folder)
+    assert "  primals_3       float32[b,4]              args[1]  (user input)\n" in shown
+    assert "\ncut for the sizes b = 2\n" in shown
+    for batch in (1, 5):
+        arrays = place.arrays | {"args[1]": np.ones((batch, 4), np.float32)}
+        told("run", folder, "--inputs", save(tmp_path / "x.npz", **arrays), "--check")
+    arrays["args[1]"] = np.ones((9, 4), np.float32)
+    said = refused("run", folder, "--inputs", save(tmp_path / "x.npz", **arrays))
+    assert said.startswith("loss cannot run here: ")
+    assert said.endswith("\nGive arrays that it was exported for, on a machine that has what they take.")
+
+
+def test_one_name_is_one_size_in_all_arrays(tmp_path, place):
+    folder = exported(tmp_path, "loss", "tied", "--size", "b=2", "--size", "d=4")
+    inputs = save(tmp_path / "x.npz", **place.arrays | {"args[1]": np.ones((2, 5), np.float32)})
+    assert refused("run", folder, "--inputs", inputs) == (
+        f"args[1] in {inputs} has size 5 where d stands, and d = 4.\nGive arrays whose sizes go together."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "spoken:loss is to be cut, but the size 'b' of its example is open.\nGive a number for each size that "
+         "is a name: --size b=8."),
+        (["--size", "b=2", "--size", "c=3"], "--size names 'c', which the example does not have.\nKnown names: 'b'."),
+    ],
+)  # fmt: skip
+def test_sizes_that_explain_lacks_or_does_not_know_are_named(options, text):
+    assert refused("explain", "spoken:loss", "--example", "any_x", *options) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"args[1]": None}, "{file} lacks args[1], a float32[2,4].\nIt holds args[0]['w'], args[0]['scale']. " + SAVED),
+        ({"args[2]": 0.0}, "{file} holds 'args[2]', which is no input.\nKnown names: \"args[0]['scale']\", "
+         "\"args[0]['w']\", 'args[1]'. Did you mean 'args[1]'?"),
+        ({"args[1]": np.zeros((2, 5), np.float32)}, "args[1] in {file} is float32[2,5], and must be float32[2,4].\n"
+         + CONVERT),
+        ({"args[1]": np.zeros((2, 4))}, "args[1] in {file} is float64[2,4], and must be float32[2,4].\n" + CONVERT),
+        ({"args[1]": np.zeros((2, 4), object)}, "{file} is no .npz file that can be read: Object arrays cannot be "
+         "loaded when allow_pickle=False.\n" + SAVED),
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_fit_are_told_by_path(artefact, place, tmp_path, change, text):
+    arrays = {path: array for path, array in (place.arrays | change).items() if array is not None}
+    inputs = save(tmp_path / "x.npz", **arrays)
+    assert refused("run", artefact, "--inputs", inputs) == text.replace("{file}", str(inputs))
+
+
+def test_files_that_are_no_archives_are_refused(artefact, tmp_path):
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    one = tmp_path / "one.npy"
+    assert refused("run", artefact, "--inputs", one) == f"{one} holds one array and no names.\n{SAVED}"
+    (tmp_path / "text.npz").write_text("not numpy's")
+    said = refused("run", artefact, "--inputs", tmp_path / "text.npz")
+    assert said.startswith(f"{tmp_path / 'text.npz'} is no .npz file that can be read: ") and said.endswith(SAVED)
+    missing = call("run", artefact, "--inputs", tmp_path / "none.npz")
+    assert (missing.exit_code, missing.stderr.split("\n\n")[-1]) == (
+        command.REFUSED,
+        f"Error: Invalid value for '--inputs': File '{tmp_path / 'none.npz'}' does not exist.\n",
+    )
+
+
+def test_an_artefact_for_another_platform_is_refused(place, tmp_path):
+    told("export", "spoken:loss", tmp_path / "far", "--example", "args", "--platforms", "tpu")
+    assert refused("run", tmp_path / "far", "--inputs", place.inputs) == (
+        "loss was exported for tpu, and this process runs on cpu.\nExport it with platforms that hold 'cpu'."
+    )
+
+
+def test_results_that_cannot_be_written_are_refused(artefact, place, tmp_path):
+    there = tmp_path / "none" / "out.npz"
+    assert refused("run", artefact, "--inputs", place.inputs, "--output", there) == (
+        f"{there} cannot be written: No such file or directory.\nGive a file in a folder that you may write to."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def test_a_cache_that_is_not_there_is_empty_and_stays_so(tmp_path):
+    for folder in (tmp_path / "none", tmp_path):
+        assert told("cache", "ls", "--dir", folder) == f"{folder}: 0 entries, 0 bytes\n"
+        assert told("cache", "clear", "--dir", folder) == f"{folder}: removed 0 entries, 0 bytes\n"
+        assert json.loads(told("cache", "ls", "--dir", folder, "--json")) == {
+            "folder": str(folder),
+            "total_bytes": 0,
+            "entries": [],
+        }
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    store = Store.at(tmp_path / "cache")
+    store.put("ab" * 32, b"x" * 1000, "loss")
+    store.put("cd" * 32, b"x" * 10, "step")
+    for days, entry in enumerate(sorted(store.folder.glob("*.entry"))):
+        os.utime(entry, (86400 * days, 86400 * days))
+    return store.folder
+
+
+def test_a_cache_is_listed_the_last_used_first(cache, monkeypatch):
+    found = json.loads(told("cache", "ls", "--dir", cache, "--json"))
+    sizes = [path.stat().st_size for path in sorted(cache.glob("*.entry"), reverse=True)]
+    assert found == {
+        "folder": str(cache),
+        "total_bytes": sum(sizes),
+        "entries": [
+            {"key": "cd" * 32, "label": "step", "bytes": sizes[0], "last_used": 86400.0},
+            {"key": "ab" * 32, "label": "loss", "bytes": sizes[1], "last_used": 0.0},
+        ],
+    }
+    days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) for seconds in (86400, 0)]
+    assert told("cache", "ls", "--dir", cache).splitlines() == [
+        f"{cache}: 2 entries, {sum(sizes):,} bytes",
+        f"{sizes[0]:>14,}  {days[0]}  cdcdcdcdcdcd  step",
+        f"{sizes[1]:>14,}  {days[1]}  abababababab  loss",
+    ]
+    monkeypatch.setenv(caching.FOLDER, str(cache))
+    assert json.loads(told("cache", "ls", "--json")) == found
+
+
+def test_a_cache_is_cleared_when_the_answer_is_yes(cache):
+    size = sum(path.stat().st_size for path in cache.glob("*.entry"))
+    question = f"Remove {size:,} bytes from {cache}? [y/N]: "
+    no = call("cache", "clear", "--dir", cache, input="n\n")
+    assert (no.exit_code, no.stdout) == (command.NO, "")
+    assert no.stderr.startswith(question) and no.stderr.endswith("Nothing was removed.\n")
+    assert call("cache", "clear", "--dir", cache, input="").exit_code == command.NO
+    assert len(list(cache.glob("*.entry"))) == 2
+    yes = call("cache", "clear", "--dir", cache, "--json", input="y\n")
+    assert json.loads(yes.stdout) == {"folder": str(cache), "removed": 2, "removed_bytes": size}
+    assert told("cache", "clear", "--dir", cache, "--yes") == f"{cache}: removed 0 entries, 0 bytes\n"
+
+
+def test_the_usual_folder_is_that_of_the_library():
+    folder = next(p for p in main.commands["cache"].commands["ls"].params if p.name == "folder")
+    assert folder.default == caching.DEFAULT_FOLDER and folder.envvar == caching.FOLDER
+
+
+def test_a_cache_that_others_may_write_is_refused(cache):
+    cache.chmod(0o777)
+    assert refused("cache", "ls", "--dir", cache) == (
+        f"cache folder {cache} has mode 0777, so that others may write to it.\n"
+        f"If nobody has done so: chmod go-w {cache}"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- JSON
+
+
+def test_every_key_of_an_answer_is_in_the_help(artefact, place, cache):
+    answers = {
+        usage.EXPLAIN: ["explain", "spoken:loss", "--example", "args", "--budget", "0.0", "--json"],
+        usage.RUN: ["run", artefact, "--inputs", place.inputs, "--check", "--json"],
+        usage.CACHE_LS: ["cache", "ls", "--dir", cache, "--json"],
+        usage.CACHE_CLEAR: ["cache", "clear", "--dir", cache, "--yes", "--json"],
+    }
+    for text, arguments in answers.items():
+        words = set(re.findall(r"\w+", text.partition("--json prints")[2]))
+        assert set(keys(json.loads(told(*arguments)))) <= words, arguments[0]
+
+
+def keys(found: object):
+    """The keys of an answer, but those of `results` and `recomputed`, which are names of the user's."""
+    for item in found if isinstance(found, list) else ():
+        yield from keys(item)
+    for key, value in found.items() if isinstance(found, dict) else ():
+        yield key
+        yield from keys(list(value.values()) if key == "results" else [] if key == "recomputed" else value)
