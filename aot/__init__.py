@@ -3,13 +3,7 @@
 Files, in reading order:
 
     limits: Say what a budget means in bytes.
-    known: Tell what every process knows by name.
-    encode: Write values as bytes that every process writes alike.
-    environment: List what stands outside of a program and could change what it compiles to.
-    fingerprint: Name a compilation by everything that could change it.
-    folder: Share a folder with other processes, each of which may be killed at any moment.
-    store: Keep entries on disk, and forget them safely.
-    caching: Say where compiled programs are kept.
+    cache: Keep compiled programs for other processes: what names them, and the folder that holds them.
     shapes: Give arguments sizes that are known later.
     options: List every choice a user can make, with its default.
     compile: Lower and compile the two jaxprs for a device.
@@ -46,14 +40,7 @@ Files, in reading order:
     method: Bind a function of ours to an instance.
     loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
-    usage: Teach the command line by example.
-    named: Import what a command line names.
-    npz: Read the arrays of a call from an archive of numpy's, by their paths, and write results to one.
-    differences: Compare a gradient with differences of its function.
-    trial: Run an exported pair on given arrays, and check what comes out.
-    facts: Gather what the commands tell, as one JSON object each.
-    shown: Write what the commands tell as lines of text, at most 100 columns wide.
-    command: Explain, export, show and run from a command line.
+    command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
 from jointcut.aot.checked import debug as debug

@@ -25,7 +25,7 @@ import numpy as np
 from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
-from jointcut.aot.caching import store_for
+from jointcut.aot.cache.caching import store_for
 from jointcut.aot.calls import Jitted, keep, refuse_twice
 from jointcut.aot.export import PLATFORMS, export, refuse_request
 from jointcut.aot.exportable import exportable

@@ -76,7 +76,15 @@ def _cell(text: str) -> str:
 
 
 def _with_jointcut(contract: Contract) -> str:
-    lines = ["## With jointcut", "", "```python", "from jointcut import aot", "", 'run = aot.load("this/folder")']
+    lines = [
+        "## With jointcut",
+        "",
+        "```python",
+        "import jax",
+        "from jointcut import aot",
+        "",
+        'run = aot.load("this/folder")',
+    ]
     if contract.is_train:
         lines += ["value, gradients = run.value_and_grad(*arguments)  # where the output is one number"]
         lines += ["out, pullback = run.vjp(*arguments)", "jax.grad(run), jax.jit(run)  # work as well"]

@@ -21,15 +21,15 @@ from jax.experimental import serialize_executable
 
 from jointcut.aot import compile as compiling
 from jointcut.aot import pipeline
+from jointcut.aot.cache.environment import environment
+from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
+from jointcut.aot.cache.store import Store
 from jointcut.aot.calls import keep
-from jointcut.aot.environment import environment
-from jointcut.aot.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.aot.flat import Derivative, FlatCall
 from jointcut.aot.joint import Primal, primal
 from jointcut.aot.limits import limit
 from jointcut.aot.options import Options
 from jointcut.aot.stages import Traced
-from jointcut.aot.store import Store
 from jointcut.aot.stored import Entry, StoredCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError

@@ -173,7 +173,9 @@ class Loaded:
         if jaxprs.tracing():
             return function
         if name not in self._jitted:
-            self._jitted[name] = jax.jit(function, compiler_options=compiling.compiler_options())
+            waits = any(p.waits_in_loops for p in self._programs.values())
+            options = None if waits else compiling.compiler_options()
+            self._jitted[name] = jax.jit(function, compiler_options=options)
         return self._jitted[name]
 
     def _alone(self, *flat: Any) -> list[Any]:

@@ -10,14 +10,14 @@ import json
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jointcut.aot.caching import store_for
-from jointcut.aot.environment import environment
-from jointcut.aot.fingerprint import WithoutRules, fingerprint
+from jointcut.aot.cache.caching import store_for
+from jointcut.aot.cache.environment import environment
+from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint
+from jointcut.aot.cache.store import Store
 from jointcut.aot.fit import Attempt, Fitted, Weighed
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import Limit
 from jointcut.aot.options import Options
-from jointcut.aot.store import Store
 from jointcut.partition import planfile
 from jointcut.partition.errors import IdentityError, PlanError
 from jointcut.partition.graph import Graph

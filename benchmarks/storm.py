@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks import storm_worker
 from benchmarks.storm_worker import author, is_payload, key_of
-from jointcut.aot.store import Store
+from jointcut.aot.cache.store import Store
 
 PROCESSES = 8
 ROUNDS_OF_A_SIEGE = 5

@@ -82,7 +82,7 @@ def load_store() -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return sys.modules["jointcut.aot.store"]
+    return sys.modules["jointcut.aot.cache.store"]
 
 
 def say(line: str) -> None:

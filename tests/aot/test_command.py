@@ -21,9 +21,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointcut import aot
-from jointcut.aot import caching, command, facts, shown, usage
-from jointcut.aot.command import main
-from jointcut.aot.store import Store
+from jointcut.aot.cache import caching
+from jointcut.aot.cache.store import Store
+from jointcut.aot.command import cli as command
+from jointcut.aot.command import facts, main, shown, usage
 
 MODEL = """
 import functools
@@ -206,7 +207,7 @@ def test_every_example_of_a_help_is_a_command_that_is_there():
 
 def test_the_script_and_the_module_are_one_command(place):
     script = Path(sys.executable).with_name("jointcut")
-    for start in ([script], [sys.executable, "-m", "jointcut.aot.command"]):
+    for start in ([script], [sys.executable, "-c", "from jointcut.aot.command import main; main()"]):
         run = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True)
         assert (run.stdout, run.stderr) == (told("--version"), "")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jointcut.aot.differences import ALLOWED, missed, wide
+from jointcut.aot.command.differences import ALLOWED, missed, wide
 
 EPS = {dtype: float(jnp.finfo(dtype).eps) for dtype in ("float32", "bfloat16")}
 

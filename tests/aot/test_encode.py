@@ -23,8 +23,8 @@ from jax.extend import core as jex
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jointcut.aot.encode import pack
-from jointcut.aot.fingerprint import fingerprint
+from jointcut.aot.cache.encode import pack
+from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.partition.errors import IdentityError
 
 CURE = (

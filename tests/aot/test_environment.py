@@ -7,9 +7,9 @@ import functools
 import jax
 from jax.sharding import AxisType
 
-from jointcut.aot import environment as environments
-from jointcut.aot.environment import environment
-from jointcut.aot.fingerprint import fingerprint
+from jointcut.aot.cache import environment as environments
+from jointcut.aot.cache.environment import environment
+from jointcut.aot.cache.fingerprint import fingerprint
 
 
 @functools.cache

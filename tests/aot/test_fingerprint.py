@@ -21,8 +21,8 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
-from jointcut.aot.environment import environment
-from jointcut.aot.fingerprint import WithoutRules, fingerprint, foreign_rules
+from jointcut.aot.cache.environment import environment
+from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.partition import jaxprs
 from programs import CORPUS, named
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.fingerprint import WithoutRules, fingerprint, foreign_rules
+from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.partition.errors import IdentityError
 
 CURE = (

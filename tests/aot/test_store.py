@@ -24,9 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from benchmarks.storm import PROCESSES, storm
 from benchmarks.storm_worker import ROOT, key_of
-from jointcut.aot import folder as sharing
-from jointcut.aot import store as storing
-from jointcut.aot.store import Store
+from jointcut.aot.cache import folder as sharing
+from jointcut.aot.cache import store as storing
+from jointcut.aot.cache.store import Store
 from jointcut.partition.errors import CacheError, JointcutError
 
 ROUNDS = 20  # `python -m benchmarks.storm` runs 200

@@ -18,14 +18,15 @@ from typing import Any
 
 import click
 
-from jointcut.aot import artefact, facts, npz, shown, usage
-from jointcut.aot.caching import FOLDER
+from jointcut.aot import artefact
+from jointcut.aot.cache.caching import FOLDER
+from jointcut.aot.cache.store import Store
+from jointcut.aot.command import facts, npz, shown, usage
+from jointcut.aot.command.named import named, users_code, with_numbers
+from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.contract import Contract
 from jointcut.aot.export import PLATFORMS
 from jointcut.aot.limits import Budget, limit
-from jointcut.aot.named import named, users_code, with_numbers
-from jointcut.aot.store import Store
-from jointcut.aot.trial import FlatPair, Trial
 from jointcut.partition.errors import CacheError, JointcutError, choices, message
 from jointcut.partition.mincut import STRATEGIES
 
@@ -307,7 +308,3 @@ def cache_clear(folder: Path, yes: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(NO)
     told: facts.JSON = {"folder": str(folder), "removed": store.clear() if store else 0, "removed_bytes": held}
     _tell(told, as_json, lambda: shown.cleared(told))
-
-
-if __name__ == "__main__":
-    main(prog_name="jointcut")

@@ -16,8 +16,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.aot.encode import RULES, Encoder, pack
-from jointcut.aot.environment import environment as environment
+from jointcut.aot.cache.encode import RULES, Encoder, pack
+from jointcut.aot.cache.environment import environment as environment
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
 

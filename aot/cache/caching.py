@@ -6,8 +6,8 @@ import functools
 import os
 from pathlib import Path
 
+from jointcut.aot.cache.store import Store
 from jointcut.aot.limits import limit
-from jointcut.aot.store import Store
 
 FOLDER, SIZE = "JOINTCUT_CACHE_DIR", "JOINTCUT_CACHE_SIZE"
 DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot import npz
+from jointcut.aot.command import npz
+from jointcut.aot.command.differences import ALLOWED, missed, wide
 from jointcut.aot.descriptors import Gradient, Input
-from jointcut.aot.differences import ALLOWED, missed, wide
 from jointcut.aot.loaded import Loaded
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, JointcutError, message

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from jointcut.aot.cache.store import StoredEntry
+from jointcut.aot.command.differences import wide
+from jointcut.aot.command.trial import Check, Trial
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.contract import Contract
-from jointcut.aot.differences import wide
 from jointcut.aot.stages import Cut
-from jointcut.aot.store import StoredEntry
-from jointcut.aot.trial import Check, Trial
 from jointcut.partition.graph import LITERAL, STEP
 from jointcut.partition.plan import Saved
 

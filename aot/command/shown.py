@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from jointcut.aot.facts import JSON
+from jointcut.aot.command.facts import JSON
 
 _SHOWN = 12  # arrays of a kind that are listed unless all are wanted
 _WIDTH = 100

@@ -133,4 +133,4 @@ def sources(folders: Iterable[Path]) -> str:
 
 
 # Read as soon as the files themselves are, since what is on disk may be edited while the process runs.
-SOURCES = sources([Path(__file__).parent, *(Path(package.__path__[0]) for package in (wrappers, partition))])
+SOURCES = sources([Path(__file__).parent.parent, *(Path(package.__path__[0]) for package in (wrappers, partition))])

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
-from jointcut.aot.folder import draft, flush, flush_names, locked, secret_of, sweep, trust_folder
+from jointcut.aot.cache.folder import draft, flush, flush_names, locked, secret_of, sweep, trust_folder
 from jointcut.partition.errors import CacheError, message
 
 _LOG = logging.getLogger("jointcut")

@@ -21,7 +21,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot import known
+from jointcut.aot.cache import known
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError, message
 
