@@ -22,9 +22,11 @@ Files, in reading order:
     cut: Hold one cut: the plan, the two jaxprs, and what their inputs and outputs mean to the caller.
     descriptors: Describe every array that enters or leaves an exported pair.
     contract: Say in JSON how an exported pair is called.
+    agreement: Check that all that a contract says goes together.
     guide: Tell a stranger how to run an exported pair.
     pair: Hold what is exported: a traced call, its halves, and what each of their arrays is.
     artefact: Write a folder whole or not at all, and read back only what was written.
+    programs: Read exported programs, and refuse one that is not what the contract says.
     export: Export a cut pair as programs that others can run.
     backward: Call a compiled backward, which gives up its residuals.
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.

@@ -119,14 +119,35 @@ class Contract:
         return "backward" in self.programs
 
     @cached_property
+    def own_result_spec(self) -> Any | None:
+        """The tree that the function itself returned, None where its classes are not at hand."""
+        if self.result_tree is None:
+            return None
+        try:
+            return Tree.from_json(self.result_tree).spec
+        except RecordError:
+            return None
+
+    @property
     def result_spec(self) -> Any:
         """The tree of the result: its own where its classes are at hand, else dicts and tuples."""
-        if self.result_tree is not None:
-            try:
-                return Tree.from_json(self.result_tree).spec
-            except RecordError:
-                pass  # a class of the model's source: its fields by name serve as well
-        return jax.tree.structure(plain_tree([(o.keys, 0) for o in self.outputs]))
+        own = self.own_result_spec
+        return jax.tree.structure(self._plain_result) if own is None else own
+
+    @cached_property
+    def result_order(self) -> tuple[int, ...]:
+        """For each leaf of `result_spec` the output that stands there: dicts sort their keys, classes need not."""
+        return tuple(
+            range(len(self.outputs)) if self.own_result_spec is not None else jax.tree.leaves(self._plain_result)
+        )
+
+    @property
+    def _plain_result(self) -> Any:
+        """The numbers of the outputs, each at its place in dicts and tuples."""
+        if not self.has_aux:
+            return plain_tree([(o.keys, i) for i, o in enumerate(self.outputs)])
+        halves = [[(o.keys[1:], i) for i, o in enumerate(self.outputs) if o.kind == kind] for kind in ("output", "aux")]
+        return tuple(map(plain_tree, halves))
 
     @property
     def saved_bytes(self) -> int:
@@ -165,7 +186,7 @@ class Contract:
             made["result_tree"] = found["result_tree"] and json.dumps(found["result_tree"])
             made["platforms"] = tuple(map(_text, found["platforms"]))
             contract = cls(**{**made, "argnums": _tuple(found["argnums"])})
-            _ = contract.result_spec
+            _ = contract.result_order
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             what = f"is not as it was written: {(str(error).splitlines() or [''])[0].rstrip('.')}."
             raise ArtefactError(message(where, what, CURE)) from error

@@ -177,7 +177,8 @@ def _plain_key(key: Any) -> Size:
     for field in ("idx", "name", "key"):
         if hasattr(key, field):
             found = getattr(key, field)
-            return found if isinstance(found, int) and not isinstance(found, bool) else str(found)
+            is_position = isinstance(found, int) and not isinstance(found, bool) and found >= 0
+            return found if is_position else str(found)
     return str(key)
 
 
@@ -211,4 +212,5 @@ def plain_tree(leaves: Mapping[tuple[Size, ...], Any] | Sequence[tuple[tuple[Siz
         groups.setdefault(keys[0], []).append((keys[1:], leaf))
     if list(groups) == list(range(len(groups))):
         return tuple(map(plain_tree, groups.values()))
-    return {key: plain_tree(group) for key, group in groups.items()}
+    as_name = str if any(isinstance(key, str) for key in groups) else int  # no dict of JAX's can hold both
+    return {as_name(key): plain_tree(group) for key, group in groups.items()}

@@ -8,6 +8,7 @@ StableHLO, with a contract (`contract`) that says what each array is, and a READ
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot import agreement, artefact, guide
+from jointcut.aot.contract import Contract
 from jointcut.aot.pair import Pair
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
@@ -44,8 +46,9 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
         files[agreement.CONSTANTS] = _packed(pair.constants)
     contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
     files["README.md"] = guide.readme(contract).encode()
-    agreement.check(contract, files, pair.traced.name)
-    return artefact.write(folder, contract.to_json(), files, overwrite)
+    written = contract.to_json()
+    agreement.check(Contract.from_json(json.loads(json.dumps(written)), pair.traced.name), files, pair.traced.name)
+    return artefact.write(folder, written, files, overwrite)
 
 
 def refuse_request(
@@ -111,11 +114,11 @@ def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
 
 def _refuse_same_keys(pair: Pair) -> None:
     """Raise `ArtefactError` where a class calls two of its parts the same: by keys is how they are told later."""
-    for what, arrays in (("arguments", pair.inputs[len(pair.constants) :]), ("result", pair.outputs)):
-        if not agreement.apart([a.keys for a in arrays]):
-            known = [a for a in arrays if not agreement.apart([a.keys, *(b.keys for b in arrays if b is not a)])]
-            cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
-            raise ArtefactError(message(f"The {what}", f"have parts of one name, at {known[0].path}.", cure))
+    for arrays in (pair.inputs[len(pair.constants) :], pair.outputs):
+        for n, array in enumerate(arrays):
+            if not agreement.apart([a.keys for a in arrays[: n + 1]]):
+                cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
+                raise ArtefactError(message(array.path, "is told by the same keys as another part.", cure))
 
 
 # --------------------------------------------------------------------------------------------------------- programs

@@ -65,7 +65,7 @@ class Function:
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
         self._captured: list[Any] | None = None
         self._insides: dict[Any, tuple[Primal, Callable[..., list[Any]]]] = {}
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self._name = choosing.name_of(function)
         self._cuts: dict[Any, Cut] = {}
         functools.update_wrapper(self, function)
 

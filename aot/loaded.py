@@ -27,7 +27,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jointcut.aot import artefact
 from jointcut.aot import compile as compiling
-from jointcut.aot.agreement import check
+from jointcut.aot.agreement import CONSTANTS, check
 from jointcut.aot.calls import keep
 from jointcut.aot.contract import Contract, StaticArgument
 from jointcut.aot.descriptors import Described, Input
@@ -50,9 +50,10 @@ _CURE = "Export for these arguments too, or pass what it was exported for."
 
 @dataclass(frozen=True)
 class Exported:
-    """What trees need to know of an exported function."""
+    """What trees need to know of an exported function; `order` tells which output stands at each leaf of the result."""
 
     results: Results
+    order: tuple[int, ...]
     sparse: frozenset[int]
     is_train: bool
 
@@ -73,6 +74,10 @@ class Call(Trees):
         """What was differentiated when it was exported."""
         return self.exported
 
+    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
+        """As `Trees.results`, of the outputs in the order of the programs."""
+        return super().results([outputs[i] for i in self.exported.order])
+
 
 @dataclass(frozen=True)
 class LoadedPullback:
@@ -85,14 +90,11 @@ class LoadedPullback:
 
     def __call__(self, cotangent: Any) -> Any:
         """The gradients of the arguments in `argnums`; raises `CallError` where the cotangent does not fit."""
-        outputs = self.call.exported.results.main
+        exported = self.call.exported
+        places = [(i, a) for i, a in zip(exported.order, exported.results.main, strict=False) if is_inexact(a.dtype)]
         found = self.call.cotangents(cotangent)  # none at all where there is no backward
-        full = [_zeros(a) if x is None else x for x, a in zip(found, filter(_carries, outputs), strict=False)]
-        return self.call.in_argnums(self.run(self.residuals, full), self.bound)
-
-
-def _carries(aval: Any) -> bool:
-    return is_inexact(aval.dtype)
+        given = {i: _zeros(a) if x is None else x for x, (i, a) in zip(found, places, strict=False)}
+        return self.call.in_argnums(self.run(self.residuals, [given[i] for i in sorted(given)]), self.bound)
 
 
 def _zeros(like: Any) -> Any:
@@ -114,7 +116,7 @@ class Loaded:
         self.contract = Contract.from_json(found.signature, where)
         check(self.contract, found.files, where)
         self._programs = {name: program(name, self.contract, found) for name in self.contract.programs}
-        self._found = found
+        self._found = replace(found, files={name: found.files[name] for name in found.files if name == CONSTANTS})
         self._jitted: dict[str, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._differentiable = jax.custom_vjp(self._alone)
@@ -159,7 +161,8 @@ class Loaded:
         """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`)."""
         call, bound, flat = self._bound(args, kwargs)
         outputs, residuals = self._run("forward", self._forward)(*flat)
-        results = replace(call.exported.results, avals=tuple(map(jax.typeof, outputs)))
+        avals = tuple(jax.typeof(outputs[i]) for i in call.exported.order)
+        results = replace(call.exported.results, avals=avals)
         call = replace(call, exported=replace(call.exported, results=results))
         pullback = LoadedPullback(self._run("backward", self._backward), residuals, call, bound)
         main, aux = call.results(outputs)
@@ -346,7 +349,7 @@ class Loaded:
         owners = dict.fromkeys((g.of for g in c.gradients) if c.is_train else parameters)
         rows = {g.of for g in c.gradients if g.part == "rows"}
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
-        exported = Exported(self._results, sparse, c.is_train)
+        exported = Exported(self._results, c.result_order, sparse, c.is_train)
         options = Options(c.argnums, c.has_aux)
         return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), exported, tuple(order))
 
@@ -356,7 +359,7 @@ class Loaded:
         num_aux = sum(o.kind == "aux" for o in c.outputs)
         whole = c.result_spec
         trees = whole.children() if c.has_aux else [whole, None]
-        return Results(tuple(o.aval for o in c.outputs), trees[0], trees[1], num_aux)
+        return Results(tuple(c.outputs[i].aval for i in c.result_order), trees[0], trees[1], num_aux)
 
 
 def _fits(got: Sequence[int], want: Sequence[Any]) -> bool:

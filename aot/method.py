@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 from jointcut.aot.stages import Traced
@@ -35,3 +37,7 @@ class Method:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """As `Function.trace`; the instance is argument 0."""
         return self._bound[0].trace(self._bound[1], *args, **kwargs)
+
+    def export(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Path:
+        """As `Function.export`; the instance is argument 0."""
+        return self._bound[0].export(path, self._bound[1], *args, **kwargs)

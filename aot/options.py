@@ -109,6 +109,13 @@ def checked(function: Any, options: Options) -> Options:
     )
 
 
+def name_of(function: Any) -> str:
+    """What messages and artefacts call a function; a `functools.partial` bears the name of what it calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
 @dataclass(frozen=True)
 class WantedPlan:
     """How a plan comes about: by a strategy, or by a budget."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.joint import joint, with_rows
-from jointcut.aot.options import Options
+from jointcut.aot.options import Options, name_of
 from jointcut.aot.stages import Traced
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, choices, message
@@ -38,7 +38,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     whatever can be among all positional arguments, as `jax.vjp` does.
     """
     start = time.perf_counter()
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     wanted = differentiated(bound, positions, options)
     shapes = bound.abstract()
     wrapped = wrapped_for(function, shapes)

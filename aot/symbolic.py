@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from jointcut.aot import pipeline
-from jointcut.aot.options import Options
+from jointcut.aot.options import Options, name_of
 from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.aot.stages import Cut, Traced
 from jointcut.partition import jaxprs, verify
@@ -92,7 +92,7 @@ def symbolic_cut(
     """
     in_scope = in_one_scope(bound, constraints)
     known = checked_sizes(bound, sizes, constraints)
-    with _explained(getattr(function, "__name__", type(function).__name__)):
+    with _explained(name_of(function)):
         traced = pipeline.trace(function, options, in_scope, options.chosen)
     cut = _with_numbers(traced, function, known).partition()
     return SymbolicCut(cut, traced, _split(traced, cut), known)

@@ -20,6 +20,8 @@ Files, in reading order:
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - artefacts: Time export, load and the first step of a process, with the compiled cache and without.
+- wounds: Wound an artefact: the mutants of `mutants`, each the same for the same seed and number.
+- mutants: Damage artefacts in every way, and see that each is refused or proves equal.
 - storm_worker: Put and get entries of a store until killed, and write down what the store said.
 - storm: Kill the writers of a store again and again, and see that nothing it reported as written is lost or wrong.
 - demo: Train a GPT with jointcut and show what it saves.
