@@ -102,7 +102,7 @@ def main() -> None:
     if options.first_step:
         print(time_first_step(*options.first_step))
         return
-    console, name = wide_console(), options.program
+    console, name = wide_console(120), options.program
     plain, ours = export_seconds(name, options.rounds)
     console.print(
         f"Export of {name} for {', '.join(PLATFORMS)}: {ours:.2f} s; "
