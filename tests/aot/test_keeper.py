@@ -22,7 +22,7 @@ from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_
 from programs import CORPUS, named
 
 ROOT = Path(__file__).parent.parent.parent
-every_sixth = pytest.mark.parametrize("program", CORPUS[::6], ids=lambda program: program.name)
+every_twelfth = pytest.mark.parametrize("program", CORPUS[::12], ids=lambda program: program.name)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def found(caplog):
     return [t for t in texts if "was found" in t], [t for t in texts if "not kept" in t]
 
 
-@every_sixth
+@every_twelfth
 def test_a_second_function_runs_what_the_first_compiled(program, tmp_path, told):
     with program.precision():
         for turn in range(2):
