@@ -170,6 +170,9 @@ def _read_tree(found: Any, path: str) -> Any:
         raise RecordError(message(path, f"holds no tree: {_shown(found)}.", _CURE))
     kind, data = _read_class(found["class"], path), _decoded(found["data"], path)
     children = [_read_tree(child, f"{path}[{i}]") for i, child in enumerate(found["children"])]
+    if kind is dict and (not isinstance(data, list) or len(set(map(repr, data))) != len(children)):
+        what = f"holds a dict of {len(children)} entries whose keys are {data!r}."
+        raise RecordError(message(path, what, _CURE))  # JAX takes such a node, and crashes where it is unflattened
     try:
         return jax.tree_util.PyTreeDef.from_node_data_and_children(
             jax.tree_util.default_registry, (kind, data), children

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jointcut.partition.errors import RecordError
-from jointcut.wrappers.metadata import InputAliasInfo, OutputType, PlainTensorMeta
+from jointcut.wrappers.metadata import GraphSignature, InputAliasInfo, OutputType, PlainTensorMeta
 from jointcut.wrappers.record import Record, choice
 
 
@@ -170,3 +170,14 @@ def test_a_class_that_is_no_tree_node_is_refused():
 
 def test_members_of_the_schema_are_written_by_name():
     assert Box(OutputType.is_input).to_json() == '{"Box": {"held": {"OutputType": "is_input"}}}'
+
+
+def test_a_dict_with_other_than_one_key_for_each_child_is_refused():
+    text = GraphSignature((), (), (), (), {}, {}, {}, jax.tree.structure({"a": 0}), None, None).to_json()
+    assert GraphSignature.from_json(text).in_spec == jax.tree.structure({"a": 0})
+    with pytest.raises(RecordError) as error:
+        GraphSignature.from_json(text.replace('{"list": ["a"]}', '{"list": []}'))
+    assert str(error.value) == (
+        "GraphSignature.in_spec holds a dict of 1 entries whose keys are [].\n"
+        "Read what to_json of the same class and version wrote."
+    )
