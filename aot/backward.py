@@ -26,7 +26,8 @@ class CompiledPullback:
             cure = "Say pullback(cotangent, keep_residuals=True) at every call but the last."
             raise CallError(message(f"The pullback of {traced.name}", what, cure))
         leaves = traced.cotangents(cotangent)
-        full = filled(leaves, jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :])
+        taken = jaxprs.opened(self._compiled.cut.backward)[0].invars[len(self._residuals) :]
+        full = filled(leaves, (v.aval for v in taken))
         flat = self._compiled._backward_that(overwrite=not keep_residuals)(*self._residuals, *full)
         self._gone = not keep_residuals
         return traced.in_argnums(flat, self._bound)

@@ -148,7 +148,7 @@ class Checked:
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], run: _Run) -> list[Any]:
         """The backward half: the flat gradients. None stands for a cotangent that is zero."""
         inner, _ = jaxprs.opened(self.split.backward)
-        given = filled(cotangents, inner.invars[len(residuals) :])
+        given = filled(cotangents, (v.aval for v in inner.invars[len(residuals) :]))
         gradients = self.programs.backward(list(residuals), given)
         self._same_types("backward", gradients, inner.outvars)
         graph, halves = self.split.graph, self.split.halves

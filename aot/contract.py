@@ -16,7 +16,17 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.descriptors import CURE, Gradient, Input, Output, ResidualInput, Tangent, plain_tree, read_all
+from jointcut.aot.descriptors import (
+    CURE,
+    Gradient,
+    Input,
+    Output,
+    ResidualInput,
+    Tangent,
+    as_tuple,
+    plain_tree,
+    read_all,
+)
 from jointcut.partition.errors import ArtefactError, RecordError, message
 from jointcut.wrappers.metadata import GraphSignature
 from jointcut.wrappers.record import Record
@@ -185,7 +195,7 @@ class Contract:
             made["graph_signature"] = GraphSignature.from_json(json.dumps(found["graph_signature"]))
             made["result_tree"] = found["result_tree"] and json.dumps(found["result_tree"])
             made["platforms"] = tuple(map(_text, found["platforms"]))
-            contract = cls(**{**made, "argnums": _tuple(found["argnums"])})
+            contract = cls(**{**made, "argnums": as_tuple(found["argnums"])})
             _ = contract.result_order
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             what = f"is not as it was written: {(str(error).splitlines() or [''])[0].rstrip('.')}."
@@ -203,7 +213,3 @@ def _text(found: Any) -> str:
     if not isinstance(found, str):
         raise TypeError(f"{found!r} is no text")
     return found
-
-
-def _tuple(found: Any) -> Any:
-    return tuple(found) if isinstance(found, list) else found

@@ -15,14 +15,15 @@ forward's saved results, one of its outputs, or one of its inputs: its name says
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
 
 import jax
 import jax.core
 
-from jointcut.partition.errors import ArtefactError, message
+from jointcut.partition.errors import ArtefactError, CallError, message
+from jointcut.partition.sizes import names, number
 from jointcut.wrappers.record import read_dtype
 
 Size = int | str  # of a dimension: a number, or the text of an expression such as "b" or "2*b"
@@ -67,9 +68,9 @@ class Described:
         """The description that a JSON object holds; raises `ArtefactError` where it holds none."""
         hints = get_type_hints(cls)
         if not isinstance(found, dict) or set(found) != set(hints):
-            names = ", ".join(hints)
-            raise ArtefactError(message(where, f"is no description of an array: it must have {names}.", CURE))
-        made = {name: _tuple(found[name]) for name in hints}
+            what = f"is no description of an array: it must have {', '.join(hints)}."
+            raise ArtefactError(message(where, what, CURE))
+        made = {name: as_tuple(found[name]) for name in hints}
         for name, value in made.items():
             if not _has_type(value, hints[name]):
                 raise ArtefactError(message(f"{where}[{name!r}]", f"is {value!r}, not what belongs there.", CURE))
@@ -165,6 +166,30 @@ def size_of(size: Any) -> Size:
     return size if type(size) is int else str(size)
 
 
+def fits(got: Sequence[Any], want: Sequence[Size]) -> bool:
+    """Whether an array of this shape can stand where a shape is described; any number can where a name is."""
+    return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
+
+
+def same_sizes(given: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
+    """Look whether arrays go together, by what each is called, how it is described, and its shape.
+
+    Raises `CallError` where one name of a size is two numbers, or a size is not what follows from the names.
+    """
+    sizes = [
+        (where, size, got)
+        for where, described, shape in given
+        for size, got in zip(described.shape, shape, strict=True)
+        if isinstance(size, str) and type(got) is int
+    ]
+    known = {size: got for _, size, got in reversed(sizes) if size.isidentifier()}
+    for where, size, got in sizes:
+        if names(size) <= known.keys() and number(size, known) != got:
+            told = ", ".join(f"{name} = {known[name]}" for name in sorted(names(size)))
+            what = f"has size {got} where {size} stands, and {told}."
+            raise CallError(message(where, what, "Give arrays whose sizes go together."))
+
+
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
     """A path of JAX's as names and positions: an attribute, a key of a dict and a position are told by what they say.
 
@@ -182,7 +207,8 @@ def _plain_key(key: Any) -> Size:
     return str(key)
 
 
-def _tuple(found: Any) -> Any:
+def as_tuple(found: Any) -> Any:
+    """A JSON array as a tuple, anything else as it is."""
     return tuple(found) if isinstance(found, list) else found
 
 
@@ -198,13 +224,12 @@ def _is_size(x: Any) -> bool:
     return isinstance(x, str) or (type(x) is int and x >= 0)
 
 
-def plain_tree(leaves: Mapping[tuple[Size, ...], Any] | Sequence[tuple[tuple[Size, ...], Any]]) -> Any:
+def plain_tree(items: Sequence[tuple[tuple[Size, ...], Any]]) -> Any:
     """Dicts and tuples that hold leaves at their keys: positions make a tuple, names a dict.
 
     >>> plain_tree([(("loss",), 1), (("parts", 0), 2), (("parts", 1), 3)])
     {'loss': 1, 'parts': (2, 3)}
     """
-    items = list(leaves.items()) if isinstance(leaves, Mapping) else list(leaves)
     if len(items) == 1 and items[0][0] == ():
         return items[0][1]
     groups: dict[Size, list[tuple[tuple[Size, ...], Any]]] = {}

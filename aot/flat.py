@@ -6,20 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.aot.trees import Trees
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.zeros import filled
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """What trees need to know of a program that was differentiated elsewhere."""
+    """What trees need to know of a program that was differentiated elsewhere.
+
+    `order` tells which output of the program stands at each leaf of the result.
+    """
 
     results: Results
+    order: tuple[int, ...]
     sparse: frozenset[int]
     is_train: bool
 
@@ -39,6 +42,10 @@ class FlatCall(Trees):
         """What was differentiated."""
         return self.derivative
 
+    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
+        """As `Trees.results`, of the outputs in the order of the program."""
+        return super().results([outputs[i] for i in self.derivative.order])
+
 
 @dataclass(frozen=True)
 class FlatPullback:
@@ -56,13 +63,18 @@ class FlatPullback:
 
     def __call__(self, cotangent: Any) -> Any:
         """The gradients; raises `CallError` where the cotangent does not fit the output."""
-        leaves = iter(self.call.cotangents(cotangent))
-        full = [_or_zeros(next(leaves), a) for a in self.call.derivative.results.main if is_inexact(a.dtype)]
-        gradients = self.run(self.residuals, full if self.call.derivative.is_train else [])
+        gradients = self.run(self.residuals, self._cotangents(cotangent))
         if self.positions is None:
             return self.call.in_argnums(gradients, self.bound)
         return self.call.gradients(gradients, self.positions, self.bound)
 
-
-def _or_zeros(cotangent: Any, aval: Any) -> Any:
-    return jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
+    def _cotangents(self, cotangent: Any) -> list[Any]:
+        """Those that the program takes, in the order of its outputs; none where there is no backward."""
+        derivative, found = self.call.derivative, self.call.cotangents(cotangent)
+        if not derivative.is_train:
+            return []
+        leaves = zip(derivative.order, derivative.results.main, strict=False)  # aux comes last, and carries none
+        carrying = [(i, aval) for i, aval in leaves if is_inexact(aval.dtype)]
+        full = filled(found, (aval for _, aval in carrying))
+        given = dict(zip((i for i, _ in carrying), full, strict=True))
+        return [given[i] for i in sorted(given)]

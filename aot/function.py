@@ -184,12 +184,13 @@ class Function:
 
     def _kept(self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """How to run a call by programs of the cache, and the call flattened; None without a cache."""
-        keeper = self.__dict__.get("_keeper", self)
-        if keeper is self:  # not asked yet
-            store = store_for(self._options.cache)
-            made = store and Keeper(self._function, self._options, self._statics, store, self._name)
-            keeper = self.__dict__["_keeper"] = made
-        return None if keeper is None else keeper.find(kind, positions, args, kwargs)
+        return None if self._keeper is None else self._keeper.find(kind, positions, args, kwargs)
+
+    @functools.cached_property
+    def _keeper(self) -> Keeper | None:
+        """What looks after the programs in the cache, None without one."""
+        store = store_for(self._options.cache)
+        return store and Keeper(self._function, self._options, self._statics, store, self._name)
 
     def _lifted(self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """The arrays that the function closes over, as found when it was first traced.

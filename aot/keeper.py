@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
 
 from jointcut.aot import compile as compiling
 from jointcut.aot import pipeline
@@ -34,7 +33,7 @@ from jointcut.aot.stored import Entry, StoredCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
 from jointcut.wrappers import alias
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
+from jointcut.wrappers.tree import Bound, Statics, bind
 from jointcut.wrappers.tree import struct as type_of
 
 _LOG = logging.getLogger("jointcut")
@@ -87,8 +86,8 @@ class Keeper:
 
     def _source(self, bound: Bound) -> Primal:
         """The function's own trace, of each array once."""
-        flat, places = TreeWrapper(bound).flat(self.function), bound.places
-        return primal(lambda *xs: flat(*(xs[p] for p in places)), bound.unique, self.options.has_aux)
+        target = pipeline.wrapped_for(self.function, bound.abstract()).target
+        return primal(target.entered, bound.unique, self.options.has_aux)
 
     # ------------------------------------------------------------------------------------------------- the key
 
@@ -112,16 +111,21 @@ class Keeper:
                 return found
         return self._compiled(key, wanted, source, traced)
 
+    def _chosen(self, wanted: _Wanted) -> tuple[int, ...]:
+        """Flat positions of the leaves that are differentiated."""
+        if wanted.kind == "call":
+            return ()
+        return pipeline.differentiated(wanted.bound, wanted.positions, self.options)
+
     def _key(self, wanted: _Wanted, program: Any) -> str:
         options, bound = self.options, wanted.bound
-        chosen = () if wanted.kind == "call" else pipeline.differentiated(bound, wanted.positions, options)
         return fingerprint(
             kind=wanted.kind,
             program=program,
             environment=environment(),
             places=bound.places,
             shardings=tuple(map(_sharding, bound.leaves)),
-            differentiated=chosen,
+            differentiated=self._chosen(wanted),
             donated=() if wanted.kind == "pair" else tuple(sorted(bound.leaves_of(*options.donated))),
             has_aux=options.has_aux,
             keep_unused=options.keep_unused,
@@ -151,9 +155,9 @@ class Keeper:
         return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
 
     def _call(self, wanted: _Wanted, source: Primal, entry: Entry) -> FlatCall:
-        chosen = () if wanted.kind == "call" else pipeline.differentiated(wanted.bound, wanted.positions, self.options)
-        derivative = Derivative(source.results, frozenset(entry.sparse), entry.is_train)
-        return FlatCall(self.name, self.options, wanted.bound.abstract(), chosen, derivative)
+        order = tuple(range(len(source.results.avals)))
+        derivative = Derivative(source.results, order, frozenset(entry.sparse), entry.is_train)
+        return FlatCall(self.name, self.options, wanted.bound.abstract(), self._chosen(wanted), derivative)
 
     def _compiled_call(self, key: str, wanted: _Wanted, source: Primal) -> StoredCall:
         """The function alone."""
@@ -167,8 +171,7 @@ class Keeper:
         structs = [*map(type_of, source.consts), *wanted.bound.abstract().unique]
         program = compiling.compiled(_flat(closed), structs, self.options.keep_unused, self._donated(wanted, count))
         handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
-        arity = ((len(structs), len(rest)),)
-        entry = Entry(tuple(range(count)), handed, (), False, (), arity, ())
+        entry = Entry(tuple(range(count)), handed, (), False, ())
         return self._put(key, wanted, source, source.consts, entry, (program,))
 
     def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> StoredCall:
@@ -176,8 +179,6 @@ class Keeper:
         cut = traced.partition()
         halves = compiling.halves_for(cut.split, True)
         found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
-        outs, ends = len(traced.program.results.avals), len(jaxprs.opened(halves.backward)[0].outvars)
-        shown = outs - len(found)
         keep_unused = self.options.keep_unused
         if wanted.kind == "step":
             ones = traced.ones()
@@ -188,21 +189,18 @@ class Keeper:
 
             donated = self._donated(wanted, len(traced.consts))
             programs = (compiling.compiled(step, structs, keep_unused, donated),)
-            arity = ((len(structs), shown + ends),)
         else:
-            saved = len(jaxprs.opened(halves.forward)[0].outvars) - outs
             forward = _flat(halves.forward, found)
             taken = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
             programs = (
                 compiling.compiled(forward, structs, keep_unused),
                 compiling.compiled(_flat(halves.backward), taken, True),
             )
-            arity = ((len(structs), shown + saved), (len(taken), ends))
         handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
         residuals = tuple((r.kind, r.index) for r in halves.residuals)
         program = traced.program
         places = _places(traced, source)
-        entry = Entry(places, handed, residuals, program.is_train, tuple(sorted(program.sparse)), arity, ())
+        entry = Entry(places, handed, residuals, program.is_train, tuple(sorted(program.sparse)))
         return self._put(key, wanted, source, traced.consts, entry, programs)
 
     def _donated(self, wanted: _Wanted, start: int) -> tuple[int, ...]:
@@ -221,11 +219,11 @@ class Keeper:
     ) -> StoredCall:
         """The programs, kept in the store where they can be."""
         try:
-            pickled = tuple(serialize_executable.serialize(program)[0] for program in programs)
+            kept = entry.holding(programs)
         except _UNABLE as error:
             _LOG.warning("%s (%s) is not kept in the cache: %s", self.name, wanted.kind, error)
         else:
-            self.store.put(key, replace(entry, programs=pickled).to_bytes(), f"{self.name} {wanted.kind}")
+            self.store.put(key, kept.to_bytes(), f"{self.name} {wanted.kind}")
         return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,18 +30,19 @@ from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
 from jointcut.aot.calls import keep
 from jointcut.aot.contract import Contract, StaticArgument
-from jointcut.aot.descriptors import Described, Input
+from jointcut.aot.descriptors import Described, Input, fits, same_sizes
+from jointcut.aot.flat import Derivative, FlatCall, FlatPullback
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.aot.pair import argument_keys
 from jointcut.aot.programs import constants, program
-from jointcut.aot.trees import Trees
+from jointcut.aot.trees import dense
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.sizes import names, number
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.tree import Bound, Statics, bind
+from jointcut.wrappers.zeros import filled
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 _JAX_ON_JVP = "forward-mode autodiff (jvp)"
@@ -49,56 +50,10 @@ _CURE = "Export for these arguments too, or pass what it was exported for."
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What trees need to know of an exported function; `order` tells which output stands at each leaf of the result."""
+class Call(FlatCall):
+    """The calls of one structure: `places` gives for each input its place among the leaves of the call."""
 
-    results: Results
-    order: tuple[int, ...]
-    sparse: frozenset[int]
-    is_train: bool
-
-
-@dataclass(frozen=True)
-class Call(Trees):
-    """The calls of one structure: `order` gives for each input its place among the leaves of the call."""
-
-    name: str
-    options: Options
-    bound: Bound
-    wanted: tuple[int, ...]
-    exported: Exported
-    order: tuple[int, ...]
-
-    @property
-    def differentiated(self) -> Exported:
-        """What was differentiated when it was exported."""
-        return self.exported
-
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
-        """As `Trees.results`, of the outputs in the order of the programs."""
-        return super().results([outputs[i] for i in self.exported.order])
-
-
-@dataclass(frozen=True)
-class LoadedPullback:
-    """The backward of one call: residuals wait for a cotangent, as often as one is given."""
-
-    run: Callable[[Sequence[Any], Sequence[Any]], list[Any]] = field(repr=False)
-    residuals: list[Any] = field(repr=False)
-    call: Call = field(repr=False)
-    bound: Bound = field(repr=False)
-
-    def __call__(self, cotangent: Any) -> Any:
-        """The gradients of the arguments in `argnums`; raises `CallError` where the cotangent does not fit."""
-        exported = self.call.exported
-        places = [(i, a) for i, a in zip(exported.order, exported.results.main, strict=False) if is_inexact(a.dtype)]
-        found = self.call.cotangents(cotangent)  # none at all where there is no backward
-        given = {i: _zeros(a) if x is None else x for x, (i, a) in zip(found, places, strict=False)}
-        return self.call.in_argnums(self.run(self.residuals, [given[i] for i in sorted(given)]), self.bound)
-
-
-def _zeros(like: Any) -> Any:
-    return jnp.zeros(like.shape, like.dtype)
+    places: tuple[int, ...]
 
 
 class Loaded:
@@ -161,10 +116,10 @@ class Loaded:
         """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`)."""
         call, bound, flat = self._bound(args, kwargs)
         outputs, residuals = self._run("forward", self._forward)(*flat)
-        avals = tuple(jax.typeof(outputs[i]) for i in call.exported.order)
-        results = replace(call.exported.results, avals=avals)
-        call = replace(call, exported=replace(call.exported, results=results))
-        pullback = LoadedPullback(self._run("backward", self._backward), residuals, call, bound)
+        avals = tuple(jax.typeof(outputs[i]) for i in call.derivative.order)
+        results = replace(call.derivative.results, avals=avals)
+        call = replace(call, derivative=replace(call.derivative, results=results))
+        pullback = FlatPullback(self._run("backward", self._backward), residuals, call, bound)
         main, aux = call.results(outputs)
         return (main, pullback, aux) if self.contract.has_aux else (main, pullback)
 
@@ -226,13 +181,13 @@ class Loaded:
         if not self.contract.is_train:
             return (None,) * len(self.contract.inputs)
         places = {o.name: i for i, o in enumerate(self.contract.outputs)}
-        given = (cotangents[places[t.of]] for t in self.contract.tangents)
-        full = [_zeros(ct) if isinstance(ct, SymbolicZero) else ct for ct in given]
+        given = [cotangents[places[t.of]] for t in self.contract.tangents]
+        full = filled([None if isinstance(ct, SymbolicZero) else ct for ct in given], given)
         residuals, tables = held
         found: dict[str, Any] = {}
         for gradient, value in zip(self.contract.gradients, self._backward(residuals, full), strict=True):
             found[gradient.of] = (*found.get(gradient.of, ()), value)
-        return tuple(_dense(found.get(i.name), tables.get(i.name)) for i in self.contract.inputs)
+        return tuple(_whole(found.get(i.name), tables.get(i.name)) for i in self.contract.inputs)
 
     # ------------------------------------------------------------------------------------------------- insides
 
@@ -263,11 +218,12 @@ class Loaded:
             cure = "Use jax.grad or jax.vjp, or the function that it was exported from."
             raise CallError(message(self.contract.name, what, cure)) from error
 
-    def _refuse_width(self) -> None:
+    def refuse_width(self) -> None:
+        """Raise `CallError` where an array has 64 bits, and this process computes in 32."""
         wide = next(iter(self._wide), None)
         if wide is not None and jnp.result_type(float) != jnp.float64:
             what = f"was exported with 64-bit types ({wide}), and this process has them switched off."
-            cure = 'Switch them on first: jax.config.update("jax_enable_x64", True).'
+            cure = 'Switch them on: jax.config.update("jax_enable_x64", True), or JAX_ENABLE_X64=1 in the environment.'
             raise CallError(message(self.contract.name, what, cure))
 
     @cached_property
@@ -285,41 +241,27 @@ class Loaded:
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Bound, list[Any]]:
         """The call's trees, the call flattened, and the arrays in the order of the inputs."""
-        self._refuse_width()
+        self.refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
         if key not in self._calls:
             keep(self._calls, key, self._call(bound))
         call = self._calls[key]
         self._same_statics(bound)
-        flat = [bound.leaves[i] for i in call.order]
+        flat = [bound.leaves[i] for i in call.places]
         for info, want, leaf in zip(self._leaves, self._dtypes, flat, strict=True):
             got = slot(info.path, leaf)
-            if got.dtype != want or not _fits(got.shape, info.shape):
+            if got.dtype != want or not fits(got.shape, info.shape):
                 what = f"is {got.dtype}[{','.join(map(str, got.shape))}], but it was exported for {info.type}."
                 raise CallError(message(info.path, what, _CURE))
         if self.contract.sizes:
-            self._same_sizes([slot("", leaf).shape for leaf in flat])
+            shapes = (slot("", leaf).shape for leaf in flat)
+            same_sizes([(info.path, info, shape) for info, shape in zip(self._leaves, shapes, strict=True)])
         return call, bound, [*self._constants, *flat]
 
     @cached_property
     def _dtypes(self) -> list[Any]:
         return [read_dtype(info.dtype, info.path) for info in self._leaves]
-
-    def _same_sizes(self, shapes: Sequence[Sequence[Any]]) -> None:
-        """Raise `CallError` where one size that is a name is two numbers, or a size does not follow from the names."""
-        sizes = [
-            (info.path, size, got)
-            for info, shape in zip(self._leaves, shapes, strict=True)
-            for size, got in zip(info.shape, shape, strict=True)
-            if isinstance(size, str) and type(got) is int
-        ]
-        known = {size: got for _, size, got in reversed(sizes) if size.isidentifier()}
-        for path, size, got in sizes:
-            if names(size) <= known.keys() and number(size, known) != got:
-                told = ", ".join(f"{name} = {known[name]}" for name in sorted(names(size)))
-                what = f"has size {got} where {size} stands, and {told}."
-                raise CallError(message(path, what, "Give arrays whose sizes go together."))
 
     def _same_statics(self, bound: Bound) -> None:
         given = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
@@ -349,9 +291,9 @@ class Loaded:
         owners = dict.fromkeys((g.of for g in c.gradients) if c.is_train else parameters)
         rows = {g.of for g in c.gradients if g.part == "rows"}
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
-        exported = Exported(self._results, c.result_order, sparse, c.is_train)
+        derivative = Derivative(self._results, c.result_order, sparse, c.is_train)
         options = Options(c.argnums, c.has_aux)
-        return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), exported, tuple(order))
+        return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), derivative, tuple(order))
 
     @cached_property
     def _results(self) -> Results:
@@ -362,16 +304,12 @@ class Loaded:
         return Results(tuple(c.outputs[i].aval for i in c.result_order), trees[0], trees[1], num_aux)
 
 
-def _fits(got: Sequence[int], want: Sequence[Any]) -> bool:
-    return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
-
-
-def _dense(gradient: tuple[Any, ...] | None, table: Any) -> Any:
-    """The gradient as an array: the rows of a table are added where they belong."""
+def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:
+    """The gradient as one array, None where there is none."""
     if gradient is None or len(gradient) == 1:
         return None if gradient is None else gradient[0]
-    rows, places = gradient
-    return jnp.zeros(table.shape, rows.dtype).at[tuple(places.T)].add(rows)
+    rows, at = gradient
+    return dense(rows, at, table.shape)
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:

@@ -23,7 +23,7 @@ from jointcut.partition.errors import IdentityError, PlanError
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Note:
         self.store.put(self.key, json.dumps(document).encode(), self.label)
 
 
-def followed(plan: Plan, weighed: Weighed[T]) -> Fitted[T]:
+def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
     """The result of a search that was spared."""
     figures = weighed.peak_bytes, weighed.activation_bytes, True, weighed.compile_ms
     tried = Attempt(plan.strategy, plan.bytes_saved, plan.peak_bytes or weighed.peak_bytes, *figures)

@@ -43,7 +43,7 @@ class Program:
             wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
             self.made[name] = Backwards(self.halves, wrap)
         gradients = self.made[name](residuals, cotangents)
-        return filled(gradients, jaxprs.opened(self.halves.backward)[0].outvars)
+        return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
 
 
 @jax.tree_util.register_dataclass

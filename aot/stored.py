@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -33,8 +33,9 @@ class Entry:
             where only the differentiated program knows them, which is the key then.
         handed_back: outputs that stay out of the programs, as position, source and alias.
         residuals: kind and index of each residual.
+        is_train, sparse: whether there is a backward, and which gradients are rows, as in `Joint`.
         arity: how many arrays each program takes and gives.
-        programs: the executables, as JAX pickles them.
+        programs: the executables, as JAX pickles them; none until the entry is `holding` them.
     """
 
     consts: tuple[int, ...] | None
@@ -42,8 +43,14 @@ class Entry:
     residuals: tuple[tuple[str, int], ...]
     is_train: bool
     sparse: tuple[int, ...]
-    arity: tuple[tuple[int, int], ...]
-    programs: tuple[bytes, ...]
+    arity: tuple[tuple[int, int], ...] = ()
+    programs: tuple[bytes, ...] = ()
+
+    def holding(self, programs: Sequence[jax.stages.Compiled]) -> Entry:
+        """The entry with executables of flat arrays; raises what JAX raises where it cannot serialise them."""
+        arity = tuple((program.in_tree.num_leaves, program.out_tree.num_leaves) for program in programs)
+        pickled = tuple(serialize_executable.serialize(program)[0] for program in programs)
+        return replace(self, arity=arity, programs=pickled)
 
     def to_bytes(self) -> bytes:
         """The entry as a header in JSON, with its length before it, and the executables."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.joint import Results
@@ -142,6 +143,11 @@ class Trees:
         """The gradients of the arguments in `argnums`: one tree, or a tuple of them, as in `jax.grad`."""
         trees = self.gradients(gradients, self.options.chosen, bound, keep_structure)
         return trees[0] if isinstance(self.options.argnums, int) else trees
+
+
+def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
+    """A table's gradient as an array of its shape: the rows are added where they belong."""
+    return jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows)
 
 
 def _float0(leaf: Any) -> np.ndarray:

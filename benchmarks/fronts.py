@@ -39,7 +39,7 @@ from benchmarks.programs import PROGRAMS, SIZES, Program, gpt, load, mlp, resnet
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
 from jointcut.aot.rates import rates
-from jointcut.partition.budget import Planner, ranked
+from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.front import Front, front
 
 RESULTS = Path(__file__).parent / "results"
@@ -279,9 +279,13 @@ def time_steps(layers: int, with_menu: bool) -> Timing:
     if with_menu:
         with timed("the menu: many plans, replayed"):
             menu = planner.menu
+    return Timing(count_equations(traced.joint), len(graph.ops), len(menu), clock, processor, _rises(menu))
+
+
+def _rises(menu: Sequence[Candidate]) -> int:
+    """How many plans are no better than the next one in time, or in peak: none should be."""
     pairs = list(zip(ranked(menu), ranked(menu)[1:], strict=False))
-    rises = sum(less.step_seconds < more.step_seconds or less.peak_bytes > more.peak_bytes for more, less in pairs)
-    return Timing(count_equations(traced.joint), len(graph.ops), len(menu), clock, processor, rises)
+    return sum(less.step_seconds < more.step_seconds or less.peak_bytes > more.peak_bytes for more, less in pairs)
 
 
 # ------------------------------------------------------------------------------------------------- tables

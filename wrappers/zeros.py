@@ -7,7 +7,7 @@ TorchScript's differentiation): what only the missing cotangents feed is neither
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,9 +65,9 @@ class Backwards:
         return tuple(v in read for v in jaxpr.invars[-count:])
 
 
-def filled(values: Sequence[Any | None], like: Sequence[Any]) -> list[Any]:
-    """The values with an array of zeros in the place of each None, of the type of the jaxpr's atom in its place."""
-    return [_zeros(atom.aval) if x is None else x for x, atom in zip(values, like, strict=True)]
+def filled(values: Sequence[Any | None], avals: Iterable[Any]) -> list[Any]:
+    """The values with an array of zeros in the place of each None, of the type in its place."""
+    return [_zeros(aval) if x is None else x for x, aval in zip(values, avals, strict=True)]
 
 
 def _zeros(aval: Any) -> Any:

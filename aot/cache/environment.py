@@ -1,8 +1,8 @@
 """List what stands outside of a program and could change what it compiles to.
 
 Versions, the text of jointcut itself, JAX's configuration, what the compilers read from the environment, and the
-machine. `fingerprint(program=..., **environment())` is a key that another process finds again only where all of it is
-the same.
+machine. `fingerprint(program=..., environment=environment())` is a key that another process finds again only where all
+of it is the same.
 """
 
 from __future__ import annotations

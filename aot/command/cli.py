@@ -19,15 +19,15 @@ from typing import Any
 import click
 
 from jointcut.aot import artefact
-from jointcut.aot.cache.caching import FOLDER
+from jointcut.aot.cache.caching import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
 from jointcut.aot.command import facts, npz, shown, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.contract import Contract
-from jointcut.aot.export import PLATFORMS
+from jointcut.aot.export import PLATFORMS, known_platforms
 from jointcut.aot.limits import Budget, limit
-from jointcut.partition.errors import CacheError, JointcutError, choices, message
+from jointcut.partition.errors import CacheError, JointcutError, message
 from jointcut.partition.mincut import STRATEGIES
 
 #: Exit codes: a check failed or an answer was no; something given cannot be used; a fault of ours.
@@ -113,14 +113,8 @@ def _budget(context: click.Context, option: click.Parameter, text: str | None) -
     return budget
 
 
-def _platforms(context: click.Context, option: click.Parameter, text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in PLATFORMS:
-            raise click.BadParameter(f"{name!r} is none. {choices(name, PLATFORMS)}", context, option)
-    if not names:
-        raise click.BadParameter(f"Give one or more of {', '.join(PLATFORMS)}.", context, option)
-    return names
+def _platforms(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    return known_platforms([name.strip() for name in text.split(",") if name.strip()])
 
 
 def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
@@ -188,7 +182,7 @@ def export(
     sizes: dict[str, int],
     budget: Budget | None,
     folder: Path,
-    platforms: list[str],
+    platforms: tuple[str, ...],
     order: int,
     constraints: tuple[str, ...],
     overwrite: bool,
@@ -267,7 +261,7 @@ _FOLDER = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     envvar=FOLDER,
     show_envvar=True,
-    default=Path("~/.cache/jointcut/programs"),
+    default=DEFAULT_FOLDER,
     show_default=True,
     help=usage.FOLDER,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,7 @@ def of_cut(name: str, cut: Cut, run: Compiled | None) -> JSON:
 
 
 def _saved(saved: Saved) -> JSON:
-    return {
-        "bytes": saved.bytes,
-        "shape": list(saved.shape),
-        "dtype": saved.dtype,
-        "copies": saved.copies,
-        "op": saved.op,
-        "scope": saved.scope,
-        "source": saved.source,
-        "reason": saved.reason,
-    }
+    return {name: value for name, value in asdict(saved).items() if name != "value"} | {"shape": list(saved.shape)}
 
 
 def _memory(cut: Cut, run: Compiled) -> JSON:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from jointcut.aot.descriptors import Described, Size
-from jointcut.partition import sizes as symbolic
+from jointcut.aot.descriptors import Described, fits, same_sizes
 from jointcut.partition.errors import CallError, choices, message
 from jointcut.wrappers.record import key_implementation, read_dtype
 
@@ -58,7 +57,8 @@ def taken(found: Mapping[str, np.ndarray], wanted: Mapping[str, Described], wher
         if name not in wanted:
             raise CallError(message(where, f"holds {name!r}, which is no input.", choices(name, wanted)))
     arrays = [_typed(found[name], name, described, where) for name, described in wanted.items()]
-    _same_sizes(wanted, [a.shape for a in arrays], where)
+    made = zip(wanted.items(), arrays, strict=True)
+    same_sizes([(f"{name} in {where}", described, array.shape) for (name, described), array in made])
     return arrays
 
 
@@ -70,7 +70,7 @@ def _typed(array: np.ndarray, name: str, described: Described, where: str) -> An
         made = array.view(dtype)
     else:
         made = array
-    if made.dtype != dtype or not _fits(made.shape, described.shape):
+    if made.dtype != dtype or not fits(made.shape, described.shape):
         what = f"is {made.dtype}[{','.join(map(str, made.shape))}], and must be {described.type}."
         raise CallError(message(f"{name} in {where}", what, "Convert it before you save it, or export for it."))
     return made
@@ -81,25 +81,6 @@ def _key(array: np.ndarray, name: str, described: Described, where: str) -> Any:
         what = f"is {array.dtype}[{','.join(map(str, array.shape))}], and must be the data of {described.type}."
         raise CallError(message(f"{name} in {where}", what, "Save jax.random.key_data(key)."))
     return jax.random.wrap_key_data(jnp.asarray(array), impl=key_implementation(described.dtype))
-
-
-def _fits(got: Sequence[int], want: Sequence[Size]) -> bool:
-    return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
-
-
-def _same_sizes(wanted: Mapping[str, Described], shapes: Sequence[Sequence[int]], where: str) -> None:
-    """One name of a size is one number in all arrays, and what is computed from names is that."""
-    pairs = [
-        (name, size, got)
-        for (name, described), shape in zip(wanted.items(), shapes, strict=True)
-        for size, got in zip(described.shape, shape, strict=True)
-    ]
-    known = {size: got for _, size, got in reversed(pairs) if isinstance(size, str) and size.isidentifier()}
-    for name, size, got in pairs:
-        if symbolic.names(size) <= known.keys() and symbolic.number(size, known) != got:
-            told = ", ".join(f"{n} = {known[n]}" for n in sorted(symbolic.names(size)))
-            what = f"has size {got} where {size} stands, and {told}."
-            raise CallError(message(f"{name} in {where}", what, "Give arrays whose sizes go together."))
 
 
 def as_numpy(x: Any) -> np.ndarray:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,10 +21,10 @@ from jointcut.aot.command import npz
 from jointcut.aot.command.differences import ALLOWED, missed, wide
 from jointcut.aot.descriptors import Gradient, Input
 from jointcut.aot.loaded import Loaded
+from jointcut.aot.trees import dense
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, JointcutError, message
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.record import read_dtype
 
 _NO_GRADIENT = "; if it has a stop_gradient or a derivative of your own, give --no-differences"
 
@@ -67,14 +66,6 @@ class FlatPair(Loaded):
             cure = "Give arrays that it was exported for, on a machine that has what they take."
             raise CallError(message(self.contract.name, f"cannot run here: {error}", cure)) from error
 
-    def refuse_narrow(self) -> None:
-        """Raise `CallError` where an array has 64 bits, and this process computes in 32."""
-        for info in (*self.inputs.values(), *self.contract.outputs):
-            dtype = read_dtype(info.dtype, info.path)
-            if not jnp.issubdtype(dtype, jax.dtypes.extended) and jax.dtypes.canonicalize_dtype(dtype) != dtype:
-                cure = "Set the environment variable JAX_ENABLE_X64=1."
-                raise CallError(message(info.path, f"is {dtype}, and JAX computes in 32 bits here.", cure))
-
 
 @dataclass(frozen=True)
 class Check:
@@ -99,7 +90,7 @@ class Trial:
 
         Without tangents, 1 is the cotangent of a function of one real number, and that of others is not run backward.
         """
-        pair.refuse_narrow()
+        pair.refuse_width()
         named = {t.name: t for t in pair.contract.tangents}
         given = named if named.keys() & arrays.keys() else {}
         taken = npz.taken(arrays, {**pair.inputs, **given}, where)
@@ -247,11 +238,11 @@ def _by_input(trial: Trial) -> dict[str, np.ndarray]:
     found: dict[str, list[np.ndarray]] = {}
     for gradient, value in zip(trial.pair.contract.gradients, trial.gradients, strict=True):
         found.setdefault(gradient.of, []).append(value)
-    return {name: _dense(parts, shapes[name]) for name, parts in found.items()}
+    return {name: _whole(parts, shapes[name]) for name, parts in found.items()}
 
 
-def _dense(parts: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
+def _whole(parts: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
     if len(parts) == 1:
         return parts[0]
     rows, places = parts
-    return np.asarray(jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows))
+    return np.asarray(dense(rows, places, shape))

@@ -268,7 +268,7 @@ def test_64_bit_types_that_are_switched_off_are_told(tmp_path):
     loaded = aot.load(tmp_path / "wide")
     assert told(lambda: loaded(wide)) == (
         "<lambda> was exported with 64-bit types (primals_1: float64[2]), and this process has them switched off.\n"
-        'Switch them on first: jax.config.update("jax_enable_x64", True).'
+        'Switch them on: jax.config.update("jax_enable_x64", True), or JAX_ENABLE_X64=1 in the environment.'
     )
     with jax.enable_x64(True):
         assert float(loaded(wide)) == pytest.approx(0.5, rel=1e-12)
