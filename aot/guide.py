@@ -94,12 +94,12 @@ def _with_jointcut(contract: Contract) -> str:
 
 
 _CONSTANTS = (
-    'held = jax.numpy.load(folder / "constants.npz")  # their bytes; those of a key are jax.random.key_data of it',
-    "constants = [",
-    '    jax.numpy.asarray(held[f"constant_{i}"].view(jax.numpy.dtype(c["dtype"])).reshape(c["shape"]))',
-    '    for i, c in enumerate(signature["inputs"])',
-    '    if c["kind"] == "constant"',
-    "]",
+    'with jax.numpy.load(folder / "constants.npz") as held:  # bytes; of a key those of jax.random.key_data',
+    "    constants = [",
+    '        jax.numpy.asarray(held[f"constant_{i}"].view(jax.numpy.dtype(c["dtype"])).reshape(c["shape"]))',
+    '        for i, c in enumerate(signature["inputs"])',
+    '        if c["kind"] == "constant"',
+    "    ]",
 )
 
 

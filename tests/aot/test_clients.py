@@ -59,7 +59,8 @@ def client(tmp_path):
             [sys.executable, "-W", "error", *map(str, command)], capture_output=True, text=True, cwd=tmp_path
         )
         assert done.returncode == 0, done.stderr
-        return dict(np.load(tmp_path / "out.npz"))
+        with np.load(tmp_path / "out.npz") as held:
+            return dict(held)
 
     return run
 

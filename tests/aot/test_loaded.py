@@ -113,7 +113,8 @@ def test_a_process_without_the_models_source_calls_differentiates_and_trains(tmp
     paths = [str(tmp_path / name) for name in ("stranger.py", "model", "inputs.npz", "out.npz")]
     done = subprocess.run([sys.executable, "-W", "error", *paths], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = dict(np.load(tmp_path / "out.npz"))
+    with np.load(tmp_path / "out.npz") as held:
+        found = dict(held)
     (value, aux), gradient = live.value_and_grad(model, x, settings)
     trained = model
     for _ in range(5):
