@@ -2,6 +2,8 @@
 
 Files, in reading order:
 
+    screens: Draw one line in a terminal or in a notebook, and take it away.
+    progress: Tell the user which stage runs and how long it has run.
     limits: Say what a budget means in bytes.
     cache: Keep compiled programs for other processes: what names them, and the folder that holds them.
     shapes: Give arguments sizes that are known later.
@@ -30,6 +32,7 @@ Files, in reading order:
     export: Export a cut pair as programs that others can run.
     backward: Call a compiled backward, which gives up its residuals.
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
+    report: Show what a partition keeps, what it computes again, and what less memory would cost.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     symbolic: Cut a function whose arguments have symbolic sizes.
@@ -42,17 +45,21 @@ Files, in reading order:
     method: Bind a function of ours to an instance.
     loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
+    explain: Tell what any function keeps for its backward, whether it is one of ours or not.
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
 from jointcut.aot.checked import debug as debug
 from jointcut.aot.compiled import Compiled as Compiled
+from jointcut.aot.explain import explain as explain
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
 from jointcut.aot.loaded import Loaded as Loaded
 from jointcut.aot.loaded import load as load
 from jointcut.aot.options import Options as Options
 from jointcut.aot.pareto import Pareto as Pareto
+from jointcut.aot.progress import progress as progress
+from jointcut.aot.report.report import Report as Report
 from jointcut.aot.shapes import shapes as shapes
 from jointcut.aot.stages import Cut as Cut
 from jointcut.aot.stages import Traced as Traced
@@ -71,10 +78,13 @@ __all__ = [
     "Loaded",
     "Options",
     "Pareto",
+    "Report",
     "Traced",
     "debug",
+    "explain",
     "function",
     "load",
+    "progress",
     "register_container",
     "shapes",
 ]

@@ -28,8 +28,12 @@ from jointcut.wrappers.tree import Bound, struct
 class Compiled:
     """The executables of one cut, their figures, and calls in the caller's own trees.
 
-    `executables` tells how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
     The halves of a one-program step are compiled when they are first asked for.
+
+    Attributes:
+        cut: what was compiled.
+        executables: how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
+        compile_ms: wall time of compiling what `value_and_grad` runs.
     """
 
     cut: CutCall

@@ -21,7 +21,13 @@ from jointcut.wrappers.tree import Bound
 
 @dataclass(frozen=True)
 class CutCall:
-    """A traced function cut in two: the plan, the halves, and what they mean to the caller."""
+    """A traced function cut in two: the plan, the halves, and what they mean to the caller.
+
+    Attributes:
+        traced: the function as it was traced.
+        split: the plan and the two jaxprs.
+        fitted: how the plan was found, where a budget was to be met.
+    """
 
     traced: TracedCall
     split: Split

@@ -23,6 +23,7 @@ import numpy as np
 from jointcut.aot import agreement, artefact, guide
 from jointcut.aot.contract import Contract
 from jointcut.aot.pair import Pair
+from jointcut.aot.progress import Stage, tell
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import ArtefactError, choices, message
@@ -40,15 +41,19 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
     platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
     _refuse_same_keys(pair)
-    programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
-    files = {name: data for made in programs.values() for name, data in made.files.items()}
-    if pair.constants:
-        files[agreement.CONSTANTS] = _packed(pair.constants)
-    contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
-    files["README.md"] = guide.readme(contract).encode()
-    written = contract.to_json()
-    agreement.check(Contract.from_json(json.loads(json.dumps(written)), pair.traced.name), files, pair.traced.name)
-    return artefact.write(folder, written, files, overwrite)
+    with Stage("export", pair.traced.name) as now:
+        programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
+        now.says(lambda: "writing")
+        files = {name: data for made in programs.values() for name, data in made.files.items()}
+        if pair.constants:
+            files[agreement.CONSTANTS] = _packed(pair.constants)
+        contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
+        files["README.md"] = guide.readme(contract).encode()
+        written = contract.to_json()
+        agreement.check(Contract.from_json(json.loads(json.dumps(written)), pair.traced.name), files, pair.traced.name)
+        place = artefact.write(folder, written, files, overwrite)
+        now.ends(lambda: f"exported in {now} for {', '.join(platforms)}, {len(programs)} programs in {place}")
+        return place
 
 
 def refuse_request(
@@ -174,6 +179,7 @@ def _named(program: str, name: str, run: Callable[..., list[Any]], structs: Sequ
 
 def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowered:
     jitted = jax.jit(program.run, keep_unused=True)
+    tell(lambda: f"{program.name} for {', '.join(platforms)}")
     try:
         made = jax.export.export(jitted, platforms=platforms)(*program.structs)
         data = bytes(made.serialize(vjp_order=0 if program.name == "inference" else order - 1))

@@ -17,6 +17,7 @@ import jax
 
 from jointcut.aot.limits import Limit, free_bytes
 from jointcut.aot.options import Options
+from jointcut.aot.progress import tell
 from jointcut.aot.rates import rates
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.errors import BudgetError, message
@@ -104,7 +105,8 @@ class _Search(Generic[_T]):
 
     def fits(self, candidate: Candidate) -> bool:
         """Compile a candidate; whether it holds the budget."""
-        expected = self.expected(candidate)
+        expected, number = self.expected(candidate), len(self.trail) + 1
+        tell(lambda: f"attempt {number} of at most {MOST_PROPOSED + MOST_SMALLEST + 1}")
         measured = self.measure(candidate.plan)
         fits = measured.activation_bytes <= self.room(measured)
         promised = measured.fixed_bytes + math.ceil(expected)
@@ -153,7 +155,11 @@ def planner_for(graph: Graph, options: Options) -> Planner:
         cure = "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.cost."
         what = f"must lead to one plan in all {jax.process_count()} processes, and each would measure its own device."
         raise BudgetError(message("budget", what, cure))
-    return Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu")
+    return Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu", told=_told)
+
+
+def _told(number: int, most: int) -> None:
+    tell(lambda: f"plan {number} of at most {most}")
 
 
 #: What temporaries may take, given the step that was compiled, or None before one was.

@@ -35,7 +35,9 @@ from jointcut.aot.keeper import Keeper
 from jointcut.aot.limits import Budget
 from jointcut.aot.method import Method
 from jointcut.aot.options import Options
+from jointcut.aot.progress import Stage
 from jointcut.aot.pullback import Pullback
+from jointcut.aot.report.report import Report
 from jointcut.aot.stages import Cut, Traced
 from jointcut.aot.traced import unfinished
 from jointcut.partition import jaxprs, verify
@@ -47,6 +49,9 @@ from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.convention import Convention, slots
 from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
 from jointcut.wrappers.wrapper import Target
+
+#: Constants that are worth passing to a program rather than writing into it.
+_SHARED = jax.Array | np.ndarray | jax.Ref
 
 
 class Function:
@@ -135,6 +140,14 @@ class Function:
 
     # ------------------------------------------------------------------------------------------ stages
 
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """What is saved for these arguments and why, what is computed again, what both cost, and what less would.
+
+        Compiles the step and plain JAX's, for XLA's own account; `trace(...).partition().explain(measure=False)` does
+        not. Raises as `trace` and `Traced.partition` do.
+        """
+        return self._cut(bind(args, kwargs, self._statics), self._options.chosen).explain()
+
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace forward and backward for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.
 
@@ -202,7 +215,7 @@ class Function:
                 bound = bind(args, kwargs, self._statics)
             except TypeError:
                 return []  # the call itself will say what is wrong
-            self._captured = [c for c in self._cut(bound, positions).traced.consts if _is_shared(c)]
+            self._captured = [c for c in self._cut(bound, positions).traced.consts if isinstance(c, _SHARED)]
         return self._captured
 
     def _finished(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -324,15 +337,11 @@ class Function:
 
     def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
         flat = functools.partial(jaxprs.evaluate, closed)
-        with pipeline.explained(self._name):
-            program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
-        made = cut_inside(program, self._options)
+        with Stage("inside", self._name):
+            with pipeline.explained(self._name):
+                program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
+            made = cut_inside(program, self._options)
         return made.graph, compiling.halves_for(made, False), program.consts
-
-
-def _is_shared(x: Any) -> bool:
-    """Whether a constant is worth passing to a program rather than writing into it: an array or a reference."""
-    return isinstance(x, jax.Array | np.ndarray | jax.Ref)
 
 
 def function(

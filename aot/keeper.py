@@ -28,6 +28,7 @@ from jointcut.aot.flat import Derivative, FlatCall
 from jointcut.aot.joint import Primal, primal
 from jointcut.aot.limits import limit
 from jointcut.aot.options import Options
+from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
 from jointcut.aot.stored import Entry, StoredCall
 from jointcut.partition import jaxprs
@@ -86,8 +87,12 @@ class Keeper:
 
     def _source(self, bound: Bound) -> Primal:
         """The function's own trace, of each array once."""
-        target = pipeline.wrapped_for(self.function, bound.abstract()).target
-        return primal(target.entered, bound.unique, self.options.has_aux)
+        with Stage("trace", self.name) as now:
+            target = pipeline.wrapped_for(self.function, bound.abstract()).target
+            source = primal(target.entered, bound.unique, self.options.has_aux)
+            count = len(jaxprs.opened(source.closed)[0].eqns)
+            now.ends(lambda: f"traced without its derivative in {now}, {count} equations")
+        return source
 
     # ------------------------------------------------------------------------------------------------- the key
 
@@ -144,11 +149,12 @@ class Keeper:
             return None
         entry = Entry.from_bytes(data)
         try:
-            programs = entry.loaded()
+            with Stage("load", self.name) as now:
+                programs = entry.loaded()
+                now.ends(lambda: f"loaded from the cache in {now}, {wanted.kind}")
         except _UNABLE as error:
             _LOG.warning("%s (%s) in the cache cannot be loaded, and is made again: %s", self.name, wanted.kind, error)
             return None
-        _LOG.info("%s (%s) was found in the cache", self.name, wanted.kind)
         if entry.consts is not None:
             consts = [source.consts[i] for i in entry.consts]
         assert consts is not None, "an entry under the differentiated program"
@@ -169,7 +175,8 @@ class Keeper:
         rest = [v for i, v in enumerate(jaxpr.outvars) if i not in found]
         closed = jaxprs.build(jaxpr.invars, rest, jaxpr.eqns)
         structs = [*map(type_of, source.consts), *wanted.bound.abstract().unique]
-        program = compiling.compiled(_flat(closed), structs, self.options.keep_unused, self._donated(wanted, count))
+        with Stage("compile", self.name):
+            program = compiling.compiled(_flat(closed), structs, self.options.keep_unused, self._donated(wanted, count))
         handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
         entry = Entry(tuple(range(count)), handed, (), False, ())
         return self._put(key, wanted, source, source.consts, entry, (program,))
@@ -180,22 +187,23 @@ class Keeper:
         halves = compiling.halves_for(cut.split, True)
         found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
         keep_unused = self.options.keep_unused
-        if wanted.kind == "step":
-            ones = traced.ones()
+        ones = traced.ones() if wanted.kind == "step" else []
 
-            def step(*flat: Any) -> list[Any]:
-                outputs, gradients = compiling.run_step(cut.split, halves, flat, ones)
-                return [*(x for i, x in enumerate(outputs) if i not in found), *gradients]
+        def step(*flat: Any) -> list[Any]:
+            outputs, gradients = compiling.run_step(cut.split, halves, flat, ones)
+            return [*(x for i, x in enumerate(outputs) if i not in found), *gradients]
 
-            donated = self._donated(wanted, len(traced.consts))
-            programs = (compiling.compiled(step, structs, keep_unused, donated),)
-        else:
-            forward = _flat(halves.forward, found)
-            taken = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
-            programs = (
-                compiling.compiled(forward, structs, keep_unused),
-                compiling.compiled(_flat(halves.backward), taken, True),
-            )
+        with Stage("compile", self.name):
+            if wanted.kind == "step":
+                donated = self._donated(wanted, len(traced.consts))
+                programs = (compiling.compiled(step, structs, keep_unused, donated),)
+            else:
+                forward = _flat(halves.forward, found)
+                taken = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
+                programs = (
+                    compiling.compiled(forward, structs, keep_unused),
+                    compiling.compiled(_flat(halves.backward), taken, True),
+                )
         handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
         residuals = tuple((r.kind, r.index) for r in halves.residuals)
         program = traced.program

@@ -36,6 +36,7 @@ from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.aot.pair import argument_keys
 from jointcut.aot.programs import constants, program
+from jointcut.aot.progress import Stage
 from jointcut.aot.trees import dense
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, message
@@ -319,4 +320,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     objects, and StableHLO through `jax.export`: nothing in it is pickled, and no Python in it is run. Raises
     `ArtefactError` that names the file and what is wrong with it.
     """
-    return Loaded(artefact.read(path))
+    with Stage("load", str(path)) as now:
+        loaded = Loaded(artefact.read(path))
+        now.ends(lambda: f"loaded {loaded.contract.name} in {now}, for {', '.join(loaded.contract.platforms)}")
+        return loaded

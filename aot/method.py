@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jointcut.aot.report.report import Report
 from jointcut.aot.stages import Traced
 
 
@@ -33,6 +34,10 @@ class Method:
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """As `Function.vjp`; the instance is argument 0."""
         return self._bound[0].vjp(self._bound[1], *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """As `Function.explain`; the instance is argument 0."""
+        return self._bound[0].explain(self._bound[1], *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """As `Function.trace`; the instance is argument 0."""

@@ -6,13 +6,15 @@ for it; a plan is taken by `traced.partition(plan=point.plan)` or by its peak as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
 from typing import Any
 
 from jointcut.partition.errors import JointcutError, message
+from jointcut.partition.page.page import framed, page
+from jointcut.partition.picture import human_bytes, short
 from jointcut.partition.plan import Plan
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -38,7 +40,13 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class Pareto:
-    """The front of a program, the fastest plan first, and the plan that was chosen if one was, on the front or not."""
+    """The front of a program.
+
+    Attributes:
+        name: of the function.
+        points: the plans, the fastest and largest first.
+        chosen: the plan that was chosen if one was, on the front or not.
+    """
 
     name: str
     points: tuple[ParetoPoint, ...]
@@ -105,14 +113,56 @@ class Pareto:
         axes.legend()
         return axes
 
-    def _repr_png_(self) -> bytes | None:
-        """The picture, in a notebook; without matplotlib the notebook shows the text."""
+    def section(self, marks: Iterable[tuple[str, ParetoPoint]] = ()) -> dict[str, Any]:
+        """The curve as a section of a page; `marks` are other plans by name, with their places."""
+        shown = self._shown
+        chosen = next((i for i, point in enumerate(shown) if _are_same(point, self.chosen)), None)
+        named = [{"name": name, **_place(point), "lines": _told(point.plan)} for name, point in marks]
+        return {
+            "kind": "pareto",
+            "id": "pareto",
+            "title": "What each budget would cost",
+            "lead": "Each point is a plan; click it to see what it saves. The line is the fastest within a peak.",
+            "points": [
+                {**_place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
+                 "lines": _told(point.plan), "saved": _table(point.plan)}
+                for point in shown
+            ],
+            "chosen": chosen,
+            "marks": named,
+            "plain": None,
+        }  # fmt: skip
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """In a notebook the curve with its plans; for code hosts a picture, where matplotlib is there, and the text."""
+        data = {"format": 1, "title": self.name, "subtitle": "budgets", "totals": [], "sections": [self.section()]}
+        found: dict[str, Any] = {"text/plain": str(self), "text/html": framed(page(data))}
         out = BytesIO()
         try:
             self.plot().figure.savefig(out, format="png", dpi=110)
         except JointcutError:
-            return None
-        return out.getvalue()
+            return found
+        return found | {"image/png": out.getvalue()}
+
+
+def _place(point: ParetoPoint) -> dict[str, Any]:
+    return {"peak_bytes": point.peak_bytes, "seconds": point.seconds}
+
+
+def _told(plan: Plan) -> list[str]:
+    """A plan's figures, a line each."""
+    return str(plan).splitlines()[: -len(plan.saved) or None]
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    """What a plan saves, as the table of a page."""
+    rows = sorted(plan.saved, key=lambda s: -s.bytes)
+    types = [f"{s.copies} × " * (s.copies > 1) + f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in rows]
+    cells = [[human_bytes(s.bytes), t, s.op, short(s.source), s.reason] for s, t in zip(rows, types, strict=True)]
+    names = ("bytes", "array", "made by", "source line", "why it is saved")
+    columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in names]
+    keys = [[s.bytes, *own[1:]] for s, own in zip(rows, cells, strict=True)]
+    return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": 8}
 
 
 def _are_same(point: ParetoPoint, other: ParetoPoint | None) -> bool:

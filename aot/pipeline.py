@@ -9,7 +9,6 @@ A feature is a wrapper, a rule of the policy, or a strategy; there is no flag in
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 
 from jointcut.aot.joint import joint, with_rows
 from jointcut.aot.options import Options, name_of
+from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, choices, message
@@ -37,19 +37,20 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     `positions` are the arguments that are differentiated and must be floating point throughout; None differentiates
     whatever can be among all positional arguments, as `jax.vjp` does.
     """
-    start = time.perf_counter()
     name = name_of(function)
-    wanted = differentiated(bound, positions, options)
-    shapes = bound.abstract()
-    wrapped = wrapped_for(function, shapes)
-    with explained(name), jaxprs.paused_collection():
-        mask = [i in wanted for i in range(len(bound.leaves))]
-        target = wrapped.target
-        paths = [slot.path for slot in target.convention.inputs]
-        program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
-        if positions is not None and options.sparse_gradients:
-            program = with_rows(program, tables(bound, wanted, options))
-    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * (time.perf_counter() - start))
+    with Stage("trace", name) as now:
+        wanted = differentiated(bound, positions, options)
+        shapes = bound.abstract()
+        wrapped = wrapped_for(function, shapes)
+        with explained(name), jaxprs.paused_collection():
+            mask = [i in wanted for i in range(len(bound.leaves))]
+            target = wrapped.target
+            paths = [slot.path for slot in target.convention.inputs]
+            program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
+            if positions is not None and options.sparse_gradients:
+                program = with_rows(program, tables(bound, wanted, options))
+        now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
+    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * now.seconds)
 
 
 def wrapped_for(function: Callable[..., Any], shapes: Bound) -> stack.Wrapped:

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.limits import default_device
+from jointcut.aot.progress import Stage, size
 from jointcut.partition import jaxprs
 from jointcut.partition.cost import Roofline
 from jointcut.partition.counts import WEIGHTS
@@ -98,7 +99,10 @@ def _processor() -> str:
 
 def _measured(device: Any) -> Roofline:
     try:
-        return _aside(lambda: _measure(device))
+        with Stage("measure", device.device_kind) as now:
+            found = _aside(lambda: _measure(device))
+            now.ends(lambda: f"measured in {now}, {found.flops_per_s:.1e} flops/s, {size(found.bytes_per_s)}/s")
+            return found
     except jax.errors.JaxRuntimeError as error:
         cure = "Free memory on it, or say what it does in a second: cost=Roofline(...)."
         raise JointcutError(message(str(device), f"cannot be measured: {error}", cure)) from error

@@ -24,6 +24,9 @@ from jointcut.aot.notes import Note, followed
 from jointcut.aot.options import wanted_plan
 from jointcut.aot.pair import Pair
 from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.progress import Stage, size, tell
+from jointcut.aot.report.gather import Measured, gather
+from jointcut.aot.report.report import Report
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Candidate, Planner, ranked
@@ -63,10 +66,11 @@ class Traced(TracedCall):
         return self._within(limit(how.budget))
 
     def _cut(self, strategy: Strategy) -> Cut:
-        start, graph = time.perf_counter(), self.graph
-        read_ms = 1e3 * (time.perf_counter() - start)
-        with jaxprs.paused_collection():
+        with Stage("cut", self.name) as now, jaxprs.paused_collection():
+            graph = self.graph
+            read_ms = 1e3 * now.seconds
             made = split(self.program.closed, self.program.roles, strategy, graph=graph)
+            now.ends(lambda: f"cut by {made.plan.strategy} in {now}, {_summary(made.plan)}")
         return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
 
     @cached_property
@@ -106,19 +110,32 @@ class Traced(TracedCall):
             weighed = measure(plan)
             if weighed.activation_bytes <= activation_bytes:
                 return followed(plan, weighed)
-        room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, lambda: self.plain_memory.temp_bytes)
-        found = fit(self.planner, budget, room, measure)
+        with Stage("search", self.name) as now:
+            room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, self._plain_bytes)
+            found = fit(self.planner, budget, room, measure)
+            now.ends(
+                lambda: (
+                    f"searched {self.planner.num_replayed} plans in {now} and compiled {len(found.trail)}, "
+                    f"for {budget}: {found.plan.strategy}, {_summary(found.plan)}"
+                )
+            )
         if note is not None:
             note.write(found.plan, self.graph, found.measured.activation_bytes)
         return found
+
+    def _plain_bytes(self) -> int:
+        tell(lambda: "compiling plain JAX, to compare")
+        return self.plain_memory.temp_bytes
 
     def pareto(self) -> Pareto:
         """What each budget would cost: the plans that no other betters in both peak and time, by the model."""
         return self._pareto(None)
 
     def _pareto(self, chosen: Plan | None) -> Pareto:
-        found = ranked(self.planner.menu)
-        mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
+        with Stage("weigh", self.name) as now:
+            found = ranked(self.planner.menu)
+            mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
+            now.ends(lambda: f"weighed {len(self.planner.menu)} plans in {now}, {len(found)} on the front")
         return Pareto(self.name, tuple(map(self._point, found)), mine and self._point(mine))
 
     def _point(self, c: Candidate) -> ParetoPoint:
@@ -148,6 +165,22 @@ class Cut(CutCall):
         platforms = known_platforms(platforms)
         return export(Pair.of(self, platforms), path, platforms, order, overwrite)
 
+    def explain(self, *, measure: bool = True) -> Report:
+        """What is saved and why, what is computed again, what both cost, and what less memory would.
+
+        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; without,
+        nothing is compiled and it is predicted.
+        """
+        traced = self.traced
+        front = self.pareto()
+        measured = None
+        if measure:
+            run = None if self.plan.strategy == "save_all" else self.compile()
+            with Stage("compile", f"{traced.name}, plain JAX"):
+                plain = traced.plain_program()
+            measured = Measured.of(run, plain)
+        return gather(self, traced.planner, front, traced._point, measured)
+
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
 
@@ -156,10 +189,14 @@ class Cut(CutCall):
         """
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
-        start = time.perf_counter()
         executables = executables or (1 if self.traced.is_scalar else 2)
         if self.fitted is not None and self.fitted.measured.made.executables == executables:
             return replace(self.fitted.measured.made, cut=self)
         made = Compiled(self, executables)
-        _ = made.programs
-        return made.timed(1e3 * (time.perf_counter() - start))
+        with Stage("compile", self.traced.name) as now:
+            _ = made.programs
+        return made.timed(1e3 * now.seconds)
+
+
+def _summary(plan: Plan) -> str:
+    return f"{len(plan.values)} values, {size(plan.bytes_saved)} saved, {len(plan.recomputed)} ops recomputed"

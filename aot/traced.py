@@ -33,8 +33,16 @@ class TracedCall(Trees):
     """A function traced for one signature into a joint forward and backward program.
 
     `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
-    flat position is which. `wanted` are the flat argument positions that are differentiated, `wrapped` what the
-    wrappers made of the function.
+    flat position is which.
+
+    Attributes:
+        name: of the function.
+        options: those of `aot.function`.
+        bound: the arguments, bound to the function's parameters and flattened.
+        wrapped: what the wrappers made of the function.
+        program: the joint program with its roles.
+        wanted: flat positions of the arguments that are differentiated.
+        trace_ms: wall time of tracing.
     """
 
     name: str
@@ -115,11 +123,15 @@ class TracedCall(Trees):
     @cached_property
     def plain_memory(self) -> ProgramMemory:
         """XLA's account of `jax.jit(jax.value_and_grad(f))`: forward and backward as they were traced, uncut."""
+        return ProgramMemory.of(self.plain_program())
+
+    def plain_program(self) -> jax.stages.Compiled:
+        """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
         closed, structs = self.program.closed, [*map(struct, self.consts), *self.bound.unique]
         ones = self.ones() if self.is_scalar else ()
         given = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # cotangents of what is no scalar
         program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
-        return ProgramMemory.of_jit(program, [*structs, *given])
+        return program.lower(*structs, *given).compile()
 
     def flat(self, bound: Bound) -> list[Any]:
         """The flat inputs of the programs for one call."""

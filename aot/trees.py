@@ -19,7 +19,7 @@ from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
-from jointcut.wrappers.convention import slot
+from jointcut.wrappers.convention import is_real, slot
 from jointcut.wrappers.guards import fitting
 from jointcut.wrappers.tree import Bound
 
@@ -120,7 +120,7 @@ class Trees:
         """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
         results = self.differentiated.results
         bare = results.out_tree == jax.tree.structure(0)
-        return bare and results.main[0].shape == () and jaxprs.is_real(results.main[0].dtype)
+        return bare and results.main[0].shape == () and is_real(results.main[0].dtype)
 
     def ones(self) -> list[Any]:
         """The cotangent of a scalar output, none for inference; raises `TraceError` where the output is no scalar."""

@@ -25,8 +25,8 @@ from benchmarks.measure import Timing, time_together, wide_console
 from benchmarks.methods import MIN_CUT, Method, Step, methods_for
 from benchmarks.picture import draw
 from benchmarks.programs import Program, gpt, text
-from benchmarks.timeline import live_bytes
 from jointcut import aot
+from jointcut.aot.report.schedule import Assignment
 
 HEADINGS = (
     "activations\nMB",
@@ -186,7 +186,8 @@ def train(plan: Plan, bar: tqdm) -> list[float]:
 
 def replay(step: Step, name: str, console: Console) -> list[int]:
     """The bytes alive over one step, checked against XLA's own total."""
-    live = [step.residual_bytes + alive for program in step.programs for alive in live_bytes(program)]
+    held = [found for program in step.programs if (found := Assignment.of(program)) is not None]
+    live = [step.residual_bytes + alive for program in held for alive in program.live_bytes()]
     highest, reserved = max(live) / MB, step.activation_bytes / MB
     console.print(
         f"Replay of {name}: {len(live)} instructions, highest {highest:.1f} MB, "

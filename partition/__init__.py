@@ -6,6 +6,8 @@ Files, in reading order:
 
     errors: Say what went wrong, where, and what to do next.
     jaxprs: Borrow from JAX's internals here, and nowhere else.
+    page: Write a report as a page: one HTML file that needs no network.
+    places: Say where an equation comes from, in the words of whoever wrote the model.
     sizes: Put numbers in the place of symbolic sizes.
     roles: Name what each input and output of the joint program stands for.
     graph: Hold the joint program as ops and values.
@@ -40,6 +42,9 @@ Files, in reading order:
     reruns: Say which loops can run in segments, and what that takes.
     segments: Run a long loop in segments: keep the carry between them, and run each segment again.
     memory: Replay a plan and count the bytes alive at every step.
+    lifetimes: Say when each buffer of a plan lives.
+    outline: Arrange the ops of a graph in the scopes that the user sees.
+    picture: Give a notebook the numbers and shapes to draw.
     stages: Divide the forward into stages at narrow places, and say in which stage each value is made and read.
     undo: Say what one stage takes while the backward undoes it.
     chain: Divide a chain of layers: what to keep of each, and which to run again together.

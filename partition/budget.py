@@ -9,7 +9,7 @@ For a large program a replay takes seconds, so `by_time` replays a plan only whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -50,14 +50,20 @@ class Planner:
     """The plans of one program.
 
     `model` prices ops in seconds. `constraints` are demands on single values. Without a budget's pressure a plan saves
-    a byte rather than spend more on it than `model.saving_seconds(1)`, what it takes to write and read it.
+    a byte rather than spend more on it than `model.saving_seconds(1)`, what it takes to write and read it. `told` is
+    called before each replay with its number and with how many plans there are.
     """
 
     def __init__(
-        self, graph: Graph, model: CostModel, constraints: Iterable[Constraint] = (), on_cpu: bool = False
+        self,
+        graph: Graph,
+        model: CostModel,
+        constraints: Iterable[Constraint] = (),
+        on_cpu: bool = False,
+        told: Callable[[int, int], None] = lambda number, most: None,
     ) -> None:
         """Price the values and the ops of a graph."""
-        self.graph, self.model, self.on_cpu = graph, model, on_cpu
+        self.graph, self.model, self.on_cpu, self.told = graph, model, on_cpu, told
         self.constraints = tuple(constraints)
         self.facts = classify(graph)
         self.prices = saving_bytes(graph, self.facts)
@@ -71,6 +77,11 @@ class Planner:
     def most_bytes_per_s(self) -> float:
         """Bytes that are worth keeping to save a second: more take as long to write and read."""
         return 1 / self.model.saving_seconds(1)
+
+    @property
+    def num_replayed(self) -> int:
+        """How many plans of the menu were replayed so far."""
+        return len(self._known)
 
     @cached_property
     def network(self) -> Network:
@@ -202,6 +213,7 @@ class Planner:
     def _replayed(self, plan: Plan) -> Candidate:
         key = plan.values, plan.segments
         if key not in self._known:
+            self.told(len(self._known) + 1, len(self._by_time))
             self._known[key] = self.candidate(plan)
         return self._known[key]
 

@@ -32,9 +32,15 @@ SCAN = "loop"  # a scan whose body is a region of this graph; one that stays clo
 class Value:
     """One array of the joint program.
 
-    `bytes` counts one copy and `copies` the trips of the loops around it: saving it for the backward keeps
-    `saved_bytes`. `loop` is the loop in whose steps it lives (`TOP` outside all), `maker` the op that computes it,
-    None for an input of the program.
+    Attributes:
+        id: its place among the values of the graph.
+        shape, dtype: of one copy.
+        bytes: of one copy.
+        copies: the trips of the loops around it: saving it for the backward keeps `saved_bytes`.
+        loop: id of the loop in whose steps it lives, `TOP` outside all.
+        maker: id of the op that computes it, None for an input of the program.
+        label: how the user calls it, where it is an input.
+        payload: its type in JAX; None where the graph was read from text.
     """
 
     id: int
@@ -67,9 +73,18 @@ class Value:
 class Op:
     """One equation of the joint program, or a pseudo-op (`step`, `literal`) that costs nothing.
 
-    `operands` follow the equation's own order, with None for a literal. `origin` is the phase in which it was traced,
-    `inner` the primitives inside it where the cut does not look. `seconds` is what one run takes, where the text says
-    so; else the cost model prices it.
+    Attributes:
+        id: its place among the ops of the graph.
+        name: of its primitive, or `step` or `literal`.
+        operands: ids of the values it reads, in the equation's own order, with None for a literal.
+        outputs: ids of the values it makes.
+        region: id of the region in which it runs.
+        origin: the phase in which it was traced.
+        effects: whether running it is seen from outside, so that it must happen once.
+        inner: the primitives inside it, where the cut does not look.
+        seconds: what one run takes, where the text says so; else the cost model prices it.
+        payload: its equation; None where the graph was read from text.
+        inputs: ids of the values it reads, each once.
     """
 
     id: int
@@ -134,7 +149,11 @@ class Region:
 class Graph:
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
 
-    `outputs` holds value ids, or None where an output is a literal of the program (kept in `literals`).
+    Attributes:
+        values, ops, regions, loops: each at the place that is its id.
+        inputs: ids of the values that enter, with their roles.
+        outputs: ids of the values that leave, with their roles; None where an output is a literal of the program.
+        literals: the outputs that are literals.
     """
 
     values: tuple[Value, ...]

@@ -152,10 +152,15 @@ def scope_of(eqn: Equation) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def calls_of(eqn: Equation) -> Iterator[str]:
+    """`file:line (function)` of the user's calls that led to the equation, the innermost first."""
+    for frame in _source.user_frames(eqn.source_info.traceback):
+        yield f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
 def source_of(eqn: Equation) -> str:
     """`file:line (function)` of the user's code that made the equation, or an empty text."""
-    frame = _source.user_frame(eqn.source_info.traceback)
-    return "" if frame is None else f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return next(calls_of(eqn), "")
 
 
 # -------------------------------------------------------------------------------------------------- rewriting
@@ -288,11 +293,6 @@ def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: it lays it over a mesh with an explicit axis."""
     mesh = getattr(sharding, "mesh", None)
     return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
-
-
-def is_real(dtype: Any) -> bool:
-    """Whether a dtype is real floating point, of any width."""
-    return jnp.issubdtype(dtype, np.floating)
 
 
 def trace_context() -> Any:

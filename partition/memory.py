@@ -89,6 +89,15 @@ def spared(plan: Plan, halves: Halves) -> Plan:
 
 def replay(halves: Halves, graph: Graph) -> Replay:
     """Walk the two halves of a graph's plan as one program."""
+    sweep, count = sweep_of(halves, graph)
+    peak, at, alive = sweep.peak()
+    side = Side.FORWARD if at < count else Side.BACKWARD
+    name = sweep.eqns[at].primitive.name if sweep.eqns else ""
+    return Replay(peak, side, name, tuple(sorted(alive, key=lambda b: -b.bytes)))
+
+
+def sweep_of(halves: Halves, graph: Graph) -> tuple[Sweep, int]:
+    """The two halves of a graph's plan as one program, and how many equations of it are the forward's."""
     forward, _ = jaxprs.opened(halves.forward)
     backward, _ = jaxprs.opened(halves.backward)
     count = len(graph.role_outputs(Role.OUTPUT))
@@ -98,13 +107,10 @@ def replay(halves: Halves, graph: Graph) -> Replay:
     ends = [*forward.outvars[:count], *(handed.get(v, v) for v in backward.outvars if isinstance(v, Var))]
     given = [*forward.invars, *(v for v in backward.invars if v not in handed)]
     eqns = [*forward.eqns, *backward.eqns]
-    sweep = _Sweep(eqns, given, [v for v in ends if isinstance(v, Var)], handed)
-    peak, at, alive = sweep.peak()
-    side = Side.FORWARD if at < len(forward.eqns) else Side.BACKWARD
-    return Replay(peak, side, eqns[at].primitive.name if eqns else "", tuple(sorted(alive, key=lambda b: -b.bytes)))
+    return Sweep(eqns, given, [v for v in ends if isinstance(v, Var)], handed), len(forward.eqns)
 
 
-class _Sweep:
+class Sweep:
     """The equations of one level, in order, with what is known of each buffer.
 
     `given` and `ends` lie in buffers of somebody else; `handed` are other names for variables. In the body of a loop
@@ -121,7 +127,7 @@ class _Sweep:
         stacks: Iterable[Var] = (),
     ) -> None:
         self.eqns = eqns
-        self.bodies: dict[int, tuple[int, list[Buffer]]] = {}
+        self._peaks: dict[int, tuple[int, list[Buffer]]] = {}
         self.names: dict[Var, Var] = dict(handed or {})
         self.made: dict[Var, int] = {}
         self.reads: list[tuple[Var, ...]] = []
@@ -147,9 +153,15 @@ class _Sweep:
 
     def inside(self, i: int) -> tuple[int, list[Buffer]]:
         """The peak of the bodies of an equation, beyond what it reads and returns, and what is alive there."""
-        if i not in self.bodies:
-            self.bodies[i] = (0, []) if self.eqns[i].primitive.name in _BODILESS else _inside(self.eqns[i])
-        return self.bodies[i]
+        if i not in self._peaks:
+            body = self.body(i)
+            peak, _, alive = (0, 0, []) if body is None else body.peak()
+            self._peaks[i] = peak, alive
+        return self._peaks[i]
+
+    def body(self, i: int) -> Sweep | None:
+        """What runs inside an equation, None for one that has no body."""
+        return None if self.eqns[i].primitive.name in _BODILESS else _inside(self.eqns[i])
 
     def name(self, v: Any) -> Any:
         """The variable that a buffer goes by."""
@@ -192,29 +204,42 @@ class _Sweep:
 
     def peak(self) -> tuple[int, int, list[Buffer]]:
         """The most bytes at once, the equation where, and the buffers that are alive there."""
-        ending: list[list[Var]] = [[] for _ in range(len(self.eqns) + 1)]
-        for v, i in self.last.items():
-            if v in self.made and v not in self.free:
-                ending[max(i, self.made[v])].append(v)
+        ending = self.ending()
         now = most = at = 0
         for i, eqn in enumerate(self.eqns):
-            dying = [jaxprs.aval_bytes(v.aval) for v in ending[i] if self.made[v] < i]
-            fresh, reused = 0, 0
-            for v in eqn.outvars:
-                if self._has_buffer(v, i):
-                    size = jaxprs.aval_bytes(v.aval)
-                    fresh += size
-                    if eqn.primitive.name in _IN_PLACE and size in dying:
-                        dying.remove(size)
-                        reused += size
+            reused = sum(jaxprs.aval_bytes(v.aval) for v in self.replaced(i, ending[i]))
+            now += sum(jaxprs.aval_bytes(v.aval) for v in eqn.outvars if self.has_buffer(v, i))
             inside, _ = self.inside(i)
-            now += fresh
             if now - reused + inside > most:
                 most, at = now - reused + inside, i
             now -= sum(jaxprs.aval_bytes(v.aval) for v in ending[i])
         return most, at, self._alive(at)
 
-    def _has_buffer(self, v: Var, i: int) -> bool:
+    def ending(self) -> list[list[Var]]:
+        """For each equation, and for the end, the buffers that nothing reads after it."""
+        found: list[list[Var]] = [[] for _ in range(len(self.eqns) + 1)]
+        for v, i in self.last.items():
+            if v in self.made and v not in self.free:
+                found[max(i, self.made[v])].append(v)
+        return found
+
+    def replaced(self, i: int, ending: Iterable[Var]) -> list[Var]:
+        """Of the buffers that end with an equation, those whose place its results take."""
+        if self.eqns[i].primitive.name not in _IN_PLACE:
+            return []
+        dying = [v for v in ending if self.made[v] < i]
+        found: list[Var] = []
+        for out in self.eqns[i].outvars:
+            if self.has_buffer(out, i):
+                size = jaxprs.aval_bytes(out.aval)
+                fitting = next((v for v in dying if jaxprs.aval_bytes(v.aval) == size), None)
+                if fitting is not None:
+                    dying.remove(fitting)
+                    found.append(fitting)
+        return found
+
+    def has_buffer(self, v: Var, i: int) -> bool:
+        """Whether an equation writes a result into a buffer of its own."""
         return self.made.get(v) == i and v not in self.free and v not in self.fused and v in self.last
 
     def _alive(self, at: int) -> list[Buffer]:
@@ -228,18 +253,13 @@ class _Sweep:
         return found + (self.inside(at)[1] if self.eqns else [])
 
 
-def _inside(eqn: Equation) -> tuple[int, list[Buffer]]:
-    name = eqn.primitive.name
-    if name == "scan":
+def _inside(eqn: Equation) -> Sweep | None:
+    """The body of an equation, of several that with the highest peak."""
+    if eqn.primitive.name == "scan":
         layout = jaxprs.scan_layout(eqn)
         body = layout.body
         carried = [v for v in body.outvars[: layout.num_carry] if isinstance(v, Var)]
         stacks = [v for v in body.outvars[layout.num_carry :] if isinstance(v, Var)]
-        peak, _, alive = _Sweep(body.eqns, body.invars, [], None, carried, stacks).peak()
-        return peak, alive
-    best: tuple[int, list[Buffer]] = (0, [])
-    for inner in jaxprs.inner_jaxprs(eqn):
-        outs = [v for v in inner.outvars if isinstance(v, Var)]
-        peak, _, alive = _Sweep(inner.eqns, inner.invars, outs).peak()
-        best = max(best, (peak, alive), key=lambda found: found[0])
-    return best
+        return Sweep(body.eqns, body.invars, [], None, carried, stacks)
+    bodies = [Sweep(b.eqns, b.invars, [v for v in b.outvars if isinstance(v, Var)]) for b in jaxprs.inner_jaxprs(eqn)]
+    return max(bodies, key=lambda body: body.peak()[0], default=None)

@@ -23,8 +23,15 @@ from jointcut.partition.policy import Verdict, judge
 class Saved:
     """One value that the forward hands to the backward.
 
-    `shape` and `dtype` are those of one copy, `copies` the trips of its loops, `bytes` all copies together. `source` is
-    the user's line, `reason` why it is saved rather than recomputed.
+    Attributes:
+        value: its id in the graph.
+        shape, dtype: of one copy.
+        copies: the trips of its loops.
+        bytes: of all copies together.
+        op: the primitive that makes it.
+        scope: the name stack under which it was traced.
+        source: the user's line.
+        reason: why it is saved rather than recomputed.
     """
 
     value: int
@@ -47,15 +54,18 @@ class Saved:
 class Plan:
     """What crosses from the forward to the backward, and what the backward computes again.
 
-    `saved` lists residuals in program order, without inputs (the caller holds them); `recomputed` the ids of forward
-    ops that the backward runs again, `deferred` those of ops that only the backward runs. `bound_bytes` is a lower
-    bound on the bytes that any plan under the same rules must save, None where none was proved.
-
-    `seconds` is what the recomputed ops take under the cost model, None where none was asked, and `bound_seconds` a
-    certified lower bound on the seconds of any plan that saves at most as many bytes. `segments` names the loops that
-    run in segments, each as its id and the steps of one segment. `peak_bytes` is the peak of the whole step that the
-    memory model promises. `bytes_spared` is what loops in segments do not hand over of `saved`, less the carries that
-    they keep instead.
+    Attributes:
+        strategy: what chose it.
+        saved: the residuals in program order, without inputs (the caller holds them).
+        recomputed: ids of the forward ops that the backward runs again.
+        deferred: ids of the ops that only the backward runs.
+        bound_bytes: a lower bound on the bytes that any plan under the same rules must save, None where none was
+            proved.
+        seconds: what the recomputed ops take under the cost model, None where none was asked.
+        bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
+        segments: the loops that run in segments, each as its id and the steps of one segment.
+        peak_bytes: the peak of the whole step that the memory model promises.
+        bytes_spared: what loops in segments do not hand over of `saved`, less the carries that they keep instead.
     """
 
     strategy: str

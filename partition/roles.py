@@ -16,9 +16,13 @@ class Role(enum.Enum):
     """What one flat input or output of a joint program stands for."""
 
     PRIMAL = "primal"
+    """An array that the function takes."""
     COTANGENT = "cotangent"
+    """The derivative of the loss by an output: what the backward starts from."""
     OUTPUT = "output"
+    """An array that the function returns."""
     GRADIENT = "gradient"
+    """The derivative of the loss by a primal."""
 
 
 class Side(enum.Enum):
@@ -32,8 +36,12 @@ class Side(enum.Enum):
 class Roles:
     """The roles of all flat inputs and outputs of a joint program, in order.
 
-    `forward_ops` counts the leading equations traced before the first one of the backward; None means that it is not
-    known, and every equation that needs no cotangent counts as forward.
+    Attributes:
+        inputs: primals, cotangents, or a mixture.
+        outputs: outputs, gradients, or a mixture.
+        forward_ops: how many leading equations were traced before the first one of the backward; None means that it is
+            not known, and every equation that needs no cotangent counts as forward.
+        input_paths, output_paths: how the user calls each, `args[0]['w']`; fewer where that is not known.
     """
 
     inputs: tuple[Role, ...]

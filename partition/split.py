@@ -35,8 +35,13 @@ Strategy = str | Callable[[Graph], Plan]
 class Split:
     """A joint program cut in two by a plan.
 
-    `halves` holds the jaxprs as they run in programs of our own, `inlined` as they run inside somebody else's
-    `jax.jit` on a compiler that expands barriers. `cut_ms` and `emit_ms` are wall times.
+    Attributes:
+        graph: the joint program.
+        facts: what must run forward and what backward.
+        plan: what is saved and what is recomputed.
+        halves: the jaxprs as they run in programs of our own; `inlined` are those that run inside somebody else's
+            `jax.jit` on a compiler that expands barriers.
+        cut_ms, emit_ms: wall times of planning and of writing.
     """
 
     graph: Graph

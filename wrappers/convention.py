@@ -62,6 +62,11 @@ def is_inexact(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.inexact)
 
 
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is real floating point, of any width."""
+    return jnp.issubdtype(dtype, np.floating)
+
+
 def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:
     """Slots of several leaves at once."""
     return tuple(slot(path, leaf) for path, leaf in zip(paths, leaves, strict=True))

@@ -22,9 +22,8 @@ from jointcut.aot.command.differences import ALLOWED, missed, wide
 from jointcut.aot.descriptors import Gradient, Input
 from jointcut.aot.loaded import Loaded
 from jointcut.aot.trees import dense
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, JointcutError, message
-from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.convention import is_inexact, is_real
 
 _NO_GRADIENT = "; if it has a stop_gradient or a derivative of your own, give --no-differences"
 
@@ -41,7 +40,7 @@ class FlatPair(Loaded):
     def has_scalar(self) -> bool:
         """Whether the one result that can carry a cotangent is a real number, so that its cotangent can be 1."""
         tangents = self.contract.tangents
-        return len(tangents) == 1 and tangents[0].shape == () and jaxprs.is_real(tangents[0].aval.dtype)
+        return len(tangents) == 1 and tangents[0].shape == () and is_real(tangents[0].aval.dtype)
 
     def alone(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """The outputs of the function alone; raises `CallError` where this machine cannot run it."""

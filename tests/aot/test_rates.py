@@ -174,7 +174,7 @@ def test_settings_of_the_caller_do_not_reach_the_measurement(folder, monkeypatch
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", "\x00", "null", 10**5 * "["])
 def test_a_file_that_is_not_ours_is_told_of_once_and_replaced(text, folder, count, caplog):
     (folder / "rates.json").write_text(text)
-    with caplog.at_level(logging.INFO, logger="jointcut"):
+    with caplog.at_level(logging.WARNING, logger="jointcut"):
         assert rates() == rates() == FIGURES
     (record,) = caplog.records
     assert record.levelname == "WARNING"

@@ -1,42 +1,46 @@
-"""Replay how many bytes a compiled program holds at each instruction.
+"""Read from a compiled program which values it holds at each instruction.
 
 XLA keeps with every executable the schedule of its instructions and the place of every value in its scratch
 memory (the temp allocation). Both are read here from the executable itself and joined: a value lives from the
-instruction that defines it to the last one that reads it, a loop's body is replayed as often as it runs, and
-at each instruction the bytes of all places taken are added up; a place that several values share counts once.
+instruction that defines it to the last one that reads it, and a place that several values share counts once.
 
 Lifetimes follow `xla/hlo/utils/hlo_live_range.cc`, so the highest point of the replay is the size of the temp
 allocation up to the gaps between values.
 """
+
+from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
-from jax.stages import Compiled
-
-from benchmarks.wire import Message, decode, number, packed
+from jointcut.aot.report.wire import Message, decode, number, packed, text
 
 Index = tuple[int, ...]  # where in a tuple-shaped result
 Held = dict[Index, int]  # the value at each index of a result
 
 NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 CALLERS = {"while", "call", "conditional"}
+_NOT_TEMP = (3, 5, 7, 12)  # of an allocation: thread-local, a parameter, maybe a result, a constant
 PASS_THROUGH = {"bitcast", "opt-barrier", "add-dependency", "while"}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction, as far as lifetimes need it."""
+    """One instruction, as far as lifetimes need it; `name` and `frame` say what it was lowered from."""
 
     opcode: str
+    name: str
+    frame: int
     operands: tuple[int, ...]
     called: tuple[int, ...]
     element: int
     parameter: int
     trips: int
+    computation: int
 
 
 @dataclass
@@ -47,6 +51,75 @@ class Program:
     sequences: dict[int, list[int]]
     roots: dict[int, int]
     entry: int
+    frames: Frames
+
+    def writer(self, identity: int, index: Index = (), depth: int = 12) -> Instruction:
+        """The instruction that computes what stands in a result, as far as it has a name: of a loop, in its body."""
+        own = self.instructions[identity]
+        inner = self._inner(own, index) if depth else None
+        found = own if inner is None else self.writer(*inner, depth - 1)
+        return found if found.name else own
+
+    def _inner(self, own: Instruction, index: Index) -> tuple[int, Index] | None:
+        """What an instruction passes on, or its body computes; None where it computes something itself."""
+        if own.opcode == "while":
+            return self.roots[own.called[0]], index  # the condition comes behind the body
+        if own.opcode == "fusion":
+            return self._updated(own)
+        if own.opcode == "parameter" and index:  # of a loop's body: what the step before has written
+            return self.roots[own.computation], index
+        if own.opcode == "tuple" and index:
+            return own.operands[index[0]], index[1:]
+        if own.opcode == "get-tuple-element":
+            return own.operands[0], (own.element, *index)
+        if own.opcode == "dynamic-update-slice":
+            return own.operands[1], ()
+        if own.opcode in ("bitcast", "copy", "reshape") and own.operands:
+            return own.operands[0], index
+        return None
+
+    def _updated(self, fusion: Instruction) -> tuple[int, Index] | None:
+        """What a fusion writes into an array that it updates; None where it updates none."""
+        at = self.instructions[self.roots[fusion.called[0]]]
+        if at.opcode != "dynamic-update-slice":
+            return None
+        update = at.operands[1]
+        while self.instructions[update].opcode in ("bitcast", "broadcast", "copy", "reshape"):
+            update = self.instructions[update].operands[0]
+        found = self.instructions[update]
+        return (fusion.operands[found.parameter] if found.opcode == "parameter" else update), ()
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The Python calls that instructions were traced in: `of(frame)` lists them, the innermost first."""
+
+    files: tuple[str, ...]
+    functions: tuple[str, ...]
+    locations: tuple[tuple[int, int, int], ...]  # file, function, line
+    parents: tuple[tuple[int, int], ...]  # location, and the frame of the caller
+
+    @classmethod
+    def read(cls, module: Message) -> Frames:
+        """Read a `StackFrameIndexProto`; ids in it count from 1, and 0 is none."""
+        index = decode(module[17][0]) if 17 in module else {}
+        locations = [decode(raw) for raw in index.get(3, [])]
+        frames = [decode(raw) for raw in index.get(4, [])]
+        return cls(
+            tuple(raw.decode() for raw in index.get(1, [])),
+            tuple(raw.decode() for raw in index.get(2, [])),
+            tuple((number(at, 1), number(at, 2), number(at, 3)) for at in locations),
+            tuple((number(frame, 1), number(frame, 2)) for frame in frames),
+        )
+
+    def of(self, frame: int) -> tuple[str, ...]:
+        """The calls of a frame as `file:line (function)`, the innermost first."""
+        calls: list[str] = []
+        while frame:
+            location, frame = self.parents[frame - 1]
+            file, function, line = self.locations[location - 1]
+            calls.append(f"{self.files[file - 1]}:{line} ({self.functions[function - 1]})")
+        return tuple(calls)
 
 
 @dataclass
@@ -60,42 +133,66 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Value:
-    """One value in the temp allocation: the bytes it takes, and the closed interval of times it lives."""
+    """One value in the temp allocation: what defines it, its place, and the closed interval of times it lives."""
 
+    maker: int
+    index: Index
     offset: int
     size: int
     start: int
     end: int
 
 
-def live_bytes(compiled: Compiled) -> list[int]:
-    """Bytes in use in the temp allocation at each instruction that the program executes, in order."""
-    program = read_program(decode(compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()))
-    assignment = decode(compiled.memory_analysis().serialized_buffer_assignment_proto)
-    schedule = Schedule()
-    executed = flatten(program, program.entry, schedule)
-    ends = last_uses(program, schedule, Holdings(program, definitions(assignment)))
-    per_time = occupied(temp_values(assignment, schedule, ends), len(schedule.order))
-    return [per_time[time] for time in executed]
+@dataclass(frozen=True)
+class Assignment:
+    """A program as XLA scheduled it: its instructions in one row, those that do work, and the values of the temp
+    allocation.
+    """
+
+    program: Program
+    schedule: Schedule
+    executed: list[int]
+    values: list[Value]
+
+    @classmethod
+    def of(cls, compiled: Any) -> Assignment | None:
+        """Read a `jax.stages.Compiled`; None where its device tells no assignment."""
+        raw = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", None)
+        if not raw:
+            return None
+        program = read_program(decode(compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()))
+        assignment, schedule = decode(raw), Schedule()
+        executed = flatten(program, program.entry, schedule)
+        ends = last_uses(program, schedule, Holdings(program, definitions(assignment)))
+        return cls(program, schedule, executed, temp_values(assignment, schedule, ends))
+
+    def live_bytes(self) -> list[int]:
+        """Bytes in use at each instruction that the program executes, in order; a loop's body as often as it runs."""
+        per_time = occupied(self.values, len(self.schedule.order))
+        return [per_time[time] for time in self.executed]
 
 
 def read_program(module: Message) -> Program:
     """Read an `HloModuleProto`."""
     instructions, roots = {}, {}
     for computation in map(decode, module[3]):
-        roots[number(computation, 5)] = number(computation, 6)
+        home = number(computation, 5)
+        roots[home] = number(computation, 6)
         for raw in map(decode, computation[2]):
             instructions[number(raw, 35)] = Instruction(
-                opcode=raw[2][0].decode(),
+                opcode=text(raw, 2),
+                name=text(metadata := decode(raw[7][0]) if 7 in raw else {}, 2),
+                frame=number(metadata, 15),
                 operands=tuple(packed(raw, 36)),
                 called=tuple(packed(raw, 38)),
                 element=number(raw, 13),
                 parameter=number(raw, 9),
                 trips=trips(raw),
+                computation=home,
             )
     entries = [decode(entry) for entry in decode(module[7][0])[1]]
     sequences = {number(entry, 1): list(packed(decode(entry[2][0]), 1)) for entry in entries}
-    return Program(instructions, sequences, roots, entry=number(module, 6))
+    return Program(instructions, sequences, roots, number(module, 6), Frames.read(module))
 
 
 def trips(raw: Message) -> int:
@@ -216,16 +313,19 @@ def keep(ends: dict[int, int], held: Held, time: int) -> None:
 
 def temp_values(assignment: Message, schedule: Schedule, ends: dict[int, int]) -> list[Value]:
     """The values of the temp allocation: neither thread-local, nor parameter, nor result, nor constant."""
-    defined = {number(v, 1): number(decode(v[3][0]), 4) for v in map(decode, assignment[1])}
+    places = ((number(v, 1), decode(v[3][0])) for v in map(decode, assignment[1]))
+    defined = {identity: (number(place, 4), tuple(packed(place, 3))) for identity, place in places}
     values: list[Value] = []
     base = 0
     for allocation in map(decode, assignment[3]):
-        if any(number(allocation, flag) for flag in (3, 4, 5, 7, 11)):
+        if any(number(allocation, flag) for flag in _NOT_TEMP):
             continue
         for item in map(decode, allocation.get(9, [])):
             identity = number(item, 1)
-            start = schedule.times[defined[identity]]
-            values.append(Value(base + number(item, 2), number(item, 3), start, max(start, ends[identity])))
+            maker, index = defined[identity]
+            start = schedule.times[maker]
+            place = base + number(item, 2), number(item, 3)
+            values.append(Value(maker, index, *place, start, max(start, ends[identity])))
         base += number(allocation, 2)
     return values
 

@@ -5,6 +5,8 @@ this reader splits it into them and leaves their meaning to the caller, who take
 `xla/service/hlo.proto`.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -57,3 +59,8 @@ def packed(message: Message, name: int) -> Iterator[int]:
 def number(message: Message, name: int) -> int:
     """An integer field, zero when absent."""
     return message.get(name, [0])[0]
+
+
+def text(message: Message, name: int) -> str:
+    """A text field, empty when absent."""
+    return message.get(name, [b""])[0].decode()

@@ -1,0 +1,119 @@
+"""Draw the memory over a step with matplotlib.
+
+For papers, slides and code hosts, where the interactive page does not go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from jointcut.partition.errors import JointcutError, choices, message
+from jointcut.partition.picture import JSON
+
+#: Okabe and Ito's palette, which colour-blind people tell apart, and a grey for the rest.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#6a51a3")
+REST = "#b8bcc2"
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class MissingLibrary(JointcutError):
+    """Matplotlib is not installed."""
+
+
+@contextmanager
+def optional() -> Iterator[None]:
+    """Go on without the picture where matplotlib is not installed."""
+    try:
+        yield
+    except MissingLibrary:
+        return
+
+
+def new_axes(size: tuple[float, float]) -> Any:
+    """Axes of a figure of their own, in inches; raises `MissingLibrary`."""
+    try:
+        figure = import_module("matplotlib.figure")
+    except ModuleNotFoundError as error:
+        raise MissingLibrary(
+            message("plot", "needs matplotlib.", "pip install matplotlib, or print instead.")
+        ) from error
+    return figure.Figure(figsize=size, layout="constrained").subplots()
+
+
+def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
+    """Stack the bytes alive at each step by group, with plain JAX as a dashed line; returns the axes.
+
+    `section` is one of the kind "timeline"; `by` is "line" or "module".
+    """
+    names = {"line": "source line", "module": "module"}
+    if by not in names:
+        raise JointcutError(message(f"by={by!r}", "is no way to group arrays.", choices(by, names)))
+    groups = next(g["groups"] for g in section["groupings"] if g["name"] == names[by])
+    axes = new_axes((9, 4.6)) if axes is None else axes
+    highest: float = max([section["peak"]["bytes"], *([section["ghost"]["peak"]["bytes"]] if section["ghost"] else [])])
+    unit, unit_name = next((unit, name) for unit, name in _UNITS if highest >= unit or name == "kB")
+    steps = np.arange(len(section["total"]))
+    colours = [REST if g["name"] == "everything else" else COLOURS[i % len(COLOURS)] for i, g in enumerate(groups)]
+    stacks = [np.asarray(g["bytes"]) / unit for g in groups]
+    labels = [_middle(g["name"], 44) for g in groups]
+    areas = axes.stackplot(steps, *stacks, colors=colours, labels=labels, linewidth=0, step="mid")
+    _ghost(axes, section, unit, unit_name)
+    _peak(axes, section, unit, unit_name)
+    axes.axvline(section["boundary"] - 0.5, color="#444444", linewidth=0.8)
+    axes.set(
+        title=f"{name}: memory over a step, by {names[by]}",
+        xlabel="operations in the order they run: forward, then backward",
+        ylabel=f"bytes alive ({unit_name})",
+        xlim=(-0.5, len(steps) - 0.5),
+        ylim=(0, 1.18 * highest / unit),
+    )
+    for at, side, text in (
+        (section["boundary"] - 0.5, "right", "forward "),
+        (section["boundary"] - 0.5, "left", " backward"),
+    ):
+        axes.text(at, 1.135 * highest / unit, text, ha=side, va="center", fontsize=9, color="#444444")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    handles = [*reversed(areas), *[line for line in axes.get_lines() if not line.get_label().startswith("_")]]
+    axes.figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+    return axes
+
+
+def _ghost(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
+    """Plain JAX's total, its forward and its backward stretched over ours."""
+    ghost = section["ghost"]
+    if ghost is None:
+        return
+    count, total = len(section["total"]), np.asarray(ghost["total"]) / unit
+    first = np.linspace(0, section["boundary"], ghost["boundary"], endpoint=False)
+    second = np.linspace(section["boundary"], count, len(total) - ghost["boundary"], endpoint=False)
+    peak = f"{ghost['peak']['bytes'] / unit:.1f} {unit_name}"
+    label = f"{ghost['name']}, {peak} at its peak"
+    axes.plot([*first, *second], total, color="#333333", linewidth=1.2, linestyle=(0, (4, 3)), label=label)
+
+
+def _peak(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
+    at, high = section["peak"]["step"], section["peak"]["bytes"] / unit
+    axes.plot([at], [high], "v", color="black", markersize=5, label="_peak")
+    right = at > len(section["total"]) * 0.8
+    place = {"xytext": (-8 if right else 8, 4), "textcoords": "offset points", "ha": "right" if right else "left"}
+    axes.annotate(f"peak {high:.1f} {unit_name}", (at, high), fontsize=9, va="bottom", **place)
+
+
+def _middle(text: str, width: int) -> str:
+    """A text that is too long without its middle."""
+    return text if len(text) <= width else f"{text[: width // 3]}…{text[width // 3 + 1 - width :]}"
+
+
+def png(name: str, section: JSON) -> bytes:
+    """The picture as a PNG."""
+    out = BytesIO()
+    memory(name, section, None, "module").figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()

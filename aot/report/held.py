@@ -1,0 +1,112 @@
+"""Say what a compiled program holds at each step, in the words of whoever wrote the model.
+
+The same form as the replay of a plan, `Lifetimes`, but as XLA assigned it: the steps are its instructions, in its
+order, and the bytes are those of its temp allocation. Each instruction still knows the name stack and the Python calls
+that it was traced in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from jointcut.aot.report.schedule import Assignment, Instruction, Program, Value
+from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.places import Place, place
+from jointcut.partition.roles import Side
+
+_BACKWARD = "transpose("  # in the name of what a cotangent flows through
+
+
+def held(compiled: Any) -> Lifetimes | None:
+    """What a `jax.stages.Compiled` holds at each of its instructions; None where its device tells no assignment.
+
+    A loop's body stands in the row once. The backward begins where the names of instructions best divide into those
+    before that carry no cotangent and those after that do.
+    """
+    found = Assignment.of(compiled)
+    if found is None:
+        return None
+    program, times = found.program, sorted(set(found.executed))
+    made = [program.instructions[found.schedule.order[time]] for time in times]
+    boundary, trips, where = _boundary(made), Counter(found.executed), _places(program)
+    moments = tuple(
+        Moment(
+            _op(i),
+            Side.FORWARD if step < boundary else Side.BACKWARD,
+            where(i.name, i.frame),
+            trips[time],
+        )
+        for step, (i, time) in enumerate(zip(made, times, strict=True))
+    )
+    return Lifetimes(moments, tuple(_buffers(found, times, program, where)))
+
+
+def one_after_the_other(forward: Lifetimes, backward: Lifetimes, residuals: Sequence[Lifetime]) -> Lifetimes:
+    """Two programs as one row; what the first hands to the second is alive throughout."""
+    count = len(forward.moments)
+    moments = [
+        *(replace(m, side=Side.FORWARD) for m in forward.moments),
+        *(replace(m, side=Side.BACKWARD) for m in backward.moments),
+    ]
+    moved = [replace(b, first=b.first + count, last=b.last + count) for b in backward.buffers]
+    kept = [replace(b, first=0, last=len(moments) - 1) for b in residuals] if moments else []
+    return Lifetimes(tuple(moments), (*kept, *forward.buffers, *moved))
+
+
+def _places(program: Program) -> Any:
+    @cache
+    def where(name: str, frame: int) -> Place:
+        stack, _, _ = name.partition("/")[2].rpartition("/")  # without the jitted function, and without the primitive
+        return place(stack, program.frames.of(frame))
+
+    return where
+
+
+def _boundary(made: Sequence[Instruction]) -> int:
+    """Where to divide the instructions so that the fewest stand on the wrong side."""
+    signs = [0 if not i.name else 1 if _BACKWARD not in i.name else -1 for i in made]
+    ahead = list(accumulate(signs, initial=0))  # forward ones minus backward ones among the first
+    return max(range(len(ahead)), key=ahead.__getitem__)
+
+
+def _buffers(found: Assignment, times: Sequence[int], program: Program, where: Any) -> Iterator[Lifetime]:
+    """The values as buffers; of two that share a place at one time, the bytes are the later one's."""
+    pieces: dict[tuple[int, int, Instruction], int] = defaultdict(int)
+    for size, value, start, end in _slots(found.values):
+        first, last = bisect_left(times, start), bisect_right(times, end) - 1
+        if first <= last:
+            pieces[first, last, program.writer(value.maker, value.index)] += size
+    for (first, last, i), size in sorted(pieces.items(), key=lambda piece: piece[0][:2]):
+        yield Lifetime(size, "", _op(i), where(i.name, i.frame), first, last)
+
+
+def _op(i: Instruction) -> str:
+    """The primitive that an instruction was lowered from, or its own name."""
+    name = i.name.rpartition("/")[2]
+    return i.opcode if "(" in name or not name else name
+
+
+def _slots(values: Sequence[Value]) -> Iterator[tuple[int, Value, int, int]]:
+    """Size, value, start and end of each stay of a value in a range of addresses that it shares with others whole."""
+    bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
+    rank = {bound: i for i, bound in enumerate(bounds)}
+    stays: dict[int, list[Value]] = defaultdict(list)
+    for value in values:
+        for slot in range(rank[value.offset], rank[value.offset + value.size]):
+            stays[slot].append(value)
+    for slot, own in stays.items():
+        size = bounds[slot + 1] - bounds[slot]
+        own.sort(key=lambda v: (v.start, v.end))
+        for i, value in enumerate(own):
+            end = min([value.end, *(later.start - 1 for later in own[i + 1 : i + 2])])
+            if value.start <= end:
+                yield size, value, value.start, end
+            reach = value.end
+            if i + 1 < len(own) and own[i + 1].end < reach:  # the later one lies within: what is left is this one's
+                yield size, value, own[i + 1].end + 1, reach

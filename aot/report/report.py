@@ -1,0 +1,272 @@
+"""Tell the user what was saved, what is recomputed, and what it costs.
+
+A `Report` is made by `loss.explain(*args)`, by `cut.explain()`, or, for a function that is not ours, by
+`aot.explain(f, *args)`: then it tells what `jax.vjp` keeps, and what jointcut would. It prints as a table, shows
+itself as a page in Jupyter, and is kept by `save`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.report import drawing, table
+from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
+from jointcut.partition.errors import JointcutError, choices, message
+from jointcut.partition.lifetimes import Lifetimes
+from jointcut.partition.page.page import framed, page
+from jointcut.partition.picture import human_bytes, human_seconds
+from jointcut.partition.plan import Plan
+from jointcut.partition.roles import Side
+
+JSON = dict[str, Any]
+
+#: What `Report.save` writes, by the end of the file's name.
+FORMATS = (".html", ".png", ".svg", ".pdf", ".json", ".txt")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The figures of a plan.
+
+    Bytes: `saved_bytes` between the halves, `forward_bytes` and `backward_bytes` the most that temporaries take at
+    once in each half, `fixed_bytes` of arguments and results, `peak_bytes` the whole step's peak that the memory model
+    promises. `again_flops` and `again_seconds` are what runs twice, of `step_flops`.
+    """
+
+    saved_bytes: int
+    num_saved: int
+    forward_bytes: int
+    backward_bytes: int
+    peak_bytes: int
+    fixed_bytes: int
+    again_ops: int
+    again_flops: float
+    again_seconds: float
+    step_flops: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """XLA's own figures in bytes: what the step needs beyond arguments and results, and with them; plain JAX's too."""
+
+    temp_bytes: int
+    peak_bytes: int
+    plain_temp_bytes: int
+    plain_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one plan of one program keeps, computes again, and costs.
+
+    `plain` are the totals of plain JAX, whose plan is `save_all`; `is_plain` tells that this report is of that. `less`
+    lists what smaller budgets would cost. `account` is XLA's own where it was asked for its figures
+    (`cut.explain(measure=False)` does not); then `life` and `plain_life` are what it holds at each of its instructions,
+    and else a replay of the plans.
+    """
+
+    name: str
+    plan: Plan
+    is_plain: bool
+    totals: Totals
+    plain: Totals
+    saved: tuple[SavedRow, ...]
+    again: tuple[AgainRow, ...]
+    less: tuple[LessRow, ...]
+    front: Pareto = field(repr=False)
+    here: ParetoPoint = field(repr=False)
+    account: Account | None
+    backend: str
+    life: Lifetimes = field(repr=False)
+    plain_life: Lifetimes = field(repr=False)
+    sections: tuple[JSON, ...] = field(repr=False)
+    default_saved_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        """`<Report of loss: 12 arrays, 47.2 MB saved>`."""
+        return f"<Report of {self.name}: {len(self.saved)} arrays, {human_bytes(self.totals.saved_bytes)} saved>"
+
+    def __str__(self) -> str:
+        """The table, in colour in a terminal, plain in a pipe."""
+        return self.table()
+
+    # ------------------------------------------------------------------------------------------------- in words
+
+    def table(self, everything: bool = False, in_colour: bool | None = None) -> str:
+        """The report as text of at most 100 columns: totals, what is saved and why, what runs again, and what less
+        memory would cost. `everything` lists all rows; `in_colour` is decided by the terminal where it is None.
+        """
+        return table.written(self._parts(everything), in_colour)
+
+    def _parts(self, everything: bool) -> Iterator[RenderableType]:
+        yield table.headline(self.name, f", {self.subtitle}")
+        yield self._figures()
+        yield from table.notes(self.remarks)
+        parts = (table.saved(self.saved, everything), table.again(self.again, everything), table.less(self.less))
+        for part in parts:
+            lines = list(part)
+            if lines:
+                yield Text("")
+                yield from lines
+
+    @property
+    def subtitle(self) -> str:
+        """How the plan came about, and what it was predicted for."""
+        how = "what jax.vjp keeps" if self.is_plain else f"cut by {self.plan.strategy}"
+        return f"{how}; on {self.backend}, JAX {version('jax')}"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else there is to say of the totals."""
+        found = []
+        if self.totals.again_ops:
+            more = self.totals.again_flops / max(self.totals.step_flops, 1.0)
+            taken = human_seconds(self.totals.again_seconds)
+            found.append(f"{self.totals.again_ops} ops run twice: {more:.1%} more flops, {taken} by the model")
+        if self.plan.segments:
+            loops = ", ".join(f"loop {loop} of {steps} steps" for loop, steps in self.plan.segments)
+            found.append(f"loops that run in segments: {loops}")
+        if self.plan.bound_bytes is not None and not self.is_plain:
+            found.append(
+                f"no plan that computes nothing heavy twice saves less than {human_bytes(self.plan.bound_bytes)}"
+            )
+        if self.is_plain and self.default_saved_bytes is not None:
+            found.append(f"jointcut would save {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
+        return tuple(found)
+
+    def _figures(self) -> RenderableType:
+        rows = [(name, self._cells(ours, plain)) for name, ours, plain in self.compared()]
+        columns = ("plain JAX",) if self.is_plain else ("jointcut", "plain JAX", "ratio")
+        return table.figures(rows, columns)
+
+    def _cells(self, ours: int, plain: int | None) -> tuple[str, ...]:
+        if self.is_plain or plain is None:
+            return (human_bytes(ours),)
+        return human_bytes(ours), human_bytes(plain), table.ratio(ours, plain)
+
+    def compared(self) -> list[tuple[str, int, int | None]]:
+        """The figures in bytes by name, of this plan and of plain JAX, None where that is not known."""
+        ours, plain = self.totals, self.plain
+        found: list[tuple[str, int, int | None]] = [
+            ("saved for the backward", ours.saved_bytes, plain.saved_bytes),
+            ("most alive in the forward", ours.forward_bytes, plain.forward_bytes),
+            ("most alive in the backward", ours.backward_bytes, plain.backward_bytes),
+            ("arguments and results", ours.fixed_bytes, plain.fixed_bytes),
+        ]
+        if self.account is None:
+            return [*found, ("peak of the step, predicted", ours.peak_bytes, None)]
+        known = self.account
+        return [
+            *found,
+            ("temporaries of the step, XLA's account", known.temp_bytes, known.plain_temp_bytes),
+            ("peak of the step, XLA's account", known.peak_bytes, known.plain_peak_bytes),
+        ]
+
+    # ----------------------------------------------------------------------------------------------- in pictures
+
+    @functools.cached_property
+    def data(self) -> JSON:
+        """All that the page shows, as plain JSON."""
+        totals = [
+            {"label": name, "value": human_bytes(ours), "detail": self._detail(ours, plain)}
+            for name, ours, plain in self.compared()
+        ]
+        again = {"label": "run twice", "value": f"{self.totals.again_ops} ops", "detail": "; ".join(self.remarks[:1])}
+        return {
+            "format": 1,
+            "title": self.name,
+            "subtitle": self.subtitle,
+            "totals": [*totals, again] if self.remarks else totals,
+            "sections": list(self.sections),
+        }
+
+    def _detail(self, ours: int, plain: int | None) -> str:
+        if self.is_plain or plain is None:
+            return "plain JAX" if self.is_plain else ""
+        return f"plain JAX: {human_bytes(plain)}" + (f", ratio {ours / plain:.2f}" if plain else "")
+
+    @functools.cached_property
+    def html(self) -> str:
+        """The page: one file that needs nothing else."""
+        return page(self.data)
+
+    def plot(self, axes: Any = None, by: str = "module") -> Any:
+        """Draw the memory over a step with matplotlib, by "module" or by "line"; returns the axes.
+
+        Raises `JointcutError` where matplotlib is not installed.
+        """
+        return drawing.memory(self.name, self.sections[0], axes, by)
+
+    def _repr_mimebundle_(self, **_: Any) -> Mapping[str, Any]:
+        """In Jupyter the page in a frame, for code hosts a picture, and else the table."""
+        found: dict[str, Any] = {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
+        with drawing.optional():
+            found["image/png"] = drawing.png(self.name, self.sections[0])
+        return found
+
+    # --------------------------------------------------------------------------------------------------- in files
+
+    def to_dict(self) -> JSON:
+        """All of it as plain JSON: totals, rows, the plan's figures, and XLA's account where it is known."""
+        here = asdict(self.totals)
+        return {
+            "function": self.name,
+            "strategy": self.plan.strategy,
+            "backend": self.backend,
+            "totals": here,
+            "plain": asdict(self.plain),
+            "saved": [asdict(row) for row in self.saved],
+            "recomputed": [asdict(row) for row in self.again],
+            "less": [asdict(row) for row in self.less],
+            "segments": [{"loop": loop, "steps": steps} for loop, steps in self.plan.segments],
+            "bound_bytes": self.plan.bound_bytes,
+            "account": None if self.account is None else asdict(self.account),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report, in the format that the name ends with, and return the path.
+
+        `.html` is the whole page, `.png`, `.svg` and `.pdf` the memory over a step, `.json` what `to_dict` gives and
+        `.txt` the table with every row. Raises `JointcutError` for another ending, or without matplotlib.
+        """
+        path = Path(path)
+        if path.suffix not in FORMATS:
+            raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
+        if path.suffix == ".html":
+            path.write_text(self.html, encoding="utf-8")
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        elif path.suffix == ".txt":
+            path.write_text(self.table(everything=True, in_colour=False) + "\n", encoding="utf-8")
+        else:
+            self.plot().figure.savefig(path, dpi=150)
+        return path
+
+
+def totals(
+    life: Lifetimes, plan: Plan, here: ParetoPoint, fixed_bytes: int, again: tuple[AgainRow, ...], flops: float
+) -> Totals:
+    """The figures of a plan whose buffers live as `life` says."""
+    return Totals(
+        plan.bytes_saved,
+        len(plan.saved),
+        life.peak_bytes(Side.FORWARD),
+        life.peak_bytes(Side.BACKWARD),
+        here.peak_bytes,
+        fixed_bytes,
+        sum(row.count for row in again),
+        sum(row.flops for row in again),
+        sum(row.seconds for row in again),
+        flops,
+    )

@@ -1,0 +1,68 @@
+"""Say what a policy of `jax.checkpoint` would save of a program.
+
+The policies are rules for single equations. Here each becomes a plan of the whole program, run by jointcut's own
+schedule, so that it can stand on the same picture: it saves what the policy names, as far as the backward reads it or
+something computed from it, and what cannot be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from jointcut.partition.budget import Planner
+from jointcut.partition.errors import PlanError
+from jointcut.partition.graph import LITERAL, STEP, Op
+from jointcut.partition.plan import Plan
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def _has_no_batch(op: Op) -> bool:
+    numbers = None if op.payload is None else op.payload.params.get("dimension_numbers")
+    return op.name == "dot_general" and numbers is not None and not any(numbers[1])
+
+
+#: The policies, by their names in `jax.checkpoint_policies`.
+POLICIES: dict[str, Callable[[Op], bool]] = {
+    "nothing_saveable": lambda op: False,
+    "dots_with_no_batch_dims_saveable": _has_no_batch,
+    "dots_saveable": lambda op: op.name in _PRODUCTS,
+}
+
+
+def rivals(planner: Planner) -> Iterator[tuple[str, Plan]]:
+    """A plan for each policy that names one which closes; priced."""
+    for name, saves in POLICIES.items():
+        try:
+            plan = Plan.of(
+                planner.graph,
+                _saved(planner, saves),
+                strategy=name,
+                facts=planner.facts,
+                verdicts=planner.verdicts,
+            )
+        except PlanError:  # something can neither be saved nor run again, so there is no such plan
+            continue
+        yield name, planner.priced(plan)
+
+
+def _saved(planner: Planner, saves: Callable[[Op], bool]) -> list[int]:
+    """What is met first, going back from what the backward reads, that is saved or cannot run again."""
+    graph, verdicts = planner.graph, planner.verdicts
+    seen: set[int] = set()
+    found: list[int] = []
+    stack = list(planner.facts.wanted)
+    while stack:
+        v = stack.pop()
+        maker = graph.values[v].maker
+        if v in seen or maker is None:
+            continue
+        seen.add(v)
+        op, verdict = graph.ops[maker], verdicts[v]
+        if op.name == STEP:
+            stack += op.inputs
+        elif op.name != LITERAL and (saves(op) or (verdict.not_recomputed and not verdict.is_costly)):
+            found.append(v)
+        else:
+            stack += op.inputs
+    return found

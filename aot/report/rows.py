@@ -1,0 +1,202 @@
+"""List what is saved, what runs again, and what other budgets would cost.
+
+Made of a cut's graph and plan, priced by its planner; nothing is compiled for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.partition.budget import Planner
+from jointcut.partition.flops import flops
+from jointcut.partition.graph import SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.outline import PSEUDO, Outline
+from jointcut.partition.picture import human_bytes, short
+from jointcut.partition.plan import Plan, Saved
+
+#: The shares of the predicted peak whose plans are told.
+SHARES = (0.9, 0.8, 0.6, 0.4)
+
+_MOST_NAMES = 3  # of ops on a line
+_MOST_WALKED = 2_000  # values, to say what would be saved instead
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """One saved array: its `bytes` (all copies of a loop), type, the op, module path and user's line that make it.
+
+    `needed_by` tells what reads it in the backward, `reason` why it is saved rather than recomputed, `value` its id in
+    the graph.
+    """
+
+    value: int
+    bytes: int
+    type: str
+    op: str
+    path: str
+    line: str
+    needed_by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgainRow:
+    """What runs again of one line of the user's: how many ops, which, and what they take in flops and seconds."""
+
+    path: str
+    line: str
+    count: int
+    ops: str
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LessRow:
+    """The fastest plan within a `share` of this one's predicted peak, None where none was found.
+
+    `extra_seconds` is what it takes beyond this one, `freed` what it no longer saves, largest first, `freed_bytes` of
+    all of them, `kept_bytes` what it saves instead, and `again` the ops that it runs beside this one's.
+    """
+
+    share: float
+    peak_bytes: int | None
+    extra_seconds: float = 0.0
+    freed_bytes: int = 0
+    kept_bytes: int = 0
+    freed: tuple[SavedRow, ...] = ()
+    again: str = ""
+
+
+class Rows:
+    """The rows of one plan of one program."""
+
+    def __init__(self, planner: Planner, found: Outline) -> None:
+        """`planner` prices the ops, `found` tells where each stands."""
+        self.planner, self.outline = planner, found
+        self.graph: Graph = planner.graph
+
+    def saved(self, plan: Plan) -> tuple[SavedRow, ...]:
+        """The saved arrays of a plan, the largest first."""
+        late = {*plan.recomputed, *plan.deferred, *self.planner.facts.backward}
+        rows = (self._saved(s, plan, late) for s in plan.saved)
+        return tuple(sorted(rows, key=lambda row: (-row.bytes, row.value)))
+
+    def _saved(self, s: Saved, plan: Plan, late: set[int]) -> SavedRow:
+        maker = self.graph.values[s.value].maker
+        assert maker is not None, "a plan saves no argument"
+        copies = f"{s.copies} × " if s.copies > 1 else ""
+        type_ = f"{copies}{s.dtype}[{','.join(map(str, s.shape))}]"
+        where = self.path(maker), self.outline.lines[maker]
+        known = plan.strategy == "save_all" or self.planner.verdicts[s.value].not_recomputed
+        reason = s.reason if known else self._instead(s, plan) or s.reason
+        return SavedRow(s.value, s.bytes, type_, s.op, *where, self._needed_by(s.value, late), reason)
+
+    def _instead(self, s: Saved, plan: Plan) -> str:
+        """What would be saved in the place of a value that could be computed again; empty where nothing would."""
+        graph, verdicts, saved = self.graph, self.planner.verdicts, {*plan.values} - {s.value}
+        found: list[int] = []
+        seen, stack = set(saved), [s.value]
+        while stack:
+            v = stack.pop()
+            maker = graph.values[v].maker
+            if v in seen or maker is None:
+                continue
+            seen.add(v)
+            if verdicts[v].not_recomputed and graph.ops[maker].name not in PSEUDO:
+                found.append(v)
+            else:
+                stack += graph.ops[maker].inputs
+        if not found or len(seen) > _MOST_WALKED:
+            return ""
+        largest = max(found, key=lambda v: (self.planner.prices[v], -v))
+        size = human_bytes(sum(self.planner.prices[v] for v in found))
+        maker = graph.ops[graph.values[largest].maker or 0]
+        rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        name = "the loop" if maker.name == SCAN else maker.name
+        return f"else the result of {name} at {short(self.outline.lines[maker.id])}{rest} would be: {size}"
+
+    def path(self, op: int) -> str:
+        """The module path of an op."""
+        scope = self.outline.scope_of.get(op, 0)
+        return self.outline.path(scope) if scope else ""
+
+    def _needed_by(self, value: int, late: set[int]) -> str:
+        """The ops of the backward that read a value, the first few by name."""
+        readers = [op for op in self._readers(value) if op.id in late]
+        told = Counter(op.name for op in readers)
+        names = [name if n == 1 else f"{n} {name}" for name, n in told.most_common(_MOST_NAMES)]
+        more = len(told) - len(names)
+        return ", ".join([*names, *([f"{more} more"] if more else [])]) or "the caller"
+
+    def _readers(self, value: int) -> Iterator[Op]:
+        for i in self.graph.consumers[value]:
+            op = self.graph.ops[i]
+            if op.name == STEP:
+                yield from self._readers(op.outputs[0])
+            else:
+                yield op
+
+    def again(self, plan: Plan) -> tuple[AgainRow, ...]:
+        """What runs twice, by the user's line, what takes longest first."""
+        groups: dict[tuple[str, str], list[Op]] = defaultdict(list)
+        for i in self.twice(plan):
+            groups[self.outline.lines[i], self.path(i)].append(self.graph.ops[i])
+        rows = [
+            AgainRow(path, line, len(ops), _names(ops), sum(map(self.flops, ops)), sum(map(self.seconds, ops)))
+            for (line, path), ops in groups.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.flops, row.line)))
+
+    def twice(self, plan: Plan) -> list[int]:
+        """The ops that run in the forward and again in the backward, without those of loops in segments."""
+        return [i for i in plan.recomputed if self.graph.ops[i].name not in PSEUDO]
+
+    def seconds(self, op: Op) -> float:
+        """What one more run of an op takes, over all steps of its loops, by the model."""
+        return self.planner.seconds[op.id]
+
+    def flops(self, op: Op) -> float:
+        """What an op computes, over all steps of its loops."""
+        one = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
+        trips, loop = 1, self.graph.loop_of(op)
+        while loop != TOP:
+            trips *= self.graph.loops[loop].length
+            loop = self.graph.loops[loop].parent
+        return one * trips
+
+    def step_flops(self) -> float:
+        """What the step computes where nothing runs twice."""
+        inside = {region.scan for region in self.graph.regions}  # their bodies are counted op by op
+        return sum(self.flops(op) for op in self.graph.ops if op.id not in inside)
+
+    def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
+        """What plans within smaller peaks give up, for each of `SHARES`; the first that none holds ends the list."""
+        rows: list[LessRow] = []
+        for share in SHARES:
+            fitting = [p for p in front if p.peak_bytes <= share * here.peak_bytes]
+            if not fitting:
+                return (*rows, LessRow(share, None))
+            row = self._less(plan, share, min(fitting, key=lambda p: p.seconds), here)
+            if rows and rows[-1].peak_bytes == row.peak_bytes:
+                rows.pop()  # the same plan holds the smaller share as well
+            rows.append(row)
+        return tuple(rows)
+
+    def _less(self, plan: Plan, share: float, other: ParetoPoint, here: ParetoPoint) -> LessRow:
+        kept = set(other.plan.values)
+        freed = tuple(row for row in self.saved(plan) if row.value not in kept)
+        new = sum(s.bytes for s in other.plan.saved if s.value not in plan.values)
+        again = [self.graph.ops[i] for i in sorted({*self.twice(other.plan)} - {*plan.recomputed})]
+        extra = other.seconds - here.seconds
+        loops = [f"loop {loop} in segments of {steps} steps" for loop, steps in other.plan.segments]
+        told = "; ".join([*([_names(again)] if again else []), *loops])
+        return LessRow(share, other.peak_bytes, extra, sum(row.bytes for row in freed), new, freed, told)
+
+
+def _names(ops: Sequence[Op]) -> str:
+    """The ops by name, the most frequent first, all of them."""
+    return ", ".join(name if n == 1 else f"{n} {name}" for name, n in Counter(op.name for op in ops).most_common())

@@ -1,0 +1,41 @@
+"""Build the documentation site: `python docs/build.py site`.
+
+The sources of the pages are laid out in a folder that is gone afterwards: what is written by hand here, what `pages`
+makes of the code, and what `included` takes from the repository. Sphinx's warnings are errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from included import include
+from pages import pages
+from sphinx.cmd.build import main as sphinx_build
+
+HERE = Path(__file__).resolve().parent
+
+
+def build(out: Path) -> int:
+    """Write the site to the folder `out`, in place of what is there; returns Sphinx's exit code, 0 for success."""
+    with TemporaryDirectory() as made:
+        stage = Path(made, "pages")
+        stage.mkdir()
+        for page in HERE.glob("*.md"):
+            shutil.copyfile(page, stage / page.name)
+        include(HERE.parent, stage)
+        for name, text in pages().items():
+            path = stage / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        options = ["--quiet", "--fail-on-warning", "--keep-going", f"--conf-dir={HERE}", f"--doctree-dir={made}/trees"]
+        return sphinx_build(["--builder=html", *options, str(stage), str(out)])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python docs/build.py FOLDER")
+    sys.exit(build(Path(sys.argv[1]).resolve()))

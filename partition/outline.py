@@ -1,0 +1,188 @@
+"""Arrange the ops of a graph in the scopes that the user sees.
+
+The scopes form a tree: loops, and within and around them the names of `places`. Layers that share a name (a function
+or a module that is called again) are told apart: a name that is left and entered again is a new scope where the new op
+depends on what came in between, and so is a call that begins again at its first line. An op of the backward goes where
+the forward ops stand that read or make what it reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Op
+from jointcut.partition.places import NOWHERE, Name, names, place_of
+from jointcut.partition.roles import Side
+
+#: Pseudo-ops, which run nothing.
+PSEUDO = frozenset({STEP, LITERAL})
+
+_MOST_READERS = 16  # that are asked where they stand
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One scope: its name, the scope around it (None for the root), its kind, and what else there is to say."""
+
+    parent: int | None
+    name: str
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The scopes, parents before children, the scope of each op that runs, and the user's line of every op."""
+
+    scopes: tuple[Scope, ...]
+    scope_of: Mapping[int, int]
+    lines: Sequence[str]
+
+    def path(self, scope: int) -> str:
+        """The names from below the root down to a scope, joined by slashes; the root's own for the root."""
+        found: list[str] = []
+        at: int | None = scope
+        while at is not None:
+            found.append(self.scopes[at].name)
+            at = self.scopes[at].parent
+        return "/".join(reversed(found[:-1])) or found[-1]
+
+
+def outline(graph: Graph, title: str = "program") -> Outline:
+    """Find the scope of every op but pseudo-ops; `title` names the root."""
+    tree = _Tree(graph, [_Entered(Scope(None, title, "root"))])
+    real = [op for op in graph.ops if op.name not in PSEUDO]
+    for op in real:
+        if op.origin is Side.FORWARD:
+            tree.place_forward(op)
+    for op in real:
+        if op.origin is not Side.FORWARD:
+            tree.place_backward(op)
+    return Outline(tuple(tree.numbered()), tree.scope_of, tree.lines)
+
+
+@dataclass
+class _Entered:
+    """A scope, the line at which its call began, and whether it has gone on from there."""
+
+    scope: Scope
+    begun: str = ""
+    is_under_way: bool = False
+
+
+@dataclass
+class _Tree:
+    """The scopes as they are found.
+
+    `latest` is the newest scope of a name within another; `touched` for each value the scopes, as bits of a number, on
+    which it depends through an op outside of them.
+    """
+
+    graph: Graph
+    scopes: list[_Entered]
+    scope_of: dict[int, int] = field(default_factory=dict)
+    latest: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    touched: dict[int, int] = field(default_factory=dict)
+    names: list[tuple[Name, ...]] = field(init=False)
+    lines: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look at every op once."""
+        graph = self.graph
+        places = [NOWHERE if op.payload is None or op.name in PSEUDO else place_of(op.payload) for op in graph.ops]
+        self.lines = [p.line for p in places]
+        own = names(places)
+        loops: dict[int, tuple[Name, ...]] = {TOP: ()}
+        for region in graph.regions:
+            if region.scan is not None and region.loop not in loops:
+                around = _below(loops[graph.loops[region.loop].parent], own[region.scan])
+                loops[region.loop] = (*around, Name("loop", str(region.loop)))
+        self.names = [_below(loops[graph.loop_of(op)], own[op.id]) for op in graph.ops]
+
+    def place_forward(self, op: Op) -> None:
+        """Find or make the scope of an op; a new one where the old would have to run before and after another."""
+        reads = 0
+        for v in op.inputs:
+            reads |= self.touched.get(v, 0)
+        at, inside = 0, 0
+        for name in self.names[op.id]:
+            at = self._entered(at, name, reads)
+            inside |= 1 << at
+        self.scope_of[op.id] = at
+        for v in op.inputs:
+            maker = self.graph.values[v].maker
+            if maker in self.scope_of:
+                reads |= self._around(self.scope_of[maker]) & ~inside
+        for v in op.outputs:
+            self.touched[v] = reads
+
+    def _entered(self, parent: int, name: Name, reads: int) -> int:
+        """The scope of a name, begun anew where it is another call, or where what is read forbids the old one."""
+        found = self.latest.get((parent, name.kind, name.text))
+        if found is None or reads >> found & 1:
+            return self._new(parent, name)
+        known = self.scopes[found]
+        if name.at and name.at == known.begun and known.is_under_way:
+            return self._new(parent, name)
+        known.is_under_way |= name.at != known.begun
+        return found
+
+    def _around(self, scope: int) -> int:
+        """A scope and those around it, the root left out, as bits."""
+        bits, at = 0, scope
+        while at:
+            bits |= 1 << at
+            at = self.scopes[at].scope.parent or 0
+        return bits
+
+    def _new(self, parent: int, name: Name) -> int:
+        detail = f"{self.graph.loops[int(name.text)].length} steps" if name.kind == "loop" else ""
+        text = "loop" if name.kind == "loop" else name.text
+        self.scopes.append(_Entered(Scope(parent, text, name.kind, detail), name.at))
+        self.latest[parent, name.kind, name.text] = len(self.scopes) - 1
+        return len(self.scopes) - 1
+
+    def place_backward(self, op: Op) -> None:
+        """Place an op beside those of its names that make or read what it reads."""
+        votes = Counter(self._kin(op))
+        if votes:
+            self.scope_of[op.id] = votes.most_common(1)[0][0]
+            return
+        at = 0
+        for name in self.names[op.id]:
+            found = self.latest.get((at, name.kind, name.text))
+            at = self._new(at, name) if found is None else found
+        self.scope_of[op.id] = at
+
+    def _kin(self, op: Op) -> Iterator[int]:
+        """The scopes of ops with the same names that make or read what an op reads."""
+        for v in op.inputs:
+            maker = self.graph.values[v].maker
+            for other in (*([] if maker is None else [maker]), *self.graph.consumers[v][:_MOST_READERS]):
+                if other != op.id and other in self.scope_of and self._are_called_alike(op.id, other):
+                    yield self.scope_of[other]
+
+    def _are_called_alike(self, op: int, other: int) -> bool:
+        mine, others = self.names[op], self.names[other]
+        return len(mine) == len(others) and all(a.text == b.text for a, b in zip(mine, others, strict=True))
+
+    def numbered(self) -> Iterator[Scope]:
+        """The scopes, those of one name within one scope told apart by a number."""
+        scopes = [entered.scope for entered in self.scopes]
+        total = Counter((s.parent, s.name) for s in scopes)
+        seen: Counter[tuple[int | None, str]] = Counter()
+        for s in scopes:
+            seen[s.parent, s.name] += 1
+            same = total[s.parent, s.name] > 1
+            yield Scope(s.parent, f"{s.name} ({seen[s.parent, s.name]})" if same else s.name, s.kind, s.detail)
+
+
+def _below(around: tuple[Name, ...], own: tuple[Name, ...]) -> tuple[Name, ...]:
+    """A path within another: what both begin with, loops aside, is not said twice."""
+    outer = [name for name in around if name.kind != "loop"]
+    same = 0
+    while same < min(len(outer), len(own)) and outer[same].text == own[same].text:
+        same += 1
+    return (*around, *own[same:])

@@ -1,0 +1,373 @@
+/**
+ * Give every visible box of a graph its place, and every edge and curve its path.
+ *
+ * Each open box is laid out by dagre on its own, its open children as boxes of their size; long rows are wrapped. Then
+ * the rows of the two sides are moved apart until what is saved crosses the cut as level as it can: a chain of pairs of
+ * rows, the heaviest in saved bytes, is put at equal heights, and so on inside of each open pair. The forward flows
+ * down at the left of x = 0, the backward up at the right.
+ */
+"use strict";
+
+(function () {
+  const J = (globalThis.jointcut ??= {});
+
+  /** Sizes in pixels at a scale of one. */
+  const SIZE = { box: 28, head: 38, pad: 14, row: 20, wrapped: 10, column: 14, widest: 560, title: 190, side: 300 };
+  /** Inside of a box: before and after the text, the sign that it opens, and between name and note. */
+  Object.assign(SIZE, { edge: 12, sign: 16, word: 10, least: 56 });
+  /** Half of the room between the sides, and between two handles on the cut. */
+  const APART = 145;
+  const HANDLE = 20;
+  /** How much taller the sides may become for the sake of level curves. */
+  const STRETCH = 1.3;
+  const TITLE = { size: 13, weight: 600 };
+  const NOTE = { size: 11.5, weight: 400 };
+
+  /**
+   * @typedef {Object} Placed a box in its place
+   * @property {Object} box of the model
+   * @property {boolean} open
+   * @property {{title: string, note: string, titleWidth: number, sign: number}} label
+   * @property {number} x left edge
+   * @property {number} y upper edge
+   * @property {number} w
+   * @property {number} h
+   */
+
+  /** The label of a box, and the width that it needs; a root only has room for its heading. */
+  function labelOf(box) {
+    if (!box.parent) return { width: SIZE.side };
+    const title = J.fitted(box.name, SIZE.title, TITLE.size, box.kind === "op" ? 400 : TITLE.weight);
+    const note = J.graphNote(box);
+    const titleWidth = J.width(title, TITLE.size, box.kind === "op" ? 400 : TITLE.weight);
+    const noteWidth = note ? J.width(note, NOTE.size, NOTE.weight) + SIZE.word : 0;
+    const sign = box.children.length > 0 ? SIZE.sign : 0;
+    const wide = sign + titleWidth + noteWidth;
+    return { title, note, titleWidth, sign, wide, width: Math.ceil(Math.max(SIZE.least, wide + 2 * SIZE.edge)) };
+  }
+
+  /** Rows of boxes of one rank, wrapped where they are too wide; x is from the middle of the row. */
+  function wrap(kids, places, middle) {
+    const width = (row) => row.reduce((sum, kid) => sum + kid.w + SIZE.column, -SIZE.column);
+    const sorted = [...kids].sort((a, b) => places.get(a).x - places.get(b).x);
+    if (width(sorted) <= SIZE.widest) {
+      for (const kid of sorted) kid.across = places.get(kid).x - middle;
+      return [{ kids: sorted }];
+    }
+    const rows = [[]];
+    for (const kid of sorted) {
+      if (rows.at(-1).length > 0 && width([...rows.at(-1), kid]) > SIZE.widest) rows.push([]);
+      rows.at(-1).push(kid);
+    }
+    return rows.map((row) => {
+      let left = -width(row) / 2;
+      for (const kid of row) {
+        kid.across = left + kid.w / 2;
+        left += kid.w + SIZE.column;
+      }
+      return { kids: row };
+    });
+  }
+
+  /** Places of the children of an open box as dagre sees them, by id, and the points of the edges between them. */
+  function dagreOf(node, links) {
+    const { Graph, layout } = globalThis.jointcutVendor.dagre;
+    const graph = new Graph();
+    const rankdir = node.box.side === "forward" ? "TB" : "BT";
+    graph.setGraph({ rankdir, nodesep: SIZE.column, edgesep: 8, ranksep: SIZE.row });
+    for (const kid of node.kids) graph.setNode(kid.box.id, { width: kid.w, height: SIZE.box });
+    for (const { from, to } of links) graph.setEdge(from.id, to.id, {});
+    layout(graph);
+    const places = new Map(node.kids.map((kid) => [kid.box.id, graph.node(kid.box.id)]));
+    const points = links.map(({ from, to }) => graph.edge(from.id, to.id).points.slice(1, -1));
+    return { places, points };
+  }
+
+  /** Where the edges between children bend: beside the ranks they pass, and half way between two ranks. */
+  function bends(links, points, ranks, shift) {
+    const found = new Map();
+    links.forEach(({ from, to }, index) => {
+      const route = points[index].map(({ x, y }) => {
+        const beside = ranks.find((rank) => Math.abs(rank.level - y) < 1);
+        return { x: x - shift, beside, above: ranks.findLast((rank) => rank.level < y) };
+      });
+      found.set(`${from.id} ${to.id}`, route);
+    });
+    return found;
+  }
+
+  /** Arrange the children of an open box in rows; widths are final after this, heights are not. */
+  function arrange(node, model, cache) {
+    const links = [...(model.siblings.get(node.box)?.values() ?? [])];
+    const key = node.kids.map((kid) => `${kid.box.id}:${kid.w}`).join(" ");
+    const known = cache.get(node.box.id);
+    const { places: byId, points } = known?.key === key ? known : { ...dagreOf(node, links), key };
+    cache.set(node.box.id, { key, places: byId, points });
+    const places = new Map(node.kids.map((kid) => [kid, byId.get(kid.box.id)]));
+    const levels = [...new Set([...places.values()].map(({ y }) => Math.round(y)))].sort((a, b) => a - b);
+    const xs = node.kids.map((kid) => places.get(kid).x);
+    const middle = xs.reduce((sum, x) => sum + x, 0) / Math.max(1, xs.length);
+    const ranks = levels.map((level) => {
+      const kids = node.kids.filter((kid) => Math.round(places.get(kid).y) === level);
+      return { level, rows: wrap(kids, places, middle) };
+    });
+    const left = Math.min(0, ...node.kids.map((kid) => kid.across - kid.w / 2));
+    const right = Math.max(0, ...node.kids.map((kid) => kid.across + kid.w / 2));
+    const width = Math.max(node.label.width, right - left + 2 * SIZE.pad);
+    const shift = width / 2 - (left + right) / 2;
+    for (const kid of node.kids) kid.across += shift;
+    Object.assign(node, { ranks, rows: ranks.flatMap((rank) => rank.rows), w: width });
+    node.routes = bends(links, points, ranks, middle - shift);
+    ranks.forEach((rank) => rank.rows.forEach((row, index) => (row.gap = index ? SIZE.wrapped : SIZE.row)));
+  }
+
+  /** A box with its size, and with its children arranged where it is open. */
+  function grow(box, model, cache) {
+    const open = model.isOpen(box);
+    const label = labelOf(box);
+    const node = { box, open, label, w: label.width, h: SIZE.box, kids: [] };
+    if (!open) return node;
+    node.kids = box.children.map((child) => grow(child, model, cache));
+    arrange(node, model, cache);
+    stack([node], []);
+    return node;
+  }
+
+  /**
+   * Put the rows of one or two open boxes below one another, the rows of each pair at equal heights; without any pair
+   * both stand about one middle.
+   *
+   * @param {Array<Object>} nodes one, or a forward and a backward one, which come out equally tall
+   * @param {Array<Array<number>>} pairs of indices of rows, increasing
+   * @returns {number} their height
+   */
+  function stack(nodes, pairs) {
+    const heads = nodes.map((node) => (node.box.parent ? SIZE.head : 0));
+    const ends = heads.slice();
+    const placed = nodes.map(() => 0);
+    const put = (side, row, middle) => {
+      row.middle = middle;
+      row.tall = Math.max(...row.kids.map((kid) => kid.h));
+      ends[side] = middle + row.tall / 2;
+    };
+    const next = (side, row) => {
+      const tall = Math.max(...row.kids.map((kid) => kid.h));
+      return ends[side] + (placed[side] === 0 ? 0 : row.gap) + tall / 2;
+    };
+    for (const stop of [...pairs, nodes.map((node) => node.rows.length)]) {
+      nodes.forEach((node, side) => {
+        for (; placed[side] < stop[side]; placed[side] += 1) {
+          const row = node.rows[placed[side]];
+          put(side, row, next(side, row));
+        }
+      });
+      const rows = nodes.map((node, side) => node.rows[stop[side]]);
+      if (rows.some((row) => row === undefined)) continue;
+      const middle = Math.max(...rows.map((row, side) => next(side, row)));
+      rows.forEach((row, side) => put(side, row, middle));
+      placed.forEach((_, side) => (placed[side] += 1));
+    }
+    const tallest = Math.max(...ends);
+    nodes.forEach((node, side) => {
+      if (pairs.length === 0) for (const row of node.rows) row.middle += (tallest - ends[side]) / 2;
+      node.h = tallest + (node.box.parent ? SIZE.pad : 0);
+    });
+    return nodes[0].h;
+  }
+
+  /** How much two rows want to be level, by their indices: saved bytes between them, and halves of one scope. */
+  function ties(forward, backward, model) {
+    const rowOf = (node) => new Map(node.rows.flatMap((row, index) => row.kids.map((kid) => [kid.box, index])));
+    const [left, right] = [rowOf(forward), rowOf(backward)];
+    const weights = forward.rows.map(() => backward.rows.map(() => 0));
+    for (const { value, from, to } of model.crossings) {
+      const a = left.get(J.graphUnder(from, forward.box));
+      const b = right.get(to.length > 0 ? J.graphUnder(to[0], backward.box) : null);
+      if (a !== undefined && b !== undefined) weights[a][b] += Math.log2(2 + model.section.values.bytes[value]);
+    }
+    const keys = new Map([...right].map(([box, index]) => [box.key, index]));
+    for (const [box, index] of left) if (keys.has(box.key)) weights[index][keys.get(box.key)] += 200;
+    const last = backward.rows.length - 1;
+    if (!forward.box.parent && weights.length > 0 && last >= 0) weights.at(-1)[last] += 1;
+    return weights;
+  }
+
+  /** The heaviest chain of pairs whose indices both increase. */
+  function chain(weights) {
+    const [tall, wide] = [weights.length, weights[0]?.length ?? 0];
+    const best = Array.from({ length: tall + 1 }, () => new Array(wide + 1).fill(0));
+    for (let i = 1; i <= tall; i += 1) {
+      for (let j = 1; j <= wide; j += 1) {
+        best[i][j] = Math.max(best[i - 1][j], best[i][j - 1], best[i - 1][j - 1] + weights[i - 1][j - 1]);
+      }
+    }
+    const pairs = [];
+    for (let [i, j] = [tall, wide]; i > 0 && j > 0;) {
+      if (best[i][j] === best[i - 1][j]) i -= 1;
+      else if (best[i][j] === best[i][j - 1]) j -= 1;
+      else pairs.unshift([(i -= 1), (j -= 1)]);
+    }
+    return pairs;
+  }
+
+  /** Level the two halves of an open scope, inside first; the weakest ties give way where all would cost much room. */
+  function level(forward, backward, model) {
+    const halves = new Map(backward.kids.filter((kid) => kid.open).map((kid) => [kid.box.key, kid]));
+    for (const kid of forward.kids) if (kid.open && halves.has(kid.box.key)) level(kid, halves.get(kid.box.key), model);
+    const weights = ties(forward, backward, model);
+    const pairs = chain(weights);
+    const natural = stack([forward, backward], []);
+    while (pairs.length > 0 && stack([forward, backward], pairs) > STRETCH * natural) {
+      const weakest = Math.min(...pairs.map(([i, j]) => weights[i][j]));
+      pairs.splice(pairs.findIndex(([i, j]) => weights[i][j] === weakest), 1);
+    }
+    if (pairs.length === 0) stack([forward, backward], []);
+  }
+
+  /** Fix the corners of a box and of all in it. */
+  function fix(node, x, y, found) {
+    Object.assign(node, { x, y });
+    if (node.box.parent) found.set(node.box, node);
+    for (const row of node.rows ?? []) {
+      for (const kid of row.kids) fix(kid, x + kid.across - kid.w / 2, y + row.middle - kid.h / 2, found);
+    }
+  }
+
+  /** A smooth path through points, upright at each. */
+  const upright = (points) => {
+    const { line, curveBumpY } = globalThis.jointcutVendor.d3;
+    return line(({ x }) => x, ({ y }) => y).curve(curveBumpY)(points);
+  };
+
+  /** A curve between two points, level at both. */
+  const across = (a, b) => `M${a.x} ${a.y}C${(a.x + b.x) / 2} ${a.y} ${(a.x + b.x) / 2} ${b.y} ${b.x} ${b.y}`;
+
+  /** The points where two boxes that stand beside one another face each other. */
+  function facing(a, b) {
+    const [start, end] = [a.y + a.h / 2, b.y + b.h / 2];
+    return a.x < b.x
+      ? [{ x: a.x + a.w, y: start }, { x: b.x, y: end }]
+      : [{ x: a.x, y: start }, { x: b.x + b.w, y: end }];
+  }
+
+  /** The path of an edge between two visible boxes of one side: upright, or level between boxes of one height. */
+  function route(edge, placed, roots) {
+    const [a, b] = [placed.get(edge.from), placed.get(edge.to)];
+    const above = J.graphCommon(edge.from, edge.to);
+    const frame = above.parent ? placed.get(above) : roots[above.side];
+    const [start, end] = [J.graphUnder(edge.from, above), J.graphUnder(edge.to, above)];
+    const down = a.y + a.h <= b.y;
+    if (!down && b.y + b.h > a.y) return across(...facing(a, b));
+    const points = [{ x: a.x + a.w / 2, y: down ? a.y + a.h : a.y }];
+    for (const { x, beside, above: rank } of frame.routes.get(`${start.id} ${end.id}`) ?? []) {
+      if (beside) {
+        const [first, last] = [beside.rows[0], beside.rows.at(-1)];
+        const ends = [first.middle - first.tall / 2, last.middle + last.tall / 2];
+        for (const y of down ? ends : ends.reverse()) points.push({ x: frame.x + x, y: frame.y + y });
+      } else if (rank && frame.ranks.at(-1) !== rank) {
+        const next = frame.ranks[frame.ranks.indexOf(rank) + 1].rows[0];
+        const last = rank.rows.at(-1);
+        const y = (last.middle + last.tall / 2 + next.middle - next.tall / 2) / 2;
+        points.push({ x: frame.x + x, y: frame.y + y });
+      }
+    }
+    points.push({ x: b.x + b.w / 2, y: down ? b.y : b.y + b.h });
+    return upright(points);
+  }
+
+  /** Move heights apart until each is a handle's height from the next, as near to the wished ones as that allows. */
+  function spread(wished) {
+    const groups = [];
+    for (const wish of wished) {
+      groups.push({ sum: wish, count: 1 });
+      const start = ({ sum, count }) => sum / count - ((count - 1) * HANDLE) / 2;
+      while (groups.length > 1) {
+        const [before, last] = groups.slice(-2);
+        if (start(before) + before.count * HANDLE <= start(last)) break;
+        groups.splice(-2, 2, { sum: before.sum + last.sum, count: before.count + last.count });
+      }
+    }
+    return groups.flatMap(({ sum, count }) =>
+      Array.from({ length: count }, (_, index) => sum / count + (index - (count - 1) / 2) * HANDLE));
+  }
+
+  /** Where curves leave and enter: the middles of the inner edges of the boxes. */
+  const gate = (node) =>
+    ({ x: node.box.side === "forward" ? node.x + node.w : node.x, y: node.y + node.h / 2 });
+
+  /** Move the ends of curves apart that leave or enter a box at one point, in the order of their handles. */
+  function fan(made) {
+    const ends = new Map();
+    for (const { start, end, y } of made) {
+      for (const point of [start, end]) {
+        const key = `${point.x} ${point.y}`;
+        ends.set(key, [...(ends.get(key) ?? []), { point, y }]);
+      }
+    }
+    for (const group of ends.values()) {
+      group.sort((a, b) => a.y - b.y);
+      const apart = Math.min(9, (SIZE.box - 8) / group.length);
+      group.forEach(({ point }, index) => (point.y += (index - (group.length - 1) / 2) * apart));
+    }
+  }
+
+  /** The curves through the cut with their paths; saved ones have a handle at x = 0. */
+  function curves(handles, placed) {
+    const made = handles.map((handle) => {
+      const start = gate(placed.get(handle.from));
+      const end = handle.to ? gate(placed.get(handle.to)) : { x: APART / 2, y: start.y };
+      return { ...handle, start, end, y: (start.y + end.y) / 2 };
+    });
+    const held = made.filter(({ saved }) => saved).sort((a, b) => a.y - b.y || a.start.y - b.start.y);
+    spread(held.map(({ y }) => y)).forEach((y, index) => (held[index].y = y));
+    fan(made);
+    return made.map((handle) => {
+      const middle = { x: 0, y: handle.y };
+      const path = across(handle.start, middle) + across(middle, handle.end);
+      const branches = handle.others.map((box) => across(middle, gate(placed.get(box))));
+      return { ...handle, path, branches };
+    });
+  }
+
+  /**
+   * Lay out what is visible of a model.
+   *
+   * @param {Object} model made by `J.graphModel`
+   * @param {Map} cache of dagre's answers, kept between calls
+   * @returns {{boxes: Map<Object, Placed>, edges: Array<Object>, handles: Array<Object>, sides: Object}} `sides` are
+   *   the rectangles of forward and backward; edges and handles have a `path`, handles a height `y` at x = 0 too
+   */
+  J.graphLayout = (model, cache) => {
+    const [forward, backward] = ["forward", "backward"].map((side) => grow(model.roots[side], model, cache));
+    const roots = { forward, backward };
+    level(forward, backward, model);
+    const boxes = new Map();
+    fix(forward, -APART - forward.w, 0, boxes);
+    fix(backward, APART, 0, boxes);
+    const edges = model.edges().map((edge) => ({ ...edge, path: route(edge, boxes, roots) }));
+    return { boxes, edges, handles: curves(model.handles(), boxes), sides: roots };
+  };
+
+  /**
+   * The item to go to from another in a direction: the nearest ahead, where what lies aside counts as further.
+   *
+   * @param {string} id of the item to start from
+   * @param {Array<number>} direction one of the four unit vectors
+   * @param {Map<string, {rect: {x: number, y: number, w: number, h: number}}>} items
+   * @returns {string|undefined}
+   */
+  J.graphNeighbour = (id, [dx, dy], items) => {
+    const middle = ({ x, y, w, h }) => ({ x: x + w / 2, y: y + h / 2 });
+    const start = middle(items.get(id).rect);
+    let best;
+    let least = Infinity;
+    for (const [other, { rect }] of items) {
+      const { x, y } = middle(rect);
+      const ahead = (x - start.x) * dx + (y - start.y) * dy;
+      const aside = Math.abs((x - start.x) * dy) + Math.abs((y - start.y) * dx);
+      const cost = ahead + 2 * aside + (aside > 2 * ahead ? 1e5 : 0);
+      if (other !== id && ahead > 0.5 && cost < least) [best, least] = [other, cost];
+    }
+    return best;
+  };
+})();

@@ -1,0 +1,346 @@
+/**
+ * Give the views what they share: elements, units, one tooltip, one live region, fitted labels.
+ *
+ * Everything stands on `globalThis.jointcut`, called J in every script of this page. Text of the data reaches the
+ * document as text nodes and attributes alone, never as HTML.
+ */
+"use strict";
+
+(function () {
+  const J = (globalThis.jointcut ??= {});
+
+  /** Drawing functions by the kind of a section: `(element, section, page) => void`. */
+  J.sections ??= {};
+
+  /** Fills of up to nine groups, as CSS values; the ninth, a grey, is for what remains. */
+  J.palette = Array.from({ length: 9 }, (_, index) => `var(--group-${index + 1})`);
+
+  /** Outlines that go with `J.palette`: at least 3:1 against the surface in both themes. */
+  J.outlines = Array.from({ length: 9 }, (_, index) => `var(--group-${index + 1}-line)`);
+
+  // ------------------------------------------------------------------------------------------------ elements
+
+  /**
+   * Set attributes and append children; `onclick` and its like are listeners, false and null are left out.
+   *
+   * @param {Element} element
+   * @param {Object<string, *>} attributes
+   * @param {Array<Node|string|number|null|false|Array>} children
+   * @returns {Element} the same element
+   */
+  function furnish(element, attributes, children) {
+    for (const [name, value] of Object.entries(attributes ?? {})) {
+      if (typeof value === "function") element.addEventListener(name.replace(/^on/, ""), value);
+      else if (value !== null && value !== undefined && value !== false)
+        element.setAttribute(name, value === true ? "" : String(value));
+    }
+    for (const child of children.flat(Infinity)) {
+      if (child !== null && child !== undefined && child !== false) element.append(child);
+    }
+    return element;
+  }
+
+  /**
+   * Make an HTML element.
+   *
+   * @param {string} tag
+   * @param {Object<string, *>} [attributes]
+   * @param {...(Node|string|number|null|false|Array)} children
+   * @returns {HTMLElement}
+   */
+  J.element = (tag, attributes, ...children) => furnish(document.createElement(tag), attributes, children);
+
+  /**
+   * Make an SVG element.
+   *
+   * @param {string} tag
+   * @param {Object<string, *>} [attributes]
+   * @param {...(Node|string|number|null|false|Array)} children
+   * @returns {SVGElement}
+   */
+  J.svg = (tag, attributes, ...children) =>
+    furnish(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+  let ids = 0;
+
+  /** An id that no other element of this page has. */
+  J.id = (name) => `jointcut-${name}-${(ids += 1)}`;
+
+  // --------------------------------------------------------------------------------------------------- units
+
+  /** The unit in which bytes up to `most` are told: its divisor and its name. Decimal units, as in Python. */
+  J.byteUnit = (most) => {
+    for (const [divisor, name] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+      if (Math.abs(most) >= 0.99995 * divisor) return { divisor, name };
+    }
+    return { divisor: 1, name: "B" };
+  };
+
+  /** Bytes with one decimal and their unit: `47.2 MB`; below a kilobyte `512 B`. */
+  J.bytes = (bytes) => {
+    const { divisor, name } = J.byteUnit(bytes);
+    if (divisor === 1) return `${Math.round(bytes)} B`;
+    const amount = bytes / divisor;
+    const tie = amount % 1 === 0.25; // between two tenths, where Python takes the even one
+    return `${(tie ? amount - 0.01 : amount).toFixed(1)} ${name}`;
+  };
+
+  /** The unit in which seconds up to `most` are told: its divisor and its name. */
+  J.secondUnit = (most) => {
+    if (Math.abs(most) >= 0.9995) return { divisor: 1, name: "s" };
+    return Math.abs(most) >= 0.9995e-3 ? { divisor: 1e-3, name: "ms" } : { divisor: 1e-6, name: "µs" };
+  };
+
+  /** Seconds with three figures, `1.23 ms`; microseconds are whole, `45 µs`, unless there are fewer than ten. */
+  J.seconds = (seconds) => {
+    if (seconds === 0) return "0 s";
+    const { divisor, name } = J.secondUnit(seconds);
+    const amount = seconds / divisor;
+    if (name === "µs") return `${amount.toFixed(Math.abs(amount) < 9.95 ? 1 : 0)} µs`;
+    return `${Math.abs(amount) >= 999.5 ? amount.toFixed(0) : amount.toPrecision(3)} ${name}`;
+  };
+
+  /** A number for people: `12,400`, and at most two decimals. */
+  J.number = (number) => number.toLocaleString("en", { maximumFractionDigits: 2 });
+
+  /** A count and its noun: `1 row`, `57 rows`. */
+  J.count = (count, noun) => `${J.number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+  // ------------------------------------------------------------------------------------------- text that fits
+
+  const pen = document.createElement("canvas").getContext("2d");
+
+  /** The width of a text in pixels, in the page's own font at `size` pixels and `weight`. */
+  J.width = (text, size, weight = 400) => {
+    pen.font = `${weight} ${size}px ${getComputedStyle(document.documentElement).fontFamily}`;
+    return pen.measureText(text).width;
+  };
+
+  /**
+   * Shorten a text in its middle until it is at most `room` pixels wide: its beginning and its end tell most.
+   *
+   * @param {string} text
+   * @param {number} room in pixels
+   * @param {number} size of the font in pixels
+   * @param {number} [weight] of the font
+   * @returns {string} the text, or its two ends around an ellipsis; "" where not even those fit
+   */
+  J.fitted = (text, room, size, weight = 400) => {
+    if (J.width(text, size, weight) <= room) return text;
+    const letters = Array.from(text);
+    const first = (count) => letters.slice(0, count).join("");
+    const last = (count) => letters.slice(letters.length - count).join("");
+    const cut = (kept) => `${first(Math.ceil(kept / 2))}…${last(Math.floor(kept / 2))}`;
+    let least = 1;
+    let most = letters.length - 1;
+    while (least < most) {
+      const middle = Math.ceil((least + most) / 2);
+      if (J.width(cut(middle), size, weight) <= room) least = middle;
+      else most = middle - 1;
+    }
+    return least > 1 && J.width(cut(least), size, weight) <= room ? cut(least) : "";
+  };
+
+  /** A text that the style sheet shortens in its middle where it does not fit; its last letters always stand. */
+  J.middle = (text) => {
+    const letters = Array.from(text);
+    const end = letters.length > 24 ? 12 : 0;
+    return J.element("span", { class: "middle", title: end ? text : null },
+      J.element("span", { class: "middle-start" }, letters.slice(0, letters.length - end).join("")),
+      end > 0 && J.element("span", { class: "middle-end" }, letters.slice(-end).join("")));
+  };
+
+  /** What stands in one entry of a legend: its sign, its name, and a figure, below the name where there is no room. */
+  J.legendEntry = (sign, name, figure) =>
+    [sign, J.element("span", { class: "legend-text" }, J.middle(name), J.element("span", { class: "figure" }, figure))];
+
+  /** Whether two rectangles `{x, y, width, height}` touch. */
+  J.meet = (a, b) =>
+    a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+
+  /**
+   * Find a place for a label: the first of the wished ones that is free and shuns nothing, else the first that is free,
+   * else the free one nearest to the first.
+   *
+   * @param {{width: number, height: number, at: Array<{x: number, y: number}>}} label its size, and the upper left
+   *   corners that it would like, best first
+   * @param {{x: number, y: number, width: number, height: number}} bounds which it must not leave
+   * @param {Array<{x: number, y: number, width: number, height: number}>} taken what it must not touch
+   * @param {Array<{x: number, y: number, width: number, height: number}>} [shunned] what it had better not touch
+   * @returns {{x: number, y: number, width: number, height: number, wished: boolean}|null} null where nothing is free
+   */
+  J.place = ({ width, height, at }, bounds, taken, shunned = []) => {
+    if (width > bounds.width || height > bounds.height) return null;
+    const within = ({ x, y }) => ({
+      x: Math.max(bounds.x, Math.min(x, bounds.x + bounds.width - width)),
+      y: Math.max(bounds.y, Math.min(y, bounds.y + bounds.height - height)),
+      width,
+      height,
+    });
+    const clear = (place, of) => !of.some((other) => J.meet(place, other));
+    const free = at.map(within).filter((place) => clear(place, taken));
+    if (free.length > 0) return { ...(free.find((place) => clear(place, shunned)) ?? free[0]), wished: true };
+    const first = within(at[0]);
+    let [best, least] = [null, Infinity];
+    for (let y = bounds.y; y <= bounds.y + bounds.height - height; y += 4) {
+      for (let x = bounds.x; x <= bounds.x + bounds.width - width; x += 8) {
+        const place = { x, y, width, height };
+        const distance = Math.hypot(x - first.x, 2 * (y - first.y));
+        if (distance < least && clear(place, taken)) [best, least] = [place, distance];
+      }
+    }
+    return best && { ...best, wished: false };
+  };
+
+  /**
+   * The axes of a plot, with their units and a grid.
+   *
+   * @param {{plot: Object, height: number, x: Function, y: Function}} frame the plot's box, and d3 scales onto it
+   * @param {{x: string, y: string}} titles
+   * @param {boolean} whole whether the first axis counts, and has no fractions and no grid
+   * @returns {Array<SVGElement>}
+   */
+  J.axes = ({ plot, height, x, y }, titles, whole) => {
+    const [foot, wide] = [plot.y + plot.height, plot.x + plot.width];
+    const ticks = x.ticks(Math.max(2, plot.width / 100)).filter((tick) => !whole || Number.isInteger(tick));
+    return [
+      y.ticks(5).map((tick) => [
+        J.svg("line", { class: tick === 0 ? "base" : "grid", x1: plot.x, x2: wide, y1: y(tick), y2: y(tick) }),
+        J.svg("text", { class: "tick", x: plot.x - 8, y: y(tick) + 4, "text-anchor": "end" }, J.number(tick))]),
+      ticks.map((tick) => [
+        J.svg("line", { class: whole ? "base" : "grid", x1: x(tick), x2: x(tick), y1: whole ? foot : plot.y,
+          y2: foot + 5 }),
+        J.svg("text", { class: "tick", x: x(tick), y: foot + 18, "text-anchor": "middle" }, J.number(tick))]),
+      J.svg("text", { class: "axis-title", x: 0, y: 12 }, titles.y),
+      J.svg("text", { class: "axis-title", x: wide, y: height - 6, "text-anchor": "end" }, titles.x),
+    ].flat(Infinity);
+  };
+
+  // ------------------------------------------------------------------------------------------------- tooltip
+
+  const tip = { node: null, anchor: null, offset: null };
+
+  /** The one tooltip of the page, made when it is first needed. */
+  function tipNode() {
+    if (!tip.node) {
+      tip.node = J.element("div", { id: "jointcut-tooltip", class: "tooltip", role: "tooltip", hidden: true });
+      document.body.append(tip.node);
+      document.addEventListener("keydown", (event) => event.key === "Escape" && J.tooltip.hide());
+      addEventListener("scroll", () => tip.anchor && setTip(), { capture: true, passive: true });
+    }
+    return tip.node;
+  }
+
+  /** Put the tooltip beside its anchor, or its point of the anchor, inside the window; hide it if they have left. */
+  function setTip() {
+    const { node, anchor, offset } = tip;
+    const box = anchor.getBoundingClientRect();
+    if (box.bottom < 0 || box.top > innerHeight) return J.tooltip.hide();
+    const { x, y } = offset ?? { x: box.width / 2, y: box.height / 2 };
+    const apart = offset ? 16 : box.height / 2 + 8;
+    const { offsetWidth: width, offsetHeight: height } = node;
+    const room = { x: document.documentElement.clientWidth - width - 8, y: innerHeight - height - 8 };
+    const beside = box.x + x + apart > room.x ? box.x + x - apart - width : box.x + x + apart;
+    const left = offset ? beside : box.x + x - width / 2;
+    const top = box.y + y + apart > room.y ? box.y + y - apart - height : box.y + y + apart;
+    node.style.left = `${Math.max(8, Math.min(left, room.x))}px`;
+    node.style.top = `${Math.max(8, Math.min(top, room.y))}px`;
+  }
+
+  J.tooltip = {
+    /**
+     * Show the tooltip for an element until `hide` or Escape.
+     *
+     * @param {Element} anchor what it describes
+     * @param {Node|string|Array<Node|string>} content
+     * @param {{x: number, y: number}} [point] where, in pixels of the window; else beside the anchor
+     */
+    show(anchor, content, point) {
+      const node = tipNode();
+      if (tip.anchor !== anchor) J.tooltip.hide();
+      const box = anchor.getBoundingClientRect();
+      Object.assign(tip, { anchor, offset: point ? { x: point.x - box.x, y: point.y - box.y } : null });
+      anchor.setAttribute("aria-describedby", node.id);
+      node.replaceChildren(...[content].flat());
+      node.hidden = false;
+      setTip();
+    },
+
+    /** Hide the tooltip, whosoever it is. */
+    hide() {
+      if (!tip.anchor) return;
+      tip.anchor.removeAttribute("aria-describedby");
+      tip.node.hidden = true;
+      tip.anchor = null;
+    },
+
+    /** Whether the tooltip is shown, for this anchor if one is given. */
+    shown: (anchor) => tip.anchor !== null && (anchor === undefined || anchor === tip.anchor),
+
+    /**
+     * Show the tooltip while the pointer is on an element or the keyboard's focus is.
+     *
+     * @param {Element} anchor
+     * @param {() => (Node|string|Array<Node|string>)} content asked for each time
+     */
+    attach(anchor, content) {
+      anchor.addEventListener("pointerenter", (event) =>
+        J.tooltip.show(anchor, content(), { x: event.clientX, y: event.clientY }));
+      anchor.addEventListener("focus", () => anchor.matches(":focus-visible") && J.tooltip.show(anchor, content()));
+      for (const name of ["pointerleave", "blur"]) anchor.addEventListener(name, () => J.tooltip.hide());
+    },
+
+    /**
+     * The usual content: a heading, fainter lines, and rows of names and figures.
+     *
+     * @param {string} heading
+     * @param {Array<string>} lines empty ones are left out
+     * @param {Array<{name: string, value: string, fill?: string, strong?: boolean}>} [rows]
+     * @returns {Array<Node>}
+     */
+    content: (heading, lines, rows = []) => [
+      J.element("strong", { class: "tooltip-heading" }, heading),
+      ...lines.filter(Boolean).map((line) => J.element("span", { class: "tooltip-line" }, line)),
+      rows.length > 0 && J.element("span", { class: "tooltip-rows" }, rows.map((row) => [
+        J.element("span", { class: "swatch", style: row.fill ? `background: ${row.fill}` : "visibility: hidden" }),
+        J.element("span", { class: row.strong ? "tooltip-name strong" : "tooltip-name" }, J.middle(row.name)),
+        J.element("span", { class: row.strong ? "figure strong" : "figure" }, row.value)])),
+    ].filter(Boolean),
+  };
+
+  // ------------------------------------------------------------------------------------------ the live region
+
+  let live = null;
+
+  /** Have a screen reader say a text when it has a moment. */
+  J.announce = (text) => {
+    if (!live) {
+      live = J.element("div", { class: "unseen", "aria-live": "polite", role: "status" });
+      document.body.append(live);
+    }
+    live.textContent = text;
+  };
+
+  // ------------------------------------------------------------------------------------------------ manners
+
+  /** Whether the reader asked for less motion. */
+  J.still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  /**
+   * Draw now, and again whenever the width of an element changes.
+   *
+   * @param {Element} element
+   * @param {(width: number) => void} draw told the width in whole pixels
+   * @returns {() => void} draws again at the present width
+   */
+  J.fit = (element, draw) => {
+    let drawn = 0;
+    const look = () => {
+      const width = Math.floor(element.clientWidth);
+      if (width > 0 && width !== drawn) draw((drawn = width));
+    };
+    look();
+    new ResizeObserver(look).observe(element);
+    return () => drawn > 0 && draw(drawn);
+  };
+})();

@@ -1,0 +1,211 @@
+/**
+ * Draw the front: for each predicted peak the extra time of the fastest plan within it, and the plan that one picks.
+ *
+ * Reads `points` (peak_bytes, seconds, saved_bytes, strategy, lines, saved: a table or null; the fastest first),
+ * `chosen` (an index into them, or null), `marks` (name, peak_bytes, seconds, lines) and `plain` (peak_bytes, seconds,
+ * or null). Points and marks are buttons: one tab stop, arrow keys between them, Enter shows the plan.
+ */
+"use strict";
+
+(function () {
+  const J = (globalThis.jointcut ??= {});
+  const { d3 } = globalThis.jointcutVendor;
+
+  const FONT = 12;
+  const LINE = 16;
+  const MARGIN = { top: 30, right: 20, bottom: 46, left: 58 };
+  const MARKS = [d3.symbolSquare, d3.symbolTriangle, d3.symbolDiamond, d3.symbolWye, d3.symbolTriangle2];
+
+  // -------------------------------------------------------------------------------------------------- the items
+
+  /**
+   * Everything that stands in the plot, by peak, the smallest first: what it is, its shape, and what is told of it.
+   *
+   * @returns {Array<Object>}
+   */
+  function itemsOf(section) {
+    const points = section.points.map((point, index) => (index === section.chosen
+      ? { ...point, kind: "chosen", name: "the chosen plan", label: "chosen", shape: d3.symbolStar, size: 260 }
+      : { ...point, kind: "plan", name: `plan ${index + 1} of ${section.points.length}`, shape: d3.symbolCircle,
+        size: 68 }));
+    const marks = section.marks.map((mark, index) =>
+      ({ ...mark, kind: "mark", label: mark.name, shape: MARKS[index % MARKS.length], size: 90 }));
+    const plain = section.plain && { ...section.plain, kind: "plain", name: "plain JAX", label: "plain JAX", lines: [],
+      shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
+    return [...points, ...marks, ...(plain ? [plain] : [])]
+      .sort((a, b) => a.peak_bytes - b.peak_bytes || b.seconds - a.seconds);
+  }
+
+  /** The figures of an item in one line. */
+  const facts = (item) => [
+    `peak ${J.bytes(item.peak_bytes)}`,
+    `extra time ${J.seconds(item.seconds)}`,
+    item.saved_bytes !== undefined && `saves ${J.bytes(item.saved_bytes)}`,
+  ].filter(Boolean).join(", ");
+
+  /** The corners of the front: from each peak on, the least time of any plan within it. */
+  function corners(points, most) {
+    const found = [];
+    for (const point of [...points].sort((a, b) => a.peak_bytes - b.peak_bytes || a.seconds - b.seconds)) {
+      if (found.length > 0 && point.seconds >= found.at(-1).seconds) continue;
+      found.push({ bytes: point.peak_bytes, seconds: point.seconds });
+    }
+    return found.length > 0 ? [...found, { bytes: most, seconds: found.at(-1).seconds }] : [];
+  }
+
+  // ------------------------------------------------------------------------------------------------ the picture
+
+  /** Scales and sizes of a picture `width` pixels wide; the axis of bytes begins at zero unless all peaks are near. */
+  function frameOf(items, width) {
+    const height = Math.round(Math.max(280, Math.min(440, 0.62 * width)));
+    const plot = { x: MARGIN.left, y: MARGIN.top, width: width - MARGIN.left - MARGIN.right,
+      height: height - MARGIN.top - MARGIN.bottom };
+    const [least, most] = d3.extent(items, (item) => item.peak_bytes);
+    const start = least > 0.6 * most ? Math.max(0, least - 0.4 * (most - least) - 0.02 * most) : 0;
+    const end = most + 0.16 * (most - start); // room for a name beside the last
+    const slowest = Math.max(1e-6, d3.max(items, (item) => item.seconds));
+    const fastest = Math.min(0, d3.min(items, (item) => item.seconds));
+    const [bytes, seconds] = [J.byteUnit(most), J.secondUnit(slowest)];
+    const x = d3.scaleLinear([start / bytes.divisor, end / bytes.divisor],
+      [plot.x, plot.x + plot.width]);
+    const y = d3.scaleLinear([fastest / seconds.divisor, (1.14 * slowest) / seconds.divisor],
+      [plot.y + plot.height, plot.y]);
+    return { width, height, plot, x, y, bytes, seconds, most: end,
+      xOf: (item) => x(item / bytes.divisor), yOf: (item) => y(item / seconds.divisor) };
+  }
+
+  /** The path of an item's shape around the origin. */
+  const shape = (item) =>
+    J.svg("path", { class: `point-shape shape-${item.kind}`, d: d3.symbol(item.shape, item.size)(),
+      transform: item.turn ?? null });
+
+  /** Names beside the items that have one, where they touch no item and no other name. */
+  function labels(items, frame) {
+    const at = (item) => ({ x: frame.xOf(item.peak_bytes), y: frame.yOf(item.seconds) });
+    const taken = items.map(at).map(({ x, y }) => ({ x: x - 7, y: y - 7, width: 14, height: 14 }));
+    const named = items.filter((item) => item.label).sort((a, b) => (b.kind === "chosen") - (a.kind === "chosen"));
+    return named.map((item) => {
+      const { x, y } = at(item);
+      const text = J.fitted(item.label, frame.plot.width - 24, FONT, 650);
+      const width = J.width(text, FONT, 650) + 8;
+      const wished = [[10, -8], [-width - 10, -8], [-width / 2, -26], [-width / 2, 10], [4, -24], [4, 8],
+        [-width - 4, -24], [-width - 4, 8], [-width / 2, -36]];
+      const place = J.place({ width, height: LINE, at: wished.map(([dx, dy]) => ({ x: x + dx, y: y + dy })) },
+        frame.plot, taken);
+      if (!place?.wished) return null; // farther away it would seem to name something else; the legend has it
+      taken.push(place);
+      return J.svg("text", { class: "label strong", x: place.x + 4, y: place.y + 12, "aria-hidden": "true" }, text);
+    });
+  }
+
+  /** The buttons of the plot: one of them takes the tab key, arrows go on from there. */
+  function buttons(items, frame, state, pick) {
+    const nodes = items.map((item, index) => {
+      const node = J.svg("g", { class: "point", role: "button", "aria-pressed": String(index === state.picked),
+        tabindex: index === state.focus ? "0" : "-1", "aria-label": `${item.name}: ${facts(item)}`,
+        "data-kind": item.kind, transform: `translate(${frame.xOf(item.peak_bytes)},${frame.yOf(item.seconds)})` },
+        J.svg("circle", { class: "point-reach", r: 12 }), J.svg("circle", { class: "point-ring", r: 10 }), shape(item));
+      J.tooltip.attach(node, () => J.tooltip.content(item.name, [item.strategy, facts(item)]));
+      node.addEventListener("click", () => pick(index));
+      node.addEventListener("keydown", (event) => steer(event, index));
+      return node;
+    });
+    const steer = (event, index) => {
+      const leads = { ArrowLeft: index - 1, ArrowDown: index - 1, ArrowRight: index + 1, ArrowUp: index + 1, Home: 0,
+        End: items.length - 1 };
+      if (event.key === "Enter" || event.key === " ") pick(index);
+      else if (event.key in leads) {
+        nodes[state.focus].setAttribute("tabindex", "-1");
+        state.focus = Math.max(0, Math.min(leads[event.key], items.length - 1));
+        nodes[state.focus].setAttribute("tabindex", "0");
+        nodes[state.focus].focus();
+      } else return;
+      event.preventDefault();
+    };
+    return nodes;
+  }
+
+  /** The picture in words. */
+  function summary(section, items) {
+    const [least, most] = d3.extent(section.points, (point) => point.peak_bytes);
+    const chosen = items.find((item) => item.kind === "chosen");
+    return [
+      `${J.count(section.points.length, "plan")} by predicted peak and extra time`,
+      section.points.length > 0 && `from ${J.bytes(least)} to ${J.bytes(most)}`,
+      chosen && `chosen: ${facts(chosen)}`,
+      section.plain && `plain JAX: ${facts(section.plain)}`,
+    ].filter(Boolean).join("; ");
+  }
+
+  // ---------------------------------------------------------------------------------------- beside the picture
+
+  /** What each shape means. */
+  function legend(items) {
+    const first = (kind) => items.find((item) => item.kind === kind);
+    const sign = (item) => J.svg("svg", { viewBox: "-10 -10 20 20", "aria-hidden": "true" }, shape(item));
+    const entry = (item, name, figure) =>
+      J.element("li", {}, J.element("div", { class: "legend-entry" }, J.legendEntry(sign(item), name, figure)));
+    const figure = (item) => `${J.bytes(item.peak_bytes)}, ${J.seconds(item.seconds)}`;
+    const [plan, chosen, plain] = [first("plan"), first("chosen"), first("plain")];
+    return J.element("ul", { class: "legend legend-wrapped" },
+      plan && entry(plan, "a plan of the front", ""),
+      chosen && entry(chosen, "the chosen plan", figure(chosen)),
+      plain && entry(plain, "plain JAX", figure(plain)),
+      items.filter((item) => item.kind === "mark").map((item) => entry(item, item.name, figure(item))));
+  }
+
+  /** The texts of the axes, with their units. */
+  const titles = (frame) => ({ x: `predicted peak of the step (${frame.bytes.name})`,
+    y: `predicted extra time (${frame.seconds.name})` });
+
+  /** Write what is known of an item: its figures and lines into the panel, what it saves below. */
+  function tell(panel, below, item, page) {
+    const heading = item.name[0].toUpperCase() + item.name.slice(1);
+    panel.replaceChildren(
+      J.element("h3", {}, heading),
+      J.element("p", { class: "panel-facts" }, [item.strategy, facts(item)].filter(Boolean).join("; ")),
+      J.lines(item.lines));
+    below.replaceChildren();
+    if (!item.saved) return;
+    below.append(J.element("h3", {}, `What ${item.name} saves`));
+    J.table(below, item.saved, `What ${item.name} saves`, (value) => J.follow(page, value));
+  }
+
+  /** The picture `width` pixels wide. */
+  function picture(section, items, width, state, pick) {
+    const frame = frameOf(items, width);
+    const line = d3.line().curve(d3.curveStepAfter).x((corner) => frame.xOf(corner.bytes))
+      .y((corner) => frame.yOf(corner.seconds));
+    return J.svg("svg", { width: frame.width, height: frame.height, role: "group",
+      viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-label": summary(section, items) },
+      J.svg("g", { "aria-hidden": "true" }, J.axes(frame, titles(frame), false)),
+      J.svg("path", { class: "front-line", d: line(corners(section.points, frame.most)) }),
+      labels(items, frame), buttons(items, frame, state, pick));
+  }
+
+  /** Draw the section; see the top of this file for what it reads. */
+  J.sections.pareto = (element, section, page) => {
+    const items = itemsOf(section);
+    if (items.length === 0) {
+      element.append(J.element("p", { class: "empty" }, "There are no plans to choose from."));
+      return;
+    }
+    const chosen = items.findIndex((item) => item.kind === "chosen");
+    const start = Math.max(0, chosen >= 0 ? chosen : items.findIndex((item) => item.kind === "plan"));
+    const state = { picked: start, focus: start };
+    const plot = J.element("div", { class: "plot" });
+    const panel = J.element("div", { class: "panel", role: "region", "aria-label": "The plan that is shown" });
+    const below = J.element("div", { class: "front-table" });
+    const pick = (index) => {
+      state.picked = index;
+      plot.querySelectorAll(".point").forEach((point, place) =>
+        point.setAttribute("aria-pressed", String(place === index)));
+      tell(panel, below, items[index], page);
+      J.announce(`${items[index].name} is shown: ${facts(items[index])}`);
+    };
+    element.append(J.element("div", { class: "front" }, plot, J.element("div", {}, panel, legend(items)), below));
+    tell(panel, below, items[start], page);
+    page.on("value", ({ value }) => J.mark(below, value));
+    J.fit(plot, (width) => plot.replaceChildren(picture(section, items, width, state, pick)));
+  };
+})();

@@ -1,0 +1,158 @@
+/**
+ * Build the page: header, totals, navigation, one section per entry of the data, and the theme.
+ *
+ * Reads `title`, `subtitle`, `totals` and `sections`. Each section is drawn by `J.sections[kind]` in a task of its own,
+ * so that the first can be seen while the last is being laid out; `data-ready` on the root says that all are drawn.
+ */
+"use strict";
+
+(function () {
+  const J = (globalThis.jointcut ??= {});
+
+  const THEMES = ["auto", "light", "dark"];
+
+  /** The button that goes from the system's theme to light to dark. */
+  function themeButton() {
+    const root = document.documentElement;
+    const button = J.element("button", { type: "button", class: "theme" });
+    const set = (theme) => {
+      if (theme === "auto") root.removeAttribute("data-theme");
+      else root.setAttribute("data-theme", theme);
+      button.replaceChildren(J.element("span", { class: `theme-sign theme-${theme}`, "aria-hidden": "true" }),
+        `Theme: ${theme}`);
+      button.dataset.state = theme;
+    };
+    set("auto");
+    button.addEventListener("click", () => {
+      set(THEMES[(THEMES.indexOf(button.dataset.state) + 1) % THEMES.length]);
+      J.announce(`Theme: ${button.dataset.state}`);
+    });
+    return button;
+  }
+
+  /**
+   * A link to a place in this page, followed by script: in a notebook's frame the browser would leave the page.
+   *
+   * @param {string} id of the element to go to
+   * @param {string} text
+   * @param {string} [name] the link's class
+   */
+  function link(id, text, name) {
+    const go = (event) => {
+      event.preventDefault();
+      const target = document.getElementById(id);
+      target.scrollIntoView({ behavior: J.still() ? "auto" : "smooth" });
+      target.focus({ preventScroll: true });
+    };
+    return J.element("a", { href: `#${id}`, class: name, onclick: go }, text);
+  }
+
+  /** The figures at the top, as a list of terms. */
+  function totals(entries) {
+    if (entries.length === 0) return null;
+    return J.element("dl", { class: "totals" }, entries.map(({ label, value, detail }) =>
+      J.element("div", { class: "total" },
+        J.element("dt", {}, label),
+        J.element("dd", { class: "total-value" }, value),
+        detail && J.element("dd", { class: "total-detail" }, detail))));
+  }
+
+  /** What the views share: the data, and events by which they talk. */
+  function conversation(data) {
+    const handlers = new Map();
+    return {
+      data,
+      /** Have `handler(detail)` called for each event of this name. */
+      on(event, handler) {
+        handlers.set(event, [...(handlers.get(event) ?? []), handler]);
+      },
+      /** Tell all who listen. */
+      emit(event, detail) {
+        for (const handler of handlers.get(event) ?? []) handler(detail);
+      },
+    };
+  }
+
+  /** A section with its heading and lead, not yet drawn. */
+  function frame(section) {
+    const heading = `${section.id}-heading`;
+    return J.element("section", { id: section.id, class: `view view-${section.kind}`, tabindex: "-1",
+      "aria-labelledby": heading },
+      J.element("h2", { id: heading }, section.title),
+      section.lead && J.element("p", { class: "lead" }, section.lead));
+  }
+
+  /** Draw one section; an error is shown in its place, and told to the console. */
+  function draw(element, section, page) {
+    const body = element.appendChild(J.element("div", { class: "view-body" }));
+    try {
+      J.sections[section.kind](body, section, page);
+    } catch (error) {
+      body.replaceChildren(J.element("p", { class: "failure", role: "alert" },
+        `This section could not be drawn: ${error.message}`));
+      console.error(error);
+    }
+  }
+
+  /** Draw the sections one after the other, each in a task of its own; then say that the page is ready. */
+  function drawAll(elements, sections, page) {
+    const next = (index) => {
+      if (index === sections.length) {
+        document.documentElement.dataset.ready = "true";
+        return;
+      }
+      draw(elements[index], sections[index], page);
+      setTimeout(next, 0, index + 1);
+    };
+    next(0);
+  }
+
+  /** On paper everything is open; afterwards what was closed is closed again. */
+  function openForPrint() {
+    let opened = [];
+    addEventListener("beforeprint", () => {
+      opened = [...document.querySelectorAll("details:not([open])")];
+      for (const details of opened) details.open = true;
+    });
+    addEventListener("afterprint", () => {
+      for (const details of opened) details.open = false;
+    });
+  }
+
+  /** Mark in the navigation the section that is being read. */
+  function followReading(elements, links) {
+    const watcher = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        if (!entry.isIntersecting) continue;
+        for (const each of links) each.removeAttribute("aria-current");
+        links[elements.indexOf(entry.target)].setAttribute("aria-current", "true");
+      }
+    }, { rootMargin: "-20% 0px -75% 0px" });
+    for (const element of elements) watcher.observe(element);
+  }
+
+  /** Build the page out of its data. */
+  J.start = () => {
+    const data = JSON.parse(document.getElementById("jointcut-data").textContent);
+    const elements = data.sections.map(frame);
+    const links = data.sections.map((section) => link(section.id, section.title));
+    const items = links.map((each) => J.element("li", {}, each));
+    document.body.append(
+      link("main", "Skip to the report", "skip"),
+      J.element("header", { class: "bar" },
+        J.element("nav", { "aria-label": "Sections" }, J.element("ul", {}, items)),
+        themeButton()),
+      J.element("main", { id: "main", tabindex: "-1" },
+        J.element("div", { class: "head" },
+          J.element("h1", {}, data.title),
+          J.element("p", { class: "subtitle" }, data.subtitle)),
+        totals(data.totals),
+        elements),
+      J.element("footer", { class: "foot" }, "Written by jointcut. This file needs no network."));
+    openForPrint();
+    followReading(elements, links);
+    drawAll(elements, data.sections, conversation(data));
+  };
+
+  document.addEventListener("DOMContentLoaded", J.start);
+})();

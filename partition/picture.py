@@ -1,0 +1,304 @@
+"""Give a notebook the numbers and shapes to draw.
+
+Each function returns one section of a page (see `page`) as plain JSON: the memory over a step, and the graph with the
+cut drawn through it. The lists are columns, so that a program of thousands of ops stays a small file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jointcut.partition.classify import classify
+from jointcut.partition.graph import STEP, Graph, Value
+from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.outline import PSEUDO, outline
+from jointcut.partition.places import Name, names
+from jointcut.partition.plan import Plan, runs_forward
+
+JSON = dict[str, Any]
+
+_MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
+_MOST_GROUPS = 8  # that have a colour of their own
+_REST = "everything else"
+
+
+# ------------------------------------------------------------------------------------------------------- texts
+
+
+def short(line: str) -> str:
+    """A `file:line (function)` without the folders above what tells the file.
+
+    >>> short("/home/me/train/model.py:40 (loss)")
+    'train/model.py:40 (loss)'
+    """
+    path, colon, rest = line.partition(":")
+    parts = Path(path).parts
+    return f"{'/'.join(parts[-2:])}{colon}{rest}"
+
+
+def shared(paths: Iterable[Sequence[str]]) -> int:
+    """How many names all paths begin with, the last name of each, and empty ones, left out.
+
+    >>> shared([("loss", "apply", "norm"), ("loss", "apply", "step", "block"), ()])
+    2
+    """
+    known = [path for path in paths if path]
+    levels = zip(*(path[:-1] for path in known), strict=False)
+    return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes as people read it, in decimal units.
+
+    >>> human_bytes(47_200_000), human_bytes(960), human_bytes(0)
+    ('47.2 MB', '960 B', '0 B')
+    """
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= 0.9995 * unit:
+            number = count / unit
+            return (
+                f"{number:,.0f} {name}"
+                if abs(number) >= 999.5
+                else f"{number:.{1 if abs(number) >= 9.995 else 2}f} {name}"
+            )
+    return f"{count:.0f} B"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration as people read it.
+
+    >>> human_seconds(0.00123), human_seconds(4.5e-05), human_seconds(2)
+    ('1.23 ms', '45.0 µs', '2.00 s')
+    """
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= 0.9995 * unit or name == "µs":
+            number = seconds / unit
+            return f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f} {name}" if seconds else "0 s"
+    raise AssertionError("the last unit takes any number")
+
+
+# ---------------------------------------------------------------------------------------------------- timeline
+
+
+def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more: Any) -> JSON:
+    """The memory over a step by source line and by module, and the total of another plan (`ghost`: name and lifetimes).
+
+    `more` are further keys of the section, such as its title.
+    """
+    kept = _kept(ours)
+    paths = [_text(path) for path in _paths(ours)]
+    chosen = [ours.moments[i] for i in kept]
+    return {
+        "kind": "timeline",
+        "steps": [_step(m, path) for m, path in zip(chosen, (paths[i] for i in kept), strict=True)],
+        "boundary": int(np.searchsorted(kept, ours.boundary)),
+        "groupings": [
+            {"name": "source line", "groups": _groups(ours, kept, [short(b.place.line) for b in ours.buffers])},
+            {"name": "module", "groups": _groups(ours, kept, _modules(ours))},
+        ],
+        "total": [ours.totals[i] for i in kept],
+        "peak": {"step": kept.index(ours.peak), "bytes": max(ours.totals, default=0)} if kept else None,
+        "ghost": None if ghost is None else _ghost(*ghost),
+        **more,
+    }
+
+
+def _step(moment: Moment, path: str) -> JSON:
+    trips = f"{moment.trips} steps" if moment.trips > 1 else ""
+    side, line = moment.side.value, short(moment.place.line)
+    return {"op": moment.op, "side": side, "source": line, "scope": path, "loop": trips}
+
+
+def _ghost(name: str, other: Lifetimes) -> JSON:
+    kept = _kept(other)
+    total = [other.totals[i] for i in kept]
+    peak = {"step": kept.index(other.peak), "bytes": max(total)} if kept else None
+    return {"name": name, "total": total, "boundary": int(np.searchsorted(kept, other.boundary)), "peak": peak}
+
+
+def _kept(row: Lifetimes) -> list[int]:
+    """The steps that are drawn: of each run of neighbours the one with the most bytes, so that the peak stays."""
+    count = len(row.moments)
+    if count <= _MOST_STEPS:
+        return list(range(count))
+    halves = ((0, row.boundary), (row.boundary, count))
+    found: list[int] = []
+    for start, end in halves:
+        share = max(1, _MOST_STEPS * (end - start) // count)
+        for part in np.array_split(np.arange(start, end), min(share, end - start) or 1):
+            if part.size:
+                found.append(max(part.tolist(), key=lambda i: (row.totals[i], -i)))
+    return found
+
+
+def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JSON]:
+    """Bytes by group at the steps that are drawn: the groups that hold most at the peak and over all, then the rest."""
+    members: dict[str, list[Lifetime]] = defaultdict(list)
+    for buffer, key in zip(row.buffers, keys, strict=True):
+        members[key or "arguments and constants"].append(buffer)
+    series = {key: np.asarray(row.bytes_of(own))[list(kept)] for key, own in members.items()}
+    at = kept.index(row.peak) if kept else 0
+    order = sorted(series, key=lambda key: (-int(series[key][at]), -int(series[key].max(initial=0)), key))
+    shown = order if len(order) <= _MOST_GROUPS + 1 else order[:_MOST_GROUPS]
+    groups = [{"name": key, "bytes": series[key].tolist()} for key in shown]
+    if rest := order[len(shown) :]:
+        groups.append({"name": _REST, "bytes": np.sum([series[key] for key in rest], axis=0).tolist()})
+    return groups
+
+
+def _paths(row: Lifetimes) -> list[tuple[Name, ...]]:
+    return names([m.place for m in row.moments])
+
+
+def _modules(row: Lifetimes) -> list[str]:
+    """The path of each buffer, as deep as there are colours: what holds most is told apart first."""
+    paths = [tuple(name.text for name in path) for path in names([b.place for b in row.buffers])]
+    depth_of: dict[tuple[str, ...], int] = {(): 0}  # of the groups, each a path that all its members begin with
+    members: dict[tuple[str, ...], list[int]] = {(): list(range(len(paths)))}
+    weight = [b.bytes * (b.last - b.first + 1) for b in row.buffers]
+    while open_groups := [g for g in members if any(len(paths[i]) > depth_of[g] for i in members[g])]:
+        largest = max(open_groups, key=lambda g: (sum(weight[i] for i in members[g]), g))
+        parts: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for i in members[largest]:
+            parts[paths[i][: depth_of[largest] + 1]].append(i)
+        if len(members) - 1 + len(parts) > _MOST_GROUPS:
+            break
+        depth = depth_of.pop(largest) + 1
+        del members[largest]
+        members.update(parts)
+        depth_of.update(dict.fromkeys(parts, depth))
+    return _named(members, len(paths))
+
+
+def _named(members: Mapping[tuple[str, ...], Sequence[int]], count: int) -> list[str]:
+    """The group of each buffer, without the names that all groups begin with."""
+    start = shared(members)
+    found = [""] * count
+    for group, own in members.items():
+        for i in own:
+            found[i] = "/".join(group[start:])
+    return found
+
+
+def _text(path: Iterable[Name]) -> str:
+    return "/".join(name.text for name in path)
+
+
+# ------------------------------------------------------------------------------------------------------- graph
+
+
+def graph_view(graph: Graph, plan: Plan | None, seconds: Sequence[float] | None = None, **more: Any) -> JSON:
+    """The ops by scope and half, and what each hands to the others; without a plan nothing is saved or run twice.
+
+    `seconds` prices each op; `more` are further keys of the section.
+    """
+    made = _View(graph, plan, seconds)
+    return {"kind": "graph", **made.section(more.get("title", "program")), **more}
+
+
+class _View:
+    """The nodes of a graph view: an op of the forward, one that runs again, or one of the backward."""
+
+    def __init__(self, graph: Graph, plan: Plan | None, seconds: Sequence[float] | None) -> None:
+        self.graph, self.plan = graph, plan
+        facts = classify(graph)
+        again = frozenset() if plan is None else frozenset(plan.recomputed)
+        deferred = frozenset() if plan is None else frozenset(plan.deferred)
+        if plan is None:
+            forward = frozenset(op.id for op in graph.ops) - facts.backward
+        else:
+            forward = runs_forward(graph, facts, plan)
+        self.seconds = seconds
+        roles: dict[str, Callable[[int], bool]] = {
+            "forward": lambda i: i in forward,
+            "recomputed": lambda i: i in again,
+            "backward": lambda i: i in facts.backward or i in deferred,
+        }
+        self.nodes = [
+            (op.id, role) for role, runs in roles.items() for op in graph.ops if op.name not in PSEUDO and runs(op.id)
+        ]
+        self.early = {op: n for n, (op, role) in enumerate(self.nodes) if role == "forward"}
+        self.late = {op: n for n, (op, role) in enumerate(self.nodes) if role != "forward"}
+
+    def section(self, title: str) -> JSON:
+        """All of it but the kind."""
+        graph = self.graph
+        found = outline(graph, title)
+        lines = [short(line) for line in found.lines]
+        sources = list(dict.fromkeys(["", *lines]))
+        at = {line: i for i, line in enumerate(sources)}
+        texts = list(dict.fromkeys(s.reason for s in self.plan.saved)) if self.plan else []
+        scopes = [{"parent": s.parent, "name": s.name, "kind": s.kind, "detail": s.detail} for s in found.scopes]
+        nodes = {
+            "name": [graph.ops[op].name for op, _ in self.nodes],
+            "scope": [found.scope_of[op] for op, _ in self.nodes],
+            "role": [role for _, role in self.nodes],
+            "source": [at[lines[op]] for op, _ in self.nodes],
+            "seconds": [0.0 if self.seconds is None else float(f"{self.seconds[op]:.3g}") for op, _ in self.nodes],
+        }
+        read, edges, arguments = self._edges()
+        places = {v: i for i, v in enumerate(read)}
+        return {
+            "scopes": scopes,
+            "nodes": nodes,
+            "values": self._values([graph.values[v] for v in read], lines, at, texts),
+            "edges": {name: [places[x] if name == "value" else x for x in column] for name, column in edges.items()},
+            "arguments": arguments,
+            "sources": sources,
+            "texts": texts,
+        }
+
+    def _edges(self) -> tuple[list[int], dict[str, list[int]], JSON]:
+        """The values that are handed on, the edges by columns, and the arguments that nodes read."""
+        edges: dict[str, list[int]] = {"from": [], "to": [], "value": []}
+        arguments: dict[str, list[str]] = defaultdict(list)
+        saved = frozenset() if self.plan is None else frozenset(self.plan.values)
+        for n, (op, role) in enumerate(self.nodes):
+            for v in dict.fromkeys(self._whole(v) for v in self.graph.ops[op].inputs):
+                value = self.graph.values[v]
+                if value.maker is None:
+                    arguments[str(n)].append(value.label or "cotangent")
+                elif (maker := self._maker(value, role, saved)) is not None:
+                    edges["from"].append(maker)
+                    edges["to"].append(n)
+                    edges["value"].append(v)
+        return sorted({*edges["value"], *saved}), edges, dict(arguments)
+
+    def _whole(self, v: int) -> int:
+        """The stack that a step was taken from; any other value itself."""
+        maker = self.graph.values[v].maker
+        return v if maker is None or self.graph.ops[maker].name != STEP else self.graph.ops[maker].inputs[0]
+
+    def _maker(self, value: Value, role: str, saved: frozenset[int]) -> int | None:
+        """The node that a reader gets a value from: of what is not saved, the one in its own half."""
+        assert value.maker is not None
+        if role == "forward" or value.id in saved or value.maker not in self.late:
+            return self.early.get(value.maker)
+        return self.late[value.maker]
+
+    def _values(self, values: Sequence[Value], lines: Sequence[str], at: Mapping[str, int], texts: list[str]) -> JSON:
+        reasons = {} if self.plan is None else {s.value: s.reason for s in self.plan.saved}
+        makers = [v.maker for v in values]
+        nodes = [-1 if m is None else self.early.get(m, self.late.get(m, -1)) for m in makers]
+        sizes = {} if self.plan is None else {s.value: s.bytes for s in self.plan.saved}
+        return {
+            "id": [v.id for v in values],
+            "type": [_type(v) for v in values],
+            "bytes": [sizes.get(v.id, v.saved_bytes) for v in values],
+            "node": nodes,
+            "label": [v.label if v.maker is None else "" for v in values],
+            "saved": [v.id in reasons for v in values],
+            "reason": [texts.index(reasons[v.id]) if v.id in reasons else -1 for v in values],
+            "source": [0 if m is None else at[lines[m]] for m in makers],
+        }
+
+
+def _type(value: Value) -> str:
+    trips = f"{value.copies} × " if value.copies > 1 else ""
+    return f"{trips}{value.dtype}[{','.join(map(str, value.shape))}]"

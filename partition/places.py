@@ -1,0 +1,139 @@
+"""Say where an equation comes from, in the words of whoever wrote the model.
+
+An equation has a name stack (jit names, `jax.named_scope`, the modules of Flax and Haiku) and a stack of Python calls.
+`names` makes one path of both. Where nearly everything stands below one name, as in Flax and Haiku, the name stack
+alone is the path; elsewhere it comes below the user's functions. Libraries' own calls are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+
+from jointcut.partition import jaxprs
+from jointcut.partition.jaxprs import Equation
+
+#: What JAX writes around a name for a transformation.
+_WRAPPING = re.compile(r"(?:jit|jvp|transpose|vmap|pmap|linearize|remat|checkpoint)\(")
+
+#: Names that stand for nothing of the user's.
+_NOBODY = frozenset(
+    {"", "<module>", "<lambda>", "body", "checkpoint", "closed_call", "cond", "remat", "rematted_computation", "while"}
+)
+
+_SHARE = 0.6  # of the equations: a name that so many stand below is a model
+
+
+@dataclass(frozen=True)
+class Name:
+    """One name of a path: a "module" (or jit, or named scope), a "call" of a function, or a "loop".
+
+    `at` is the line that runs within a call, by which one call of a function is told from the next.
+    """
+
+    kind: str
+    text: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an equation comes from: its name stack, the user's calls, both the outermost first, and the user's line."""
+
+    modules: tuple[str, ...] = ()
+    calls: tuple[Name, ...] = ()
+    line: str = ""
+
+
+NOWHERE = Place()
+
+
+def place_of(eqn: Equation) -> Place:
+    """Where an equation comes from."""
+    return place(jaxprs.scope_of(eqn), jaxprs.calls_of(eqn))
+
+
+def place(name_stack: str, calls: Iterable[str]) -> Place:
+    """Where something comes from, by its name stack and its calls as `file:line (function)`, the innermost first."""
+    found = list(takewhile(lambda call: not call.startswith(_ours()), calls))  # what follows called us
+    users = [call for call in found if not call.startswith(_libraries())]
+    return Place(modules_of(name_stack), calls_of(tuple(users)), next(iter([*users, *found]), ""))
+
+
+@lru_cache(maxsize=4096)
+def modules_of(name_stack: str) -> tuple[str, ...]:
+    """The names of a name stack, without transformations.
+
+    >>> modules_of("transpose(jvp(Bert))/block_0/vmap(vmap(LayerNorm_1))")
+    ('Bert', 'block_0', 'LayerNorm_1')
+    >>> modules_of("jvp()")
+    ()
+    """
+    text: list[str] = []
+    is_wrapping: list[bool] = []  # for each parenthesis that is open
+    at = 0
+    while at < len(name_stack):
+        if found := _WRAPPING.match(name_stack, at):
+            is_wrapping.append(True)
+            at = found.end()
+            continue
+        c = name_stack[at]
+        at += 1
+        if c == "(":
+            is_wrapping.append(False)
+        if c == ")" and is_wrapping and is_wrapping.pop():
+            continue
+        text.append(c)
+    return tuple(name for name in "".join(text).split("/") if name not in _NOBODY)
+
+
+@lru_cache(maxsize=4096)
+def calls_of(calls: tuple[str, ...]) -> tuple[Name, ...]:
+    """Calls (`file:line (function)`, the innermost first) as names, the outermost first; a method is its class.
+
+    >>> [name.text for name in calls_of(("gpt.py:9 (norm)", "gpt.py:7 (Block.__call__)", "gpt.py:3 (<lambda>)"))]
+    ['Block', 'norm']
+    """
+    found = []
+    for call in reversed(calls):
+        line, _, function = call.rpartition(" (")
+        text = function.removesuffix(")").removesuffix(".__call__").rpartition(".")[2]
+        if text not in _NOBODY:
+            found.append(Name("call", text, line))
+    return tuple(found)
+
+
+def names(places: Sequence[Place]) -> list[tuple[Name, ...]]:
+    """One path for each place of a program."""
+    first = Counter(p.modules[0] for p in places if p.modules)
+    known = sum(p != NOWHERE for p in places)
+    if first and first.most_common(1)[0][1] >= _SHARE * known:
+        return [_modules(p) for p in places]
+    return [(*p.calls, *_modules(p)) for p in places]
+
+
+def _modules(place: Place) -> tuple[Name, ...]:
+    return tuple(Name("module", text) for text in place.modules)
+
+
+@lru_cache(maxsize=1)
+def _ours() -> tuple[str, ...]:
+    """The folders of jointcut itself."""
+    root = Path(__file__).parents[1]
+    return tuple(f"{root / folder}{os.sep}" for folder in ("aot", "partition", "wrappers"))
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[str, ...]:
+    """Folders that hold installed packages and Python's own."""
+    kinds = ("purelib", "platlib", "stdlib", "platstdlib")
+    found = [*map(sysconfig.get_path, kinds), *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(sorted({f"{Path(folder)}{os.sep}" for folder in found if folder}))

@@ -1,0 +1,310 @@
+"""Each stage says in one line what came out, and while it lasts one line shows it, which then goes without a trace."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import subprocess
+import sys
+import time
+import weakref
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointcut import aot
+from jointcut.aot.options import Options
+from jointcut.aot.progress import VARIABLE, WORDS, Stage, progress, size, tell, text
+from jointcut.aot.rates import rates
+from jointcut.partition import Plan
+from jointcut.partition.budget import Planner
+from jointcut.partition.cost import Roofline
+from jointcut.partition.errors import CallError
+
+ROOT = Path(__file__).parent.parent.parent
+fitting, measuring, module = map(import_module, [f"jointcut.aot.{name}" for name in ("fit", "rates", "progress")])
+DISPLAY = module._DISPLAY
+ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
+quick = settings(deadline=None, max_examples=50, derandomize=True, database=None)
+
+
+def layers(w, x):
+    for _ in range(4):
+        x = jnp.tanh(x @ w) * jnp.sin(x)
+    return jnp.mean(x**2)
+
+
+ARGS = jnp.eye(16), jnp.ones((32, 16))
+
+
+def loss(**options):
+    """A fresh function, of which nothing is compiled yet."""
+
+    def loss(w, x):
+        return layers(w, x)
+
+    return aot.function(loss, **options)
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch):
+    """Nothing runs before a test and nothing after it, and the switch stands where it stood."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert not DISPLAY.running
+    yield
+    assert not DISPLAY.running and DISPLAY.screen is None and DISPLAY.quiet_count == 0
+    DISPLAY.switch(None)
+
+
+# --------------------------------------------------------------------------------------------------------- the log
+
+
+@pytest.fixture
+def told(caplog):
+    """The lines since the last question, their seconds replaced."""
+    caplog.set_level(logging.INFO, logger="jointcut")
+
+    def lines():
+        records = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "jointcut"]
+        caplog.clear()
+        assert {level for level, _ in records} <= {"INFO"}
+        return [re.sub(r"\b\d+\.\d+ s\b", "N s", line) for _, line in records]
+
+    return lines
+
+
+def figures(plan: Plan) -> str:
+    return f"{len(plan.values)} values, {size(plan.bytes_saved)} saved, {len(plan.recomputed)} ops recomputed"
+
+
+def test_tracing_cutting_and_compiling_say_one_line_each(told):
+    traced = loss().trace(*ARGS)
+    assert told() == [f"loss: traced in N s, {repr(traced).split()[-2]} equations"]
+    cut = traced.partition()
+    assert told() == [f"loss: cut by min_cut in N s, {figures(cut.plan)}"]
+    cut.compile()
+    assert told() == ["loss: compiled in N s"]
+    saved = traced.partition("save_all").plan
+    assert told() == [f"loss: cut by save_all in N s, {figures(saved)}"]
+
+
+def test_a_search_says_each_attempt_and_what_it_chose(told):
+    traced = loss(cost=ROOFLINE).trace(*ARGS)
+    told()
+    cut = traced.partition(budget=0.95)
+    *lines, last = told()
+    attempts = [
+        line for a in cut.fitted.trail for line in (f"loss: cut by {a.strategy} in N s", "loss: compiled in N s")
+    ]
+    assert len(lines) == len(attempts) and all(map(str.startswith, lines, attempts))
+    assert last == (
+        f"loss: searched {traced.planner.num_replayed} plans in N s and compiled {len(cut.fitted.trail)}, "
+        f"for 95% of plain JAX's activations: {cut.plan.strategy}, {figures(cut.plan)}"
+    )
+    cut.compile()
+    assert told() == []  # it was compiled to be weighed
+    front = cut.pareto()
+    assert told() == [f"loss: weighed {len(traced.planner.menu)} plans in N s, {len(front)} on the front"]
+
+
+def test_exporting_and_loading_say_one_line_each(told, tmp_path):
+    cut = loss().trace(*ARGS).partition()
+    told()
+    place = cut.export(tmp_path / "loss", platforms=("cpu", "tpu"))
+    assert told() == [f"loss: exported in N s for cpu, tpu, 3 programs in {place}"]
+    aot.load(place)
+    assert told() == [f"{place}: loaded loss in N s, for cpu, tpu"]
+
+
+def test_a_cache_says_that_it_was_loaded_from_and_nothing_is_cut_then(told, tmp_path):
+    for kind, run in (("call", "__call__"), ("step", "value_and_grad"), ("pair", "vjp")):
+        getattr(loss(cache=tmp_path), run)(*ARGS)
+        first = told()
+        assert re.fullmatch(r"loss: traced without its derivative in N s, \d+ equations", first[0])
+        assert first[-1] == "loss: compiled in N s" and len(first) == (2 if kind == "call" else 4)
+        getattr(loss(cache=tmp_path), run)(*ARGS)
+        assert told() == [first[0], f"loss: loaded from the cache in N s, {kind}"]
+
+
+def test_what_is_cut_inside_a_transformation_says_so(told):
+    jax.grad(loss())(*ARGS)
+    assert told() == ["loss: cut inside a transformation in N s"]
+
+
+def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "_KNOWN", {})
+    monkeypatch.setattr(measuring, "_measure", lambda device: ROOFLINE)
+    rates()
+    assert told() == [f"{jax.devices()[0].device_kind}: measured in N s, 1.5e+11 flops/s, 37.0 GB/s"]
+
+
+def test_a_stage_that_raises_says_nothing(told):
+    with pytest.raises(ZeroDivisionError), Stage("cut", "f") as now:
+        now.ends(lambda: "done")
+        raise ZeroDivisionError
+    assert told() == []
+
+
+def test_nothing_is_formatted_where_nobody_reads(caplog):
+    caplog.set_level(logging.WARNING, logger="jointcut")
+    with Stage("cut", "f") as now:
+        now.says(lambda: pytest.fail("nobody looks"))
+        now.ends(lambda: pytest.fail("nobody reads"))
+
+
+def test_the_record_names_the_line_that_runs_the_stage(caplog):
+    caplog.set_level(logging.INFO, logger="jointcut")
+    with Stage("cut", "f"):
+        pass
+    assert caplog.records[-1].funcName == "test_the_record_names_the_line_that_runs_the_stage"
+
+
+def test_no_handler_is_installed():
+    assert logging.getLogger("jointcut").handlers == []
+
+
+def test_a_stage_that_has_ended_holds_nothing_of_what_it_told():
+    class Program:
+        pass
+
+    program = Program()
+    held = weakref.ref(program)
+    with Stage("trace", "f") as now:
+        now.says(lambda program=program: f"{program}")
+        now.ends(lambda program=program: f"{program} {now}")
+    del program
+    assert held() is None
+
+
+def test_calls_of_what_is_compiled_enter_no_stage(monkeypatch):
+    function = loss()
+    compiled = function.trace(*ARGS).partition().compile()
+
+    def run():
+        compiled.value_and_grad(*ARGS), function(*ARGS), function.value_and_grad(*ARGS), function.grad(*ARGS)
+        function.vjp(*ARGS)[1](1.0)
+
+    run()
+    monkeypatch.setattr(Stage, "__enter__", lambda self: pytest.fail(f"{self.kind} is on the path of a call"))
+    run()
+
+
+# ------------------------------------------------------------------------------------------------- what is shown
+
+
+@contextmanager
+def stages(*kinds_and_names):
+    """Nested stages, which all have run for 3.2 s."""
+    before = time.perf_counter() - 3.2
+    entered = [Stage(kind, name).__enter__() for kind, name in kinds_and_names]
+    for stage in entered:
+        stage._start_s = before
+    yield entered
+    for stage in reversed(entered):
+        stage.__exit__(None)
+
+
+def test_the_line_tells_the_stage_its_seconds_and_those_before_it():
+    with Stage("trace", "loss") as traced:
+        traced._start_s -= 0.52
+    with Stage("cut", "loss"):
+        pass
+    with stages(("compile", "loss")) as (now,):
+        assert text([now]) == "jointcut: loss: compiling, 3 s (traced 0.5 s, cut 0.0 s)"
+    with Stage("trace", "loss") as now:
+        assert text([now]) == "jointcut: loss: tracing, 0 s"
+    with Stage("cut", "another") as now:
+        assert text([now]) == "jointcut: another: cutting, 0 s"
+
+
+def test_a_nested_stage_is_shown_behind_the_outer_one():
+    with stages(("search", "loss"), ("compile", "loss")) as (outer, inner):
+        outer.says(lambda: "attempt 2 of at most 10")
+        assert text([inner]) == "jointcut: loss: searching (attempt 2 of at most 10), 3 s: compiling, 3 s"
+        with Stage("measure", "cpu") as innermost:
+            tell(lambda: "again")
+            want = (
+                "jointcut: loss: searching (attempt 2 of at most 10), 3 s: compiling, 3 s: cpu: measuring (again), 0 s"
+            )
+            assert text([innermost]) == want
+        assert text([inner, innermost]).endswith("; 1 more")
+    tell(lambda: pytest.fail("outside of stages nothing is told"))
+
+
+@quick
+@given(st.lists(st.tuples(st.sampled_from(list(WORDS)), st.sampled_from("fgh")), min_size=1, max_size=5))
+def test_a_line_names_all_stages_from_the_outermost_and_each_name_where_it_changes(nested):
+    with Stage("trace", "which begins anew"):
+        pass
+    with stages(*nested) as entered:
+        words = text(entered[-1:]).removeprefix("jointcut: ").split(": ")
+    want = []
+    for before, (kind, name) in zip([("", ""), *nested], nested, strict=False):
+        want += [name] * (name != before[1]) + [f"{WORDS[kind][0]}, 3 s"]
+    assert words == want
+
+
+@given(st.integers(0, 10**13))
+def test_a_size_is_told_to_three_digits_or_more_in_the_largest_unit_that_it_fills(num_bytes):
+    number, unit = size(num_bytes).split()
+    factor = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[unit]
+    assert abs(float(number) * factor - num_bytes) <= (0.05 * factor if factor > 1 else 0)
+    assert num_bytes < 1000 if unit == "bytes" else num_bytes >= factor
+
+
+def test_a_planner_tells_each_replay_once_and_of_how_many(monkeypatch):
+    graph, said = loss().trace(*ARGS).graph, []
+    monkeypatch.setattr(fitting, "tell", lambda at: said.append(at()))
+    planner = fitting.planner_for(graph, Options(cost=ROOFLINE))
+    next(planner.by_time(1e9))
+    assert len(said) == planner.num_replayed == 1
+    count = len(planner.menu)
+    assert said == [f"plan {n} of at most {count}" for n in range(1, count + 1)]
+    assert len(Planner(graph, ROOFLINE).menu) == count  # which tells nobody
+
+
+# --------------------------------------------------------------------------------------------- and nowhere else
+
+
+@pytest.mark.parametrize("on", ["off", 0, None, 1])
+def test_a_switch_that_is_no_bool_is_refused(on):
+    with pytest.raises(CallError) as caught:
+        progress(on)
+    assert str(caught.value) == f"progress was given {on!r}.\nGive True or False."
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO(), object(), "closed"])
+def test_nobody_looks_where_standard_error_is_no_terminal(stream, monkeypatch):
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Stage("trace", "f"):
+        assert not DISPLAY.is_seen()
+
+
+PIPED = """
+import time
+import jax.numpy as jnp
+from jointcut import aot
+
+@aot.function
+def loss(x):
+    time.sleep(0.8)
+    return jnp.sum(jnp.sin(x))
+
+loss.value_and_grad(jnp.ones(3))
+"""
+
+
+def test_a_pipe_stays_silent():
+    done = subprocess.run([sys.executable, "-c", PIPED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

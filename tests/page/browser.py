@@ -1,0 +1,97 @@
+"""Open pages in a real Chromium, and see that they complain of nothing and ask for nothing.
+
+The browser is the machine's own, driven by playwright's Python package; where one of them is missing the tests are
+skipped, and the reason says what to install.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jointcut.partition.page import page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+SECONDS_TO_DRAW = 20
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; for one file of tests, since playwright occupies the thread's event loop while it runs."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium on the PATH: install Debian's chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path) -> Iterator[Callable[..., Any]]:
+    """`opened(data, width=1200, theme="light")` opens the page of `data` as a file, and waits until it is drawn.
+
+    `data` may also be a finished page's text. At the end no page may have written an error or a warning to its console,
+    failed, or asked for anything but its file; `complaints=("...",)` are parts of the errors that a page is meant to
+    write.
+    """
+    pages: list[tuple[Any, Watch]] = []
+
+    def open_page(
+        data: Mapping[str, Any] | str,
+        width: int = 1200,
+        height: int = 900,
+        theme: str = "light",
+        complaints: tuple[str, ...] = (),
+        **context: Any,
+    ) -> Any:
+        path = tmp_path / f"page-{len(pages)}.html"
+        path.write_text(data if isinstance(data, str) else page(data), encoding="utf-8")
+        viewport = {"width": width, "height": height}
+        tab = browser.new_page(viewport=viewport, color_scheme=theme, **context)
+        watch = Watch(tab, path.as_uri(), complaints)
+        pages.append((tab, watch))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-ready]", state="attached", timeout=1000 * SECONDS_TO_DRAW)
+        return tab
+
+    yield open_page
+    for tab, watch in pages:
+        tab.close()
+        watch.judge()
+
+
+class Watch:
+    """What one page wrote to its console and asked of the network."""
+
+    def __init__(self, tab: Any, address: str, complaints: tuple[str, ...]):
+        self.address, self.expected = address, complaints
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        tab.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        tab.on("request", lambda request: self.requests.append(request.url))
+
+    def judge(self) -> None:
+        """Fail where the page said what it should not, kept from saying what it should, or asked for anything."""
+        unexpected = [error for error in self.errors if not any(part in error for part in self.expected)]
+        assert unexpected == []
+        assert all(any(part in error for error in self.errors) for part in self.expected), self.errors
+        assert [url for url in self.requests if url.partition("#")[0] != self.address] == []
+
+
+def axe_findings(tab: Any) -> list[str]:
+    """What axe-core finds serious or critical on a page: the rule, how many elements, and the first of them."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("no axe-core: pip install axe-playwright-python")
+    tab.evaluate(Path(spec.origin).with_name("axe.min.js").read_text("utf-8"))
+    found = tab.evaluate("async () => (await axe.run()).violations")
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [f"{each['id']}, {len(each['nodes'])} times: {each['nodes'][0]['html'][:200]}" for each in grave]
