@@ -6,9 +6,10 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 FOLDERS := partition wrappers aot
 SUITE ?= bench
+CHECK ?= --check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test lint format env clean
+.PHONY: help demo bench notebooks docs test lint format env clean
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -18,6 +19,12 @@ demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a 
 
 bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, SUITE=budgets puts budgets on them.
 	$(PY) -m benchmarks.$(SUITE) $(PROGRAMS) $(ARGS)
+
+notebooks: $(VENV)/.has-notebooks ## Run all notebooks and compare with what is committed; NOTEBOOKS=NAME CHECK= writes one anew.
+	$(PY) notebooks/make.py $(CHECK) $(NOTEBOOKS)
+
+docs: $(VENV)/.has-docs ## Build the documentation into site/; open site/index.html.
+	$(PY) docs/build.py site
 
 test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
 	$(PY) -m pytest --numprocesses=auto --dist=worksteal $(ARGS)
@@ -34,7 +41,7 @@ format: $(VENV)/.has-dev ## Put the sources into shape.
 env: $(VENV)/.has-dev ## Make the developer's environment and stop.
 
 clean: ## Remove what the other targets made, environments too.
-	rm -rf .venv* .pyright .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv* .pyright .pytest_cache .ruff_cache .hypothesis build dist site *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
@@ -46,9 +53,17 @@ $(VENV)/.has-bench: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[bench]'
 	@touch $@ $(VENV)/.has-demo
 
+$(VENV)/.has-notebooks: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[notebooks]'
+	@touch $@ $(VENV)/.has-demo
+
+$(VENV)/.has-docs: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[docs]'
+	@touch $@
+
 $(VENV)/.has-dev: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[dev]'
-	@touch $@ $(VENV)/.has-demo $(VENV)/.has-bench
+	@touch $@ $(VENV)/.has-demo $(VENV)/.has-bench $(VENV)/.has-notebooks $(VENV)/.has-docs
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit("jointcut needs Python 3.11 or later; name one with PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'

@@ -15,12 +15,24 @@ from typing import Any
 import jax
 
 from jointcut.aot import pipeline
+from jointcut.aot.progress import Stage
+from jointcut.partition import jaxprs
 from jointcut.partition.errors import JointcutError
 from jointcut.wrappers.tree import Statics, bind, duplicates
 
 KEPT_SIGNATURES = 256
 
-_pending = threading.local()  # the arguments of the call that is under way, for the trace that it may set off
+
+class _Pending(threading.local):
+    """What is under way on this thread: the arguments of a call, for the trace that it may set off, and the stage
+    that began when that trace ended.
+    """
+
+    call: Any = None
+    compiling: Stage | None = None
+
+
+_pending = _Pending()
 
 
 class _Twice(Exception):
@@ -37,7 +49,7 @@ class Jitted:
         self, run: Callable[..., Any], name: str, statics: Statics, front: int, options: dict[str, Any]
     ) -> None:
         """Jit `run`, which is compiled at its first call."""
-        self.program = jax.jit(run, **options)
+        self.program = jax.jit(self._traced, **options)
         self.run, self.name, self.statics, self.front, self.options = run, name, statics, front, options
         self.looks_closer = False
         self.deduplicated: dict[Any, Callable[..., Any]] = {}
@@ -48,7 +60,10 @@ class Jitted:
             return self._closer(args, kwargs)
         _pending.call = args[self.front :], kwargs
         try:
-            return self.program(*args, **kwargs)
+            result = self.program(*args, **kwargs)
+            if _pending.compiling is not None:
+                _compiled(None)
+            return result
         except _Twice:
             return self._closer(args, kwargs)
         except JointcutError:
@@ -62,7 +77,16 @@ class Jitted:
                 raise
         finally:
             _pending.call = None
+            if _pending.compiling is not None:
+                _compiled(JointcutError)
         return self._closer(args, kwargs)
+
+    def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        """Run in a trace; from its end until the call returns, the program is compiled."""
+        result = self.run(*args, **kwargs)
+        if _pending.compiling is None and _pending.call is not None and jaxprs.tracing():
+            _pending.compiling = Stage("compile", self.name).__enter__()
+        return result
 
     def _closer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run with the arrays of objects, and each array once."""
@@ -84,10 +108,16 @@ class Jitted:
         return self.deduplicated[key](front, bound.unique)
 
 
+def _compiled(error_type: type[BaseException] | None) -> None:
+    """End the stage that began when a trace ended."""
+    stage, _pending.compiling = _pending.compiling, None
+    if stage is not None:
+        stage.__exit__(error_type)
+
+
 def refuse_twice() -> None:
     """Stop a trace that was set off by a call in which an array stands twice: that one has a program of its own."""
-    call = getattr(_pending, "call", None)
-    if call is not None and duplicates(jax.tree.leaves(call)):
+    if _pending.call is not None and duplicates(jax.tree.leaves(_pending.call)):
         raise _Twice
 
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jointcut.aot import compile as compiling
+from jointcut.aot.progress import Stage, tell
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
@@ -94,14 +95,17 @@ class Checked:
 
     def call(self) -> Any:
         """The function's result, forward only."""
-        main, aux = self.traced.results(self._forward()[0])
+        with Stage("check", self.traced.name):
+            main, aux = self.traced.results(self._forward()[0])
         return (main, aux) if self.traced.options.has_aux else main
 
     def value_and_grad(self) -> Any:
         """As `jax.value_and_grad`."""
         ones = self.traced.ones()
-        outputs, residuals, run = self._forward()
-        return self.traced.value_and_gradients(outputs, self._backward(residuals, ones, run), self.bound)
+        with Stage("check", self.traced.name):
+            outputs, residuals, run = self._forward()
+            gradients = self._backward(residuals, ones, run)
+        return self.traced.value_and_gradients(outputs, gradients, self.bound)
 
     def vjp(self) -> Any:
         """As `jax.vjp`: the output, a pullback that is checked as well (and aux with `has_aux`)."""
@@ -121,17 +125,21 @@ class Checked:
         return ((main, aux) if options.has_aux else main), to_chosen
 
     def _vjp(self, positions: Sequence[int]) -> tuple[Any, Any, Callable[..., Any]]:
-        outputs, residuals, run = self._forward()
+        with Stage("check", self.traced.name):
+            outputs, residuals, run = self._forward()
         main, aux = self.traced.results(outputs)
 
         def pullback(cotangent: Any) -> tuple[Any, ...]:
-            flat = self._backward(residuals, self.traced.cotangents(cotangent), run)
+            given = self.traced.cotangents(cotangent)
+            with Stage("check", self.traced.name):
+                flat = self._backward(residuals, given, run)
             return self.traced.gradients(flat, positions, self.bound)
 
         return main, aux, pullback
 
     def _forward(self) -> tuple[list[Any], list[Any], _Run]:
         """The forward half: outputs and residuals, and what it was run on."""
+        tell(lambda: "forward")
         bound = self.bound
         flat = self.traced.flat(bound)
         starts = [f"constant {i}" for i in range(len(self.traced.consts))]
@@ -147,6 +155,7 @@ class Checked:
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], run: _Run) -> list[Any]:
         """The backward half: the flat gradients. None stands for a cotangent that is zero."""
+        tell(lambda: "backward")
         inner, _ = jaxprs.opened(self.split.backward)
         given = filled(cotangents, (v.aval for v in inner.invars[len(residuals) :]))
         gradients = self.programs.backward(list(residuals), given)

@@ -12,7 +12,9 @@ from jointcut.aot.fit import Fitted
 from jointcut.aot.gradient import Gradient, gradient
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
+from jointcut.partition.displays import graph_page
 from jointcut.partition.emit import Residual
+from jointcut.partition.page.page import framed, page
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Split
 from jointcut.wrappers.metadata import GraphSignature, ViewAndMutationMeta
@@ -36,6 +38,11 @@ class CutCall:
     def __repr__(self) -> str:
         """`<Cut loss: 3 values saved, 49152 bytes>`."""
         return f"<Cut {self.traced.name}: {len(self.plan.values)} values saved, {self.plan.bytes_saved} bytes>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """In a notebook the graph with the cut drawn through it, and what is saved."""
+        data = graph_page(self.traced.name, repr(self), self.split.graph, self.plan)
+        return {"text/plain": repr(self), "text/html": framed(page(data))}
 
     @property
     def plan(self) -> Plan:

@@ -12,9 +12,9 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
+from jointcut.partition.displays import figures, table
 from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.page.page import framed, page
-from jointcut.partition.picture import human_bytes, short
 from jointcut.partition.plan import Plan
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -117,7 +117,7 @@ class Pareto:
         """The curve as a section of a page; `marks` are other plans by name, with their places."""
         shown = self._shown
         chosen = next((i for i, point in enumerate(shown) if _are_same(point, self.chosen)), None)
-        named = [{"name": name, **_place(point), "lines": _told(point.plan)} for name, point in marks]
+        named = [{"name": name, **_place(point), "lines": figures(point.plan)} for name, point in marks]
         return {
             "kind": "pareto",
             "id": "pareto",
@@ -125,7 +125,7 @@ class Pareto:
             "lead": "Each point is a plan; click it to see what it saves. The line is the fastest within a peak.",
             "points": [
                 {**_place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
-                 "lines": _told(point.plan), "saved": _table(point.plan)}
+                 "lines": figures(point.plan), "saved": table(point.plan, shown=8)}
                 for point in shown
             ],
             "chosen": chosen,
@@ -147,22 +147,6 @@ class Pareto:
 
 def _place(point: ParetoPoint) -> dict[str, Any]:
     return {"peak_bytes": point.peak_bytes, "seconds": point.seconds}
-
-
-def _told(plan: Plan) -> list[str]:
-    """A plan's figures, a line each."""
-    return str(plan).splitlines()[: -len(plan.saved) or None]
-
-
-def _table(plan: Plan) -> dict[str, Any]:
-    """What a plan saves, as the table of a page."""
-    rows = sorted(plan.saved, key=lambda s: -s.bytes)
-    types = [f"{s.copies} × " * (s.copies > 1) + f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in rows]
-    cells = [[human_bytes(s.bytes), t, s.op, short(s.source), s.reason] for s, t in zip(rows, types, strict=True)]
-    names = ("bytes", "array", "made by", "source line", "why it is saved")
-    columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in names]
-    keys = [[s.bytes, *own[1:]] for s, own in zip(rows, cells, strict=True)]
-    return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": 8}
 
 
 def _are_same(point: ParetoPoint, other: ParetoPoint | None) -> bool:

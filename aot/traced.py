@@ -19,8 +19,10 @@ from jointcut.aot.joint import Joint
 from jointcut.aot.options import Options
 from jointcut.aot.trees import Trees
 from jointcut.partition import jaxprs
+from jointcut.partition.displays import graph_page
 from jointcut.partition.graph import Graph
 from jointcut.partition.loops import read
+from jointcut.partition.page.page import framed, page
 from jointcut.wrappers import alias, containers
 from jointcut.wrappers.convention import Convention, slot
 from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta
@@ -52,6 +54,10 @@ class TracedCall(Trees):
     program: Joint
     wanted: tuple[int, ...]
     trace_ms: float
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """In a notebook the joint program as a graph."""
+        return {"text/plain": repr(self), "text/html": framed(page(graph_page(self.name, repr(self), self.graph)))}
 
     @property
     def differentiated(self) -> Joint:

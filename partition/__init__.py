@@ -7,6 +7,7 @@ Files, in reading order:
     errors: Say what went wrong, where, and what to do next.
     jaxprs: Borrow from JAX's internals here, and nowhere else.
     page: Write a report as a page: one HTML file that needs no network.
+    shown: Let a class show itself in a notebook by a file that comes after it.
     places: Say where an equation comes from, in the words of whoever wrote the model.
     sizes: Put numbers in the place of symbolic sizes.
     roles: Name what each input and output of the joint program stands for.
@@ -45,6 +46,7 @@ Files, in reading order:
     lifetimes: Say when each buffer of a plan lives.
     outline: Arrange the ops of a graph in the scopes that the user sees.
     picture: Give a notebook the numbers and shapes to draw.
+    displays: Show graphs, plans and what changes between two plans in a notebook.
     stages: Divide the forward into stages at narrow places, and say in which stage each value is made and read.
     undo: Say what one stage takes while the backward undoes it.
     chain: Divide a chain of layers: what to keep of each, and which to run again together.
@@ -52,6 +54,7 @@ Files, in reading order:
     split: Take a joint jaxpr and return two: the whole folder in one function.
 """
 
+from jointcut.partition.displays import graph_page as graph_page
 from jointcut.partition.graph import Graph as Graph
 from jointcut.partition.graph import Op as Op
 from jointcut.partition.graph import Value as Value

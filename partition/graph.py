@@ -20,6 +20,7 @@ from typing import Any
 
 from jointcut.partition.jaxprs import scope_of, source_of
 from jointcut.partition.roles import Role, Side
+from jointcut.partition.shown import Shown
 
 TOP = 0
 
@@ -146,7 +147,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
 
     Attributes:

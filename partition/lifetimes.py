@@ -109,13 +109,13 @@ class _Row:
                     self._buffer(sweep.eqns[made], v, spans[made][0], last)
 
     def _step(self, sweep: Sweep, i: int, side: Side, trips: int) -> tuple[int, int]:
-        """Append what one equation runs; its first and last step, or the next step twice where it takes none."""
+        """Append what one equation runs; its first and last step, or the next one and the last where it takes none."""
         first, eqn = len(self.moments), sweep.eqns[i]
         if sweep.inside(i)[0] and (body := sweep.body(i)) is not None:
             self.write(body, lambda _: side, trips * eqn.params.get("length", 1))
         elif any(sweep.made.get(v) == i and v not in sweep.fused for v in eqn.outvars):
             self.moments.append(Moment(eqn.primitive.name, side, place_of(eqn), trips))
-        return first, max(first, len(self.moments) - 1)
+        return first, len(self.moments) - 1
 
     def _buffer(self, eqn: Equation, v: Var, first: int, last: int) -> None:
         size, type_ = jaxprs.aval_bytes(v.aval), v.aval.str_short()

@@ -2,8 +2,8 @@
 
 The scopes form a tree: loops, and within and around them the names of `places`. Layers that share a name (a function
 or a module that is called again) are told apart: a name that is left and entered again is a new scope where the new op
-depends on what came in between, and so is a call that begins again at its first line. An op of the backward goes where
-the forward ops stand that read or make what it reads.
+depends on what came in between, and so is a call that begins again at its first line. An op that was moved out of a
+loop stands beside the loop. An op of the backward goes where the forward ops stand that read or make what it reads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Outline:
 
 
 def outline(graph: Graph, title: str = "program") -> Outline:
-    """Find the scope of every op but pseudo-ops; `title` names the root."""
+    """Find the scope of every op but pseudo-ops; `title` names the root, and a call of that name is the root itself."""
     tree = _Tree(graph, [_Entered(Scope(None, title, "root"))])
     real = [op for op in graph.ops if op.name not in PSEUDO]
     for op in real:
@@ -76,14 +76,14 @@ class _Entered:
 class _Tree:
     """The scopes as they are found.
 
-    `latest` is the newest scope of a name within another; `touched` for each value the scopes, as bits of a number, on
-    which it depends through an op outside of them.
+    `alike` lists the scopes of a name within another, the newest last; `touched` for each value the scopes, as bits of
+    a number, on which it depends through an op outside of them.
     """
 
     graph: Graph
     scopes: list[_Entered]
     scope_of: dict[int, int] = field(default_factory=dict)
-    latest: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    alike: dict[tuple[int, str, str], list[int]] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
     names: list[tuple[Name, ...]] = field(init=False)
     lines: list[str] = field(init=False)
@@ -93,13 +93,29 @@ class _Tree:
         graph = self.graph
         places = [NOWHERE if op.payload is None or op.name in PSEUDO else place_of(op.payload) for op in graph.ops]
         self.lines = [p.line for p in places]
-        own = names(places)
+        own = [_within(self.scopes[0].scope.name, path) for path in names(places)]
         loops: dict[int, tuple[Name, ...]] = {TOP: ()}
         for region in graph.regions:
             if region.scan is not None and region.loop not in loops:
                 around = _below(loops[graph.loops[region.loop].parent], own[region.scan])
                 loops[region.loop] = (*around, Name("loop", str(region.loop)))
-        self.names = [_below(loops[graph.loop_of(op)], own[op.id]) for op in graph.ops]
+        homes = self._homes(own, loops)
+        self.names = [
+            _below(homes.get(own[op.id][:1], ()) if graph.loop_of(op) == TOP else loops[graph.loop_of(op)], own[op.id])
+            for op in graph.ops
+        ]
+
+    def _homes(
+        self, own: Sequence[tuple[Name, ...]], loops: Mapping[int, tuple[Name, ...]]
+    ) -> dict[tuple[Name, ...], tuple[Name, ...]]:
+        """What stands around the loop in whose body a name comes first: an op with that name was moved out of it."""
+        homes: dict[tuple[Name, ...], tuple[Name, ...]] = {}
+        for op in self.graph.ops:
+            around = loops[self.graph.loop_of(op)]
+            first = own[op.id][:1]
+            if around and first and first[0].text not in [name.text for name in around]:
+                homes.setdefault(first, tuple(name for name in around if name.kind != "loop"))
+        return homes
 
     def place_forward(self, op: Op) -> None:
         """Find or make the scope of an op; a new one where the old would have to run before and after another."""
@@ -120,9 +136,10 @@ class _Tree:
 
     def _entered(self, parent: int, name: Name, reads: int) -> int:
         """The scope of a name, begun anew where it is another call, or where what is read forbids the old one."""
-        found = self.latest.get((parent, name.kind, name.text))
-        if found is None or reads >> found & 1:
+        alike = self.alike.get((parent, name.kind, name.text))
+        if alike is None or reads >> alike[-1] & 1:
             return self._new(parent, name)
+        found = alike[-1]
         known = self.scopes[found]
         if name.at and name.at == known.begun and known.is_under_way:
             return self._new(parent, name)
@@ -131,38 +148,53 @@ class _Tree:
 
     def _around(self, scope: int) -> int:
         """A scope and those around it, the root left out, as bits."""
-        bits, at = 0, scope
-        while at:
-            bits |= 1 << at
-            at = self.scopes[at].scope.parent or 0
-        return bits
+        return sum(1 << at for at in self._up(scope))
 
     def _new(self, parent: int, name: Name) -> int:
         detail = f"{self.graph.loops[int(name.text)].length} steps" if name.kind == "loop" else ""
         text = "loop" if name.kind == "loop" else name.text
         self.scopes.append(_Entered(Scope(parent, text, name.kind, detail), name.at))
-        self.latest[parent, name.kind, name.text] = len(self.scopes) - 1
+        self.alike.setdefault((parent, name.kind, name.text), []).append(len(self.scopes) - 1)
         return len(self.scopes) - 1
 
     def place_backward(self, op: Op) -> None:
-        """Place an op beside those of its names that make or read what it reads."""
-        votes = Counter(self._kin(op))
+        """Place an op beside those of its names that make or read what it reads: those of its own line before others
+        of the forward, and these before those of the backward, which may be another layer's. Where there are none it
+        goes into those scopes of its names that are nearest to what it reads.
+        """
+        votes: dict[int, list[int]] = {}
+        for other in self._kin(op):
+            if self._are_called_alike(op.id, other.id):
+                own = votes.setdefault(self.scope_of[other.id], [0, 0, 0])
+                own[self._distance(op, other)] += 1
         if votes:
-            self.scope_of[op.id] = votes.most_common(1)[0][0]
+            self.scope_of[op.id] = max(votes, key=votes.__getitem__)
             return
+        near = Counter(scope for other in self._kin(op) for scope in self._up(self.scope_of[other.id]))
         at = 0
         for name in self.names[op.id]:
-            found = self.latest.get((at, name.kind, name.text))
-            at = self._new(at, name) if found is None else found
+            alike = self.alike.get((at, name.kind, name.text))
+            at = max(alike, key=lambda scope: (near[scope], scope)) if alike else self._new(at, name)
         self.scope_of[op.id] = at
 
-    def _kin(self, op: Op) -> Iterator[int]:
-        """The scopes of ops with the same names that make or read what an op reads."""
+    def _kin(self, op: Op) -> Iterator[Op]:
+        """The ops with a scope that make or read what an op reads."""
         for v in op.inputs:
             maker = self.graph.values[v].maker
             for other in (*([] if maker is None else [maker]), *self.graph.consumers[v][:_MOST_READERS]):
-                if other != op.id and other in self.scope_of and self._are_called_alike(op.id, other):
-                    yield self.scope_of[other]
+                if other != op.id and other in self.scope_of:
+                    yield self.graph.ops[other]
+
+    def _distance(self, op: Op, other: Op) -> int:
+        if other.origin is not Side.FORWARD:
+            return 2
+        return 0 if self.lines[op.id] == self.lines[other.id] else 1
+
+    def _up(self, scope: int) -> Iterator[int]:
+        """A scope and those around it, the root left out."""
+        while scope:
+            yield scope
+            scope = self.scopes[scope].scope.parent or 0
 
     def _are_called_alike(self, op: int, other: int) -> bool:
         mine, others = self.names[op], self.names[other]
@@ -177,6 +209,11 @@ class _Tree:
             seen[s.parent, s.name] += 1
             same = total[s.parent, s.name] > 1
             yield Scope(s.parent, f"{s.name} ({seen[s.parent, s.name]})" if same else s.name, s.kind, s.detail)
+
+
+def _within(title: str, path: tuple[Name, ...]) -> tuple[Name, ...]:
+    """A path without a call that the root already names."""
+    return path[1:] if path and (path[0].kind, path[0].text) == ("call", title) else path
 
 
 def _below(around: tuple[Name, ...], own: tuple[Name, ...]) -> tuple[Name, ...]:

@@ -18,13 +18,14 @@ from jointcut.partition.classify import classify
 from jointcut.partition.graph import STEP, Graph, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.outline import PSEUDO, outline
-from jointcut.partition.places import Name, names
+from jointcut.partition.places import Name, cell, names
 from jointcut.partition.plan import Plan, runs_forward
 
 JSON = dict[str, Any]
 
 _MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
 _MOST_GROUPS = 8  # that have a colour of their own
+_LEAST_SHARE = 0.02  # of all bytes and steps, that a group must have to be told apart
 _REST = "everything else"
 
 
@@ -32,14 +33,18 @@ _REST = "everything else"
 
 
 def short(line: str) -> str:
-    """A `file:line (function)` without the folders above what tells the file.
+    """A `file:line (function)` without the folders above what tells the file; a notebook's cell as `In[3]`.
 
-    >>> short("/home/me/train/model.py:40 (loss)")
-    'train/model.py:40 (loss)'
+    A cell of a notebook, whose file is named by the kernel's process and a hash, is a `cell`.
+
+    >>> short("/home/me/train/model.py:40 (loss)"), short("/tmp/ipykernel_12/345.py:7 (loss)")
+    ('train/model.py:40 (loss)', 'cell:7 (loss)')
     """
     path, colon, rest = line.partition(":")
     parts = Path(path).parts
-    return f"{'/'.join(parts[-2:])}{colon}{rest}"
+    if any(part.startswith("ipykernel_") for part in parts[-2:-1]):
+        return f"cell{colon}{rest}"
+    return f"{cell(path) or '/'.join(parts[-2:])}{colon}{rest}"
 
 
 def shared(paths: Iterable[Sequence[str]]) -> int:
@@ -51,6 +56,11 @@ def shared(paths: Iterable[Sequence[str]]) -> int:
     known = [path for path in paths if path]
     levels = zip(*(path[:-1] for path in known), strict=False)
     return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def type_of(dtype: str, shape: Sequence[int], copies: int = 1) -> str:
+    """An array's type as people read it: `6 × float32[8,128]` of one in a loop of six steps."""
+    return f"{copies} × " * (copies > 1) + f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def human_bytes(count: float) -> str:
@@ -99,7 +109,7 @@ def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more
         "steps": [_step(m, path) for m, path in zip(chosen, (paths[i] for i in kept), strict=True)],
         "boundary": int(np.searchsorted(kept, ours.boundary)),
         "groupings": [
-            {"name": "source line", "groups": _groups(ours, kept, [short(b.place.line) for b in ours.buffers])},
+            {"name": "source line", "groups": _groups(ours, kept, [_line(b) for b in ours.buffers])},
             {"name": "module", "groups": _groups(ours, kept, _modules(ours))},
         ],
         "total": [ours.totals[i] for i in kept],
@@ -141,7 +151,7 @@ def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JS
     """Bytes by group at the steps that are drawn: the groups that hold most at the peak and over all, then the rest."""
     members: dict[str, list[Lifetime]] = defaultdict(list)
     for buffer, key in zip(row.buffers, keys, strict=True):
-        members[key or "arguments and constants"].append(buffer)
+        members[key].append(buffer)
     series = {key: np.asarray(row.bytes_of(own))[list(kept)] for key, own in members.items()}
     at = kept.index(row.peak) if kept else 0
     order = sorted(series, key=lambda key: (-int(series[key][at]), -int(series[key].max(initial=0)), key))
@@ -152,6 +162,10 @@ def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JS
     return groups
 
 
+def _line(buffer: Lifetime) -> str:
+    return short(buffer.place.line) or "no source line known"
+
+
 def _paths(row: Lifetimes) -> list[tuple[Name, ...]]:
     return names([m.place for m in row.moments])
 
@@ -159,20 +173,23 @@ def _paths(row: Lifetimes) -> list[tuple[Name, ...]]:
 def _modules(row: Lifetimes) -> list[str]:
     """The path of each buffer, as deep as there are colours: what holds most is told apart first."""
     paths = [tuple(name.text for name in path) for path in names([b.place for b in row.buffers])]
-    depth_of: dict[tuple[str, ...], int] = {(): 0}  # of the groups, each a path that all its members begin with
-    members: dict[tuple[str, ...], list[int]] = {(): list(range(len(paths)))}
     weight = [b.bytes * (b.last - b.first + 1) for b in row.buffers]
-    while open_groups := [g for g in members if any(len(paths[i]) > depth_of[g] for i in members[g])]:
-        largest = max(open_groups, key=lambda g: (sum(weight[i] for i in members[g]), g))
+    members: dict[tuple[str, ...], list[int]] = {(): list(range(len(paths)))}
+    depth_of: dict[tuple[str, ...], int] = {(): 0}  # of the groups that may have parts
+    least = _LEAST_SHARE * sum(weight)
+    while depth_of:
+        largest = max(depth_of, key=lambda g: (sum(weight[i] for i in members[g]), g))
+        depth = depth_of.pop(largest) + 1
         parts: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for i in members[largest]:
-            parts[paths[i][: depth_of[largest] + 1]].append(i)
-        if len(members) - 1 + len(parts) > _MOST_GROUPS:
-            break
-        depth = depth_of.pop(largest) + 1
+            parts[paths[i][:depth]].append(i)
+        others = [own for g, own in members.items() if g != largest]
+        if sum(sum(weight[i] for i in own) >= least for own in (*others, *parts.values())) > _MOST_GROUPS:
+            continue
         del members[largest]
-        members.update(parts)
-        depth_of.update(dict.fromkeys(parts, depth))
+        for part, own in parts.items():
+            members.setdefault(part, []).extend(own)
+        depth_of.update((part, depth) for part, own in parts.items() if any(len(paths[i]) > depth for i in own))
     return _named(members, len(paths))
 
 
@@ -182,7 +199,7 @@ def _named(members: Mapping[tuple[str, ...], Sequence[int]], count: int) -> list
     found = [""] * count
     for group, own in members.items():
         for i in own:
-            found[i] = "/".join(group[start:])
+            found[i] = "/".join(group[start:]) or "no module known"
     return found
 
 
@@ -289,7 +306,7 @@ class _View:
         sizes = {} if self.plan is None else {s.value: s.bytes for s in self.plan.saved}
         return {
             "id": [v.id for v in values],
-            "type": [_type(v) for v in values],
+            "type": [type_of(v.dtype, v.shape, v.copies) for v in values],
             "bytes": [sizes.get(v.id, v.saved_bytes) for v in values],
             "node": nodes,
             "label": [v.label if v.maker is None else "" for v in values],
@@ -297,8 +314,3 @@ class _View:
             "reason": [texts.index(reasons[v.id]) if v.id in reasons else -1 for v in values],
             "source": [0 if m is None else at[lines[m]] for m in makers],
         }
-
-
-def _type(value: Value) -> str:
-    trips = f"{value.copies} × " if value.copies > 1 else ""
-    return f"{trips}{value.dtype}[{','.join(map(str, value.shape))}]"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import site
+import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,8 @@ _WRAPPING = re.compile(r"(?:jit|jvp|transpose|vmap|pmap|linearize|remat|checkpoi
 
 #: Names that stand for nothing of the user's.
 _NOBODY = frozenset(
-    {"", "<module>", "<lambda>", "body", "checkpoint", "closed_call", "cond", "remat", "rematted_computation", "while"}
+    ("", "<module>", "<lambda>", "body", "checkpoint", "closed_call", "cond", "dynamic_index_in_dim")
+    + ("dynamic_update_index_in_dim", "remat", "rematted_computation", "while")
 )
 
 _SHARE = 0.6  # of the equations: a name that so many stand below is a model
@@ -111,13 +113,33 @@ def calls_of(calls: tuple[str, ...]) -> tuple[Name, ...]:
     return tuple(found)
 
 
+def cell(path: str) -> str:
+    """How a notebook calls the cell that a file stands for: `In[3]`; empty for other files, and outside notebooks."""
+    asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if asked is None else asked()
+    found = None if shell is None else shell.compile.format_code_name(path)
+    return "" if found is None else found[1]
+
+
 def names(places: Sequence[Place]) -> list[tuple[Name, ...]]:
     """One path for each place of a program."""
     first = Counter(p.modules[0] for p in places if p.modules)
     known = sum(p != NOWHERE for p in places)
     if first and first.most_common(1)[0][1] >= _SHARE * known:
         return [_modules(p) for p in places]
-    return [(*p.calls, *_modules(p)) for p in places]
+    return _completed([(*p.calls, *_modules(p)) for p in places])
+
+
+def _completed(paths: Sequence[tuple[Name, ...]]) -> list[tuple[Name, ...]]:
+    """Paths, where an op that was moved out of a loop knows no calls around the loop's body, with those of its kind."""
+    firsts = Counter(path[0].text for path in paths if path)
+    main = firsts.most_common(1)[0][0] if firsts else ""
+    around: dict[str, tuple[Name, ...]] = {}
+    for path in paths:
+        if path and path[0].text == main:
+            for depth, name in enumerate(path):
+                around.setdefault(name.text, path[:depth])
+    return [(*around.get(path[0].text, ()), *path) if path else path for path in paths]
 
 
 def _modules(place: Place) -> tuple[Name, ...]:

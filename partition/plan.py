@@ -17,6 +17,7 @@ from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import STEP, TOP, Graph
 from jointcut.partition.policy import Verdict, judge
+from jointcut.partition.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """What crosses from the forward to the backward, and what the backward computes again.
 
     Attributes:

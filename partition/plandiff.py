@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.shown import Shown
 
 
 @dataclass(frozen=True)
-class PlanDiff:
+class PlanDiff(Shown):
     """What changes from one plan to another of the same program.
 
     `saved_only_before` and `saved_only_after` are saved values that the other does not have, or has at another size;

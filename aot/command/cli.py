@@ -11,7 +11,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -145,6 +145,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
 @_of_a_function
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), help=usage.STRATEGY)
 @click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
+@click.option("--save", "kept", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
 @_EVERYTHING
 @_AS_JSON
 def explain(
@@ -155,6 +156,7 @@ def explain(
     budget: Budget | None,
     strategy: str | None,
     with_compile: bool,
+    kept: Path | None,
     everything: bool,
     as_json: bool,
 ) -> None:
@@ -163,8 +165,10 @@ def explain(
     with users_code(function, "cannot be traced for these arguments"):
         traced = found.function.trace(*found.args, **found.kwargs)
     cut = traced.partition(strategy, budget=budget)
-    told = facts.of_cut(function, cut, cut.compile() if with_compile else None)
-    _tell(told, as_json, lambda: shown.cut(told, everything))
+    report = replace(cut.explain(measure=with_compile), name=function)
+    where = None if kept is None else report.save(kept)
+    told = facts.of_report(report, cut, where)
+    _tell(told, as_json, lambda: shown.report(report, everything, where))
 
 
 @main.command(help=usage.EXPORT)

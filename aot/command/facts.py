@@ -6,9 +6,7 @@ What a command prints as text is made of these objects too (`shown`), so that `-
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +15,17 @@ import numpy as np
 from jointcut.aot.cache.store import StoredEntry
 from jointcut.aot.command.differences import wide
 from jointcut.aot.command.trial import Check, Trial
-from jointcut.aot.compiled import Compiled
 from jointcut.aot.contract import Contract
+from jointcut.aot.report.report import Report
 from jointcut.aot.stages import Cut
-from jointcut.partition.graph import LITERAL, STEP
-from jointcut.partition.plan import Saved
 
 JSON = dict[str, Any]
 
 
-def of_cut(name: str, cut: Cut, run: Compiled | None) -> JSON:
-    """What a cut saves and recomputes and, where it was compiled, what XLA says that its step takes.
-
-    Sizes are bytes. `of_plain` is a fraction of `jax.jit(jax.value_and_grad(f))`, None where that takes nothing.
-    """
-    plan, ops = cut.plan, cut.split.graph.ops
-    again = Counter(ops[i].name for i in plan.recomputed if ops[i].name not in (LITERAL, STEP))
-    return {
-        "function": name,
-        "strategy": plan.strategy,
-        "saved": [_saved(s) for s in sorted(plan.saved, key=lambda s: -s.bytes)],
-        "saved_bytes": plan.bytes_saved,
-        "bound_bytes": plan.bound_bytes,
-        "recomputed": dict(again.most_common()),
-        "recomputed_seconds": plan.seconds,
-        "segments": [{"loop": loop, "steps": steps} for loop, steps in plan.segments],
-        "memory": None if run is None else _memory(cut, run),
-        "plans_compiled": None if cut.fitted is None else len(cut.fitted.trail),
-    }
-
-
-def _saved(saved: Saved) -> JSON:
-    return {name: value for name, value in asdict(saved).items() if name != "value"} | {"shape": list(saved.shape)}
-
-
-def _memory(cut: Cut, run: Compiled) -> JSON:
-    plain = cut.traced.plain_memory
-    sizes = {
-        "activation_bytes": (plain.temp_bytes, run.activation_bytes),
-        "peak_bytes": (plain.peak_bytes, run.peak_bytes),
-    }
-    return {
-        name: {"plain": before, "here": now, "of_plain": now / before if before else None}
-        for name, (before, now) in sizes.items()
-    }
+def of_report(report: Report, cut: Cut, where: Path | None) -> JSON:
+    """What a report says, how many plans were compiled for its budget, and the file that it was written to."""
+    compiled = None if cut.fitted is None else len(cut.fitted.trail)
+    return {**report.to_dict(), "plans_compiled": compiled, "file": None if where is None else str(where)}
 
 
 # -------------------------------------------------------------------------------------------------------- artefacts

@@ -12,27 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from jointcut.aot.command.facts import JSON
+from jointcut.aot.report.report import Report
 
 _SHOWN = 12  # arrays of a kind that are listed unless all are wanted
 _WIDTH = 100
 
 
-def cut(facts: JSON, everything: bool) -> str:
+def report(made: Report, everything: bool, where: Path | None) -> str:
     """What `jointcut explain` prints."""
-    return "\n".join([*_totals(facts), "", *_saved(facts["saved"], everything), *_memory(facts)])
-
-
-def _totals(facts: JSON) -> Iterator[str]:
-    bound = facts["bound_bytes"]
-    least = "" if bound is None else f"; no plan saves less than {bound:,}"
-    yield f"{facts['function']}, cut by {facts['strategy']}"
-    yield f"saved for the backward: {_count(facts['saved'], 'array')}, {facts['saved_bytes']:,} bytes{least}"
-    ops = ", ".join(name if n == 1 else f"{n} {name}" for name, n in facts["recomputed"].items())
-    yield from _wrapped(f"computed again: {ops or 'nothing'}")
-    if facts["recomputed_seconds"] is not None:
-        yield f"which takes {1e3 * facts['recomputed_seconds']:,.3f} ms by the model"
-    for loop in facts["segments"]:
-        yield f"loop {loop['loop']} runs in segments of {loop['steps']} steps"
+    more = "" if everything else "--all"
+    lines = [made.table(everything, hint=more)]
+    if where is not None:
+        lines += ["", f"written to {where}"]
+    return "\n".join(lines)
 
 
 def _wrapped(text: str) -> Iterator[str]:
@@ -44,36 +36,6 @@ def _wrapped(text: str) -> Iterator[str]:
             line = "   "
         line = f"{line} {word}" if line else word
     yield line
-
-
-def _saved(saved: Sequence[JSON], everything: bool) -> Iterator[str]:
-    if not saved:
-        return
-    reasons = _reasons(saved)
-    row = "{:>14}  {:<30}  {:<16}  {:<29}  {:>3}".format
-    yield row("bytes", "array", "made by", "at", "why").rstrip()
-    for s in _first(saved, everything):
-        array = f"{s['copies']} x " * (s["copies"] > 1) + _type(s)
-        where = _tail(_line(s["source"]), 29)
-        yield row(f"{s['bytes']:,}", _tail(array, 30), _tail(s["op"], 16), where, reasons.index(s["reason"]) + 1)
-    yield from _rest(saved, everything)
-    yield ""
-    yield from _legend(reasons)
-
-
-def _memory(facts: JSON) -> Iterator[str]:
-    if facts["memory"] is None:
-        return
-    row = "{:<40}{:>20}{:>20}{:>10}".format
-    yield ""
-    yield row("bytes of a step, by XLA's account", "plain JAX", "jointcut", "ratio")
-    names = {"activation_bytes": "activations (temporaries)", "peak_bytes": "peak, with arguments and results"}
-    for key, name in names.items():
-        m = facts["memory"][key]
-        ratio = "" if m["of_plain"] is None else f"{m['of_plain']:.2f}"
-        yield row(name, f"{m['plain']:,}", f"{m['here']:,}", ratio)
-    if facts["plans_compiled"] is not None:
-        yield f"compiled on the way to the budget: {facts['plans_compiled']}"
 
 
 # -------------------------------------------------------------------------------------------------------- artefacts

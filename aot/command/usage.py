@@ -45,7 +45,8 @@ arguments of --example, cut, and compiled; it is not run. An example without a m
   jointcut explain train:loss --example batch --argnums 0,1
   jointcut explain train:loss --example batch --strategy save_all
   jointcut explain train:loss --example batch --budget 0.5
-  jointcut explain train:loss --example batch --json | jq .saved_bytes
+  jointcut explain train:loss --example batch --save report.html
+  jointcut explain train:loss --example batch --json | jq .totals
 
 \b
 where train.py might say:
@@ -54,23 +55,38 @@ where train.py might say:
   batch = ({"w": jnp.ones((64, 64))},
            jax.ShapeDtypeStruct((32, 64), jnp.float32))
 
-What is printed: the arrays that are saved, largest first, with the operation and the line that make each and why it is
-saved; what the backward computes again; and, unless --no-compile is given, XLA's own account of the memory of one step,
-beside that of jax.jit(jax.value_and_grad(FUNCTION)).
+What is printed: what a step saves and takes, beside plain JAX; the arrays that are saved, largest first, with the
+operation and the line that make each, what needs it, and why it is saved; what the backward computes again; and what
+less memory would cost. Unless --no-compile is given, the memory is XLA's own account of the compiled step and of
+jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
+
+\b
+--save writes the report to a file, as the name ends:
+  .html  a page with pictures, which needs no network
+  .png, .svg, .pdf  the memory over a step (with matplotlib)
+  .json, .txt
 
 \b
 --json prints an object of
-  function, strategy
-  saved               arrays: bytes, shape, dtype, copies, op, scope,
-                      source, reason
-  saved_bytes         of all of them
-  bound_bytes         which no plan goes below, if that is known
-  recomputed          how often each operation is computed again
-  recomputed_seconds  what that takes by the model, if a budget asked
-  segments            loops that run in segments: loop, steps
-  memory              activation_bytes and peak_bytes: plain, here,
-                      of_plain (their ratio); null with --no-compile
-  plans_compiled      on the way to the budget, if there was one
+  function, strategy, backend
+  totals, plain     of this plan, and of plain JAX: saved_bytes,
+                    num_saved, forward_bytes and backward_bytes (the
+                    most that is alive in each), peak_bytes (as
+                    predicted), fixed_bytes (arguments and results),
+                    again_ops, again_flops, again_seconds (what runs
+                    twice), step_flops
+  saved             arrays: value, bytes, type, op, path, line,
+                    needed_by, reason
+  recomputed        by line: path, line, count, ops, flops, seconds
+  less              smaller budgets: share, peak_bytes,
+                    extra_seconds, freed_bytes, kept_bytes, freed
+                    (as in saved), again
+  segments          loops that run in segments: loop, steps
+  bound_bytes       which no plan goes below, if that is known
+  account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,
+                    plain_peak_bytes; null with --no-compile
+  plans_compiled    on the way to the budget, if there was one
+  file              that --save wrote
 """
 
 EXAMPLE = "Arguments: module:name of a tuple, a dict by names, or a function without parameters that returns either."
@@ -89,6 +105,8 @@ it."""
 STRATEGY = "How to choose what is saved: min_cut takes the fewest bytes, save_all what JAX keeps."
 
 COMPILE = "Whether to compile, which tells what the step takes; without, the answer comes sooner."
+
+SAVE = "Write the report to a file too: report.html, .png, .svg, .pdf, .json or .txt."
 
 ALL = "List every array, not only the first of them."
 

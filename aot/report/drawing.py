@@ -57,7 +57,8 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
         raise JointcutError(message(f"by={by!r}", "is no way to group arrays.", choices(by, names)))
     groups = next(g["groups"] for g in section["groupings"] if g["name"] == names[by])
     axes = new_axes((9, 4.6)) if axes is None else axes
-    highest: float = max([section["peak"]["bytes"], *([section["ghost"]["peak"]["bytes"]] if section["ghost"] else [])])
+    peaks = [peak["bytes"] for peak in (section["peak"], (section["ghost"] or section)["peak"]) if peak]
+    highest: float = max(peaks, default=0) or 1.0
     unit, unit_name = next((unit, name) for unit, name in _UNITS if highest >= unit or name == "kB")
     steps = np.arange(len(section["total"]))
     colours = [REST if g["name"] == "everything else" else COLOURS[i % len(COLOURS)] for i, g in enumerate(groups)]
@@ -89,7 +90,7 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
 def _ghost(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
     """Plain JAX's total, its forward and its backward stretched over ours."""
     ghost = section["ghost"]
-    if ghost is None:
+    if ghost is None or ghost["peak"] is None:
         return
     count, total = len(section["total"]), np.asarray(ghost["total"]) / unit
     first = np.linspace(0, section["boundary"], ghost["boundary"], endpoint=False)
@@ -100,6 +101,8 @@ def _ghost(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
 
 
 def _peak(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
+    if section["peak"] is None:
+        return
     at, high = section["peak"]["step"], section["peak"]["bytes"] / unit
     axes.plot([at], [high], "v", color="black", markersize=5, label="_peak")
     right = at > len(section["total"]) * 0.8

@@ -21,6 +21,7 @@ from jointcut.partition.places import Place, place
 from jointcut.partition.roles import Side
 
 _BACKWARD = "transpose("  # in the name of what a cotangent flows through
+_BARRIER = "/optimization_barrier"
 
 
 def held(compiled: Any) -> Lifetimes | None:
@@ -69,19 +70,35 @@ def _places(program: Program) -> Any:
 
 
 def _boundary(made: Sequence[Instruction]) -> int:
-    """Where to divide the instructions so that the fewest stand on the wrong side."""
-    signs = [0 if not i.name else 1 if _BACKWARD not in i.name else -1 for i in made]
-    ahead = list(accumulate(signs, initial=0))  # forward ones minus backward ones among the first
-    return max(range(len(ahead)), key=ahead.__getitem__)
+    """Where to divide the instructions so that the shares that carry a cotangent differ most in the two parts.
+
+    The least variance within the parts, as where a regression tree divides; what runs again carries none, and stands
+    in the backward. Barriers and what has no name count for nothing.
+    """
+    named = [step for step, i in enumerate(made) if i.name and not i.name.endswith(_BARRIER)]
+    late = list(accumulate((_BACKWARD in made[step].name for step in named), initial=0))
+    if not late[-1]:
+        return len(made)
+
+    def between(count: int) -> float:
+        before, after = late[count], late[-1] - late[count]
+        return before**2 / max(count, 1) + after**2 / (len(named) - count)
+
+    return named[max(range(len(named)), key=between)]
 
 
 def _buffers(found: Assignment, times: Sequence[int], program: Program, where: Any) -> Iterator[Lifetime]:
-    """The values as buffers; of two that share a place at one time, the bytes are the later one's."""
+    """The values as buffers, by what writes them; of two that share a place at one time, the bytes are the later one's.
+
+    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made.
+    """
     pieces: dict[tuple[int, int, Instruction], int] = defaultdict(int)
+    filled = program.filled()
     for size, value, start, end in _slots(found.values):
         first, last = bisect_left(times, start), bisect_right(times, end) - 1
         if first <= last:
-            pieces[first, last, program.writer(value.maker, value.index)] += size
+            author = filled.get(value.maker) or program.writer(value.maker, value.index)
+            pieces[first, last, author] += size
     for (first, last, i), size in sorted(pieces.items(), key=lambda piece: piece[0][:2]):
         yield Lifetime(size, "", _op(i), where(i.name, i.frame), first, last)
 

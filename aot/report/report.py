@@ -103,17 +103,18 @@ class Report:
 
     # ------------------------------------------------------------------------------------------------- in words
 
-    def table(self, everything: bool = False, in_colour: bool | None = None) -> str:
+    def table(self, everything: bool = False, in_colour: bool | None = None, hint: str = "") -> str:
         """The report as text of at most 100 columns: totals, what is saved and why, what runs again, and what less
-        memory would cost. `everything` lists all rows; `in_colour` is decided by the terminal where it is None.
+        memory would cost. `everything` lists all rows; `in_colour` is decided by the terminal where it is None; `hint`
+        tells the reader how to see all of them.
         """
-        return table.written(self._parts(everything), in_colour)
+        return table.written(self._parts(everything, hint or "report.table(everything=True)"), in_colour)
 
-    def _parts(self, everything: bool) -> Iterator[RenderableType]:
+    def _parts(self, everything: bool, hint: str) -> Iterator[RenderableType]:
         yield table.headline(self.name, f", {self.subtitle}")
         yield self._figures()
         yield from table.notes(self.remarks)
-        parts = (table.saved(self.saved, everything), table.again(self.again, everything), table.less(self.less))
+        parts = (table.saved(self.saved, everything, hint), table.again(self.again, everything), table.less(self.less))
         for part in parts:
             lines = list(part)
             if lines:

@@ -14,7 +14,7 @@ from jointcut.partition.budget import Planner
 from jointcut.partition.flops import flops
 from jointcut.partition.graph import SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
-from jointcut.partition.picture import human_bytes, short
+from jointcut.partition.picture import human_bytes, short, type_of
 from jointcut.partition.plan import Plan, Saved
 
 #: The shares of the predicted peak whose plans are told.
@@ -88,8 +88,7 @@ class Rows:
     def _saved(self, s: Saved, plan: Plan, late: set[int]) -> SavedRow:
         maker = self.graph.values[s.value].maker
         assert maker is not None, "a plan saves no argument"
-        copies = f"{s.copies} × " if s.copies > 1 else ""
-        type_ = f"{copies}{s.dtype}[{','.join(map(str, s.shape))}]"
+        type_ = type_of(s.dtype, s.shape, s.copies)
         where = self.path(maker), self.outline.lines[maker]
         known = plan.strategy == "save_all" or self.planner.verdicts[s.value].not_recomputed
         reason = s.reason if known else self._instead(s, plan) or s.reason
@@ -117,7 +116,7 @@ class Rows:
         maker = graph.ops[graph.values[largest].maker or 0]
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         name = "the loop" if maker.name == SCAN else maker.name
-        return f"else the result of {name} at {short(self.outline.lines[maker.id])}{rest} would be: {size}"
+        return f"else {size} would be kept in its place: {name} at {short(self.outline.lines[maker.id])}{rest}"
 
     def path(self, op: int) -> str:
         """The module path of an op."""

@@ -60,6 +60,25 @@ class Program:
         found = own if inner is None else self.writer(*inner, depth - 1)
         return found if found.name else own
 
+    def filled(self) -> dict[int, Instruction]:
+        """For each array that is handed to a loop to be written, the instruction of the loop's body that writes it."""
+        found: dict[int, Instruction] = {}
+        for identity, loop in self.instructions.items():
+            given = self.instructions[loop.operands[0]] if loop.opcode == "while" else loop
+            for place, at in enumerate(given.operands if given.opcode == "tuple" and given is not loop else ()):
+                author = self.writer(identity, (place,))
+                while author is not loop and self._is_blank(at):
+                    found[at] = author
+                    at = (self.instructions[at].operands or (at,))[0]
+        return found
+
+    def _is_blank(self, identity: int) -> bool:
+        """Whether an instruction only makes room: a copy, or one number everywhere."""
+        own = self.instructions[identity]
+        if own.opcode == "fusion":
+            own = self.instructions[self.roots[own.called[0]]]
+        return own.opcode in ("broadcast", "copy", "bitcast") and bool(own.operands)
+
     def _inner(self, own: Instruction, index: Index) -> tuple[int, Index] | None:
         """What an instruction passes on, or its body computes; None where it computes something itself."""
         if own.opcode == "while":

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from jointcut.partition.picture import human_bytes, human_seconds, short
 WIDTH = 100
 SHOWN = 12  # rows of a kind that are listed
 
+_AMOUNT = re.compile(r"( and \d+ more)? would be: .*")  # in a reason: what differs from layer to layer
+
 Cell = str | Text
 
 
@@ -34,7 +39,13 @@ def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> s
     out = io.StringIO()
     system = "truecolor" if in_colour else None
     console = Console(
-        file=out, width=WIDTH, force_terminal=in_colour, color_system=system, legacy_windows=False, highlight=False
+        file=out,
+        width=WIDTH,
+        force_terminal=in_colour,
+        force_jupyter=False,  # in a kernel rich would show the text as an output of its own, and write none
+        color_system=system,
+        legacy_windows=False,
+        highlight=False,
     )
     console.print(Group(*parts))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -56,57 +67,85 @@ def figures(rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]) -
     return table
 
 
-def saved(rows: Sequence[SavedRow], everything: bool = False) -> Iterator[RenderableType]:
-    """The saved arrays, the largest first, and below them the reasons by number."""
+def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[RenderableType]:
+    """The saved arrays, the largest first, and below them the reasons by number.
+
+    Without `everything` rows that read the same, as of layers written one after the other, are one row.
+    """
     if not rows:
         return
-    shown = rows if everything else rows[:SHOWN]
-    reasons = list(dict.fromkeys(row.reason for row in shown))
+    groups = [[row] for row in rows] if everything else _alike(rows)
+    shown = groups if everything else groups[:SHOWN]
+    reasons = list(dict.fromkeys(map(_reason, shown)))
     table = _table()
     table.add_column("bytes", justify="right", no_wrap=True)
-    for name, width in (("array", 27), ("made by", 14), ("at", 24), ("needed by", 14)):
+    for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
         table.add_column(name, no_wrap=True, max_width=width)
     table.add_column("why", justify="right", no_wrap=True)
-    for row in shown:
-        at = tail(short(row.line).partition(" (")[0], 24)
-        cells = tail(row.type, 27), cut_off(row.op, 14), at, cut_off(row.needed_by, 14)
-        table.add_row(human_bytes(row.bytes), *cells, str(reasons.index(row.reason) + 1))
+    for own in shown:
+        row = own[0]
+        at = short(row.line)
+        at = at if len(at) <= 23 else tail(at.partition(" (")[0], 23)
+        cells = tail(row.type, 26), cut_off(row.op, 13), at, cut_off(row.needed_by, 13)
+        table.add_row(_times(own) + human_bytes(row.bytes), *cells, str(reasons.index(_reason(own)) + 1))
     yield Text(f"Saved for the backward, {len(rows)} arrays", style="bold")
     yield table
-    yield from _rest(rows[len(shown) :])
+    yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
     for i, reason in enumerate(reasons):
         yield Padding(Text(f"{i + 1}  {reason}"), (0, 0, 0, 2))
 
 
-def _rest(rows: Sequence[SavedRow]) -> Iterator[RenderableType]:
+def _alike(rows: Sequence[SavedRow]) -> list[list[SavedRow]]:
+    """Rows that read the same together, those of most bytes first; how much else would be saved may differ."""
+    groups: dict[Any, list[SavedRow]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, value=0, path="", reason=_AMOUNT.sub("", row.reason))].append(row)
+    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
+
+
+def _reason(rows: Sequence[SavedRow]) -> str:
+    """The reason of rows that read the same, in the words of the first."""
+    first = rows[0].reason
+    return first if all(row.reason == first for row in rows) else f"{first} (for the first of them)"
+
+
+def _times(rows: Sequence[Any]) -> str:
+    return f"{len(rows)} × " if len(rows) > 1 else ""
+
+
+def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
     if rows:
         size = human_bytes(sum(row.bytes for row in rows))
-        yield Text(f"  and {len(rows)} smaller ones, {size}: report.table(everything=True) lists them", style="dim")
+        yield Text(f"  and {len(rows)} smaller ones, {size}: {hint} lists them", style="dim")
 
 
 def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[RenderableType]:
-    """What runs twice, by line."""
+    """What runs twice, by line; without `everything` rows that read the same are one."""
     if not rows:
         return
-    shown = rows if everything else [row for row in rows[:SHOWN] if row.seconds]
+    groups: dict[Any, list[AgainRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.path if everything else "", replace(row, path="")].append(row)
+    found = list(groups.values())
+    shown = found if everything else [own for own in found[:SHOWN] if own[0].seconds]
     table = _table()
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("Mflop", justify="right", no_wrap=True)
-    table.add_column("at", no_wrap=True, max_width=40)
+    table.add_column("at", no_wrap=True, max_width=36)
     table.add_column("ops", no_wrap=True, max_width=36)
-    for row in shown:
-        at = tail(short(row.line), 40)
-        table.add_row(human_seconds(row.seconds), f"{row.flops / 1e6:,.1f}", at, cut_off(row.ops, 36))
+    for own in shown:
+        row, times = own[0], _times(own)
+        cells = times + human_seconds(row.seconds), f"{times}{row.flops / 1e6:,.1f}"
+        table.add_row(*cells, tail(short(row.line), 36), cut_off(row.ops, 36))
     yield Text("Computed again in the backward", style="bold")
     if shown:
         yield table
-    if rest := rows[len(shown) :]:
+    if rest := [row for own in found[len(shown) :] for row in own]:
         taken, count = sum(row.seconds for row in rest), sum(row.count for row in rest)
         cost = human_seconds(taken) if taken else "within what reads them, in no time of their own"
-        yield Text(
-            f"  {'and ' if shown else ''}{count} ops of {len(rest)} {'more ' if shown else ''}lines, {cost}",
-            style="dim",
-        )
+        lines, more = len({row.line for row in rest}), " more" if shown else ""
+        told = f"  {'and ' if shown else ''}{count} ops of {lines}{more} line{'s' if lines > 1 else ''}, {cost}"
+        yield Text(told, style="dim")
 
 
 def less(rows: Sequence[LessRow]) -> Iterator[RenderableType]:

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import jax
@@ -24,7 +25,8 @@ from jointcut import aot
 from jointcut.aot.cache import caching
 from jointcut.aot.cache.store import Store
 from jointcut.aot.command import cli as command
-from jointcut.aot.command import facts, main, shown, usage
+from jointcut.aot.command import facts, main, usage
+from jointcut.partition.picture import human_bytes
 
 MODEL = """
 import functools
@@ -215,32 +217,44 @@ def test_the_script_and_the_module_are_one_command(place):
 # --------------------------------------------------------------------------------------------------------- explain
 
 
-EXPLAINED = """\
-spoken:loss, cut by min_cut
-saved for the backward: 1 array, 24 bytes; no plan saves less than 24
-computed again: broadcast_in_dim
-
-         bytes  array                           made by           at                             why
-            24  float32[2,3]                    tanh              spoken.py:10                     1
-
-why 1: smaller than what it would be recomputed from
-"""
+def explained(*options: str) -> tuple[str, dict[str, Any]]:
+    """What `explain` prints of the loss, and its JSON."""
+    words = ("explain", "spoken:loss", "--example", "spoken:args", *options)
+    return told(*words), json.loads(told(*words, "--json"))
 
 
 def test_explain_prints_what_is_saved_and_why():
-    assert told("explain", "spoken:loss", "--example", "spoken:args", "--no-compile") == EXPLAINED
+    text, found = explained("--no-compile")
+    head, columns, saved, *_ = text.splitlines()
+    assert head == f"spoken:loss, cut by min_cut; on cpu, JAX {jax.__version__}"
+    assert columns.split() == ["jointcut", "plain", "JAX", "ratio"]
+    ours, plain = (found[name]["saved_bytes"] for name in ("totals", "plain"))
+    assert saved.split() == f"saved for the backward {ours} B {plain} B {ours / plain:.2f}".split()
+    assert "24 B  float32[2,3]  tanh" in text and found["saved"][0]["reason"] in text
+    assert found["account"] is None
 
 
 def test_explain_puts_plain_jax_beside_what_it_compiled():
-    lines = told("explain", "spoken:loss", "--example", "args").removeprefix(EXPLAINED).splitlines()
-    found = json.loads(told("explain", "spoken:loss", "--example", "args", "--json"))["memory"]
-    titles = ["activations (temporaries)", "peak, with arguments and results"]
-    rows = [found["activation_bytes"], found["peak_bytes"]]
-    head = "bytes of a step, by XLA's account"
-    assert lines[:2] == ["", f"{head:<40}{'plain JAX':>20}{'jointcut':>20}{'ratio':>10}"]
-    for line, title, row in zip(lines[2:], titles, rows, strict=True):
-        ratio = "" if row["of_plain"] is None else f"{row['of_plain']:.2f}"
-        assert line == f"{title:<40}{row['plain']:>20,}{row['here']:>20,}{ratio:>10}"
+    text, found = explained()
+    account = found["account"]
+    peaks = [human_bytes(account[name]) for name in ("peak_bytes", "plain_peak_bytes")]
+    line = next(line for line in text.splitlines() if line.startswith("peak of the step, XLA's account"))
+    assert line.split("account")[1].split()[:4] == " ".join(peaks).split()
+
+
+@pytest.mark.parametrize("ending", [".html", ".json", ".txt", ".svg"])
+def test_explain_keeps_its_report_in_a_file(place, tmp_path, ending):
+    kept = tmp_path / f"report{ending}"
+    text = told("explain", "spoken:loss", "--example", "args", "--no-compile", "--save", kept)
+    assert text.endswith(f"\n\nwritten to {kept}\n") and kept.stat().st_size > 100
+
+
+def test_a_report_in_no_known_format_is_refused(place, tmp_path):
+    said = refused("explain", "spoken:loss", "--example", "args", "--no-compile", "--save", tmp_path / "report.doc")
+    assert said == (
+        f"{tmp_path / 'report.doc'} has no known ending.\n"
+        "Known names: '.html', '.json', '.pdf', '.png', '.svg', '.txt'."
+    )
 
 
 @pytest.mark.parametrize("example", ["spoken:args", "by_name", "made_args"])
@@ -251,7 +265,7 @@ def test_arguments_come_as_a_tuple_by_name_or_from_a_function(example):
 
 def test_a_parameter_that_has_no_position_is_given_by_name():
     found = json.loads(told("explain", "spoken:norms", "--example", "matrix", "--json"))
-    assert found["memory"]["peak_bytes"]["here"] > 0  # two programs, since it returns no number
+    assert found["account"]["peak_bytes"] > 0  # two programs, since it returns no number
 
 
 @pytest.mark.parametrize(
@@ -264,12 +278,19 @@ def test_what_explain_tells_is_what_the_records_say(place, options, budget, stra
     cut = spoken.made.trace(*spoken.args).partition(strategy, budget=budget)
     run = cut.compile()
     assert found["strategy"] == cut.plan.strategy
-    assert found["saved_bytes"] == cut.plan.bytes_saved
-    assert [s["bytes"] for s in found["saved"]] == sorted((s.bytes for s in cut.plan.saved), reverse=True)
-    assert sum(found["recomputed"].values()) == len(cut.plan.recomputed)
-    assert found["memory"]["peak_bytes"]["plain"] == cut.traced.plain_memory.peak_bytes
-    assert found["memory"]["peak_bytes"]["here"] == run.peak_bytes
-    assert found["memory"]["activation_bytes"]["here"] == run.activation_bytes
+    assert found["totals"]["saved_bytes"] == cut.plan.bytes_saved
+    assert [row["bytes"] for row in found["saved"]] == sorted((s.bytes for s in cut.plan.saved), reverse=True)
+    assert sum(row["count"] for row in found["recomputed"]) == found["totals"]["again_ops"]
+    plain = cut.traced.plain_memory
+    assert (found["account"]["plain_peak_bytes"], found["account"]["plain_temp_bytes"]) == (
+        plain.peak_bytes,
+        plain.temp_bytes,
+    )
+    if strategy is None:
+        assert (found["account"]["peak_bytes"], found["account"]["temp_bytes"]) == (
+            run.peak_bytes,
+            run.activation_bytes,
+        )
     assert found["plans_compiled"] == (len(run.trail) or None)
 
 
@@ -285,37 +306,6 @@ def test_what_a_module_prints_does_not_mix_with_the_answer():
     result = call("explain", "spoken:loss", "--example", "args", "--no-compile", "--json")
     assert result.stderr == "the module speaks\n"
     json.loads(result.stdout)
-
-
-def many(count: int, op: str = "tanh") -> facts.JSON:
-    """What `facts.of_cut` would tell of a large program."""
-    one = {"shape": [64, 128], "dtype": "float32", "copies": 12, "op": op, "scope": "", "reason": "it is dear"}
-    saved = [
-        {**one, "bytes": 10**9 + n, "source": f"/home/somebody/{'deep/' * 9}file.py:{n} (f)"} for n in range(count)
-    ]
-    return {
-        "function": "train:loss",
-        "strategy": "front",
-        "saved": saved,
-        "saved_bytes": count * 10**9,
-        "bound_bytes": None,
-        "recomputed": {f"{op}_{n}": n + 1 for n in range(40)},
-        "recomputed_seconds": 0.0125,
-        "segments": [{"loop": 3, "steps": 8}],
-        "memory": None,
-        "plans_compiled": 2,
-    }
-
-
-def test_a_large_program_fits_in_a_hundred_columns_and_is_listed_whole_if_asked():
-    for op in ("tanh", "a_primitive_of_somebody_else_with_a_long_name"):
-        short, whole = (shown.cut(many(30, op), everything).splitlines() for everything in (False, True))
-        assert max(map(len, [*short, *whole])) <= 100
-        assert sum("12 x float32[64,128]" in line for line in short) == 12
-        assert sum("12 x float32[64,128]" in line for line in whole) == 30
-        assert "  and 18 more: --all lists them" in short
-        assert "which takes 12.500 ms by the model" in whole
-        assert "loop 3 runs in segments of 8 steps" in whole
 
 
 # ------------------------------------------------------------------------------------------- what cannot be explained
@@ -448,7 +438,7 @@ def test_a_fault_of_ours_shows_its_traceback_and_has_an_exit_code_of_its_own(mon
     def fails(*arguments: object) -> None:
         raise KeyError("a slip")
 
-    monkeypatch.setattr(facts, "of_cut", fails)
+    monkeypatch.setattr(facts, "of_report", fails)
     result = call("explain", "spoken:loss", "--example", "args", "--no-compile")
     assert result.exit_code == command.FAULT
     assert result.stderr.endswith("KeyError: 'a slip'\n") and "in fails" in result.stderr
@@ -861,9 +851,9 @@ def test_every_key_of_an_answer_is_in_the_help(artefact, place, cache):
 
 
 def keys(found: object):
-    """The keys of an answer, but those of `results` and `recomputed`, which are names of the user's."""
+    """The keys of an answer, but those of `results`, which are names of the user's."""
     for item in found if isinstance(found, list) else ():
         yield from keys(item)
     for key, value in found.items() if isinstance(found, dict) else ():
         yield key
-        yield from keys(list(value.values()) if key == "results" else [] if key == "recomputed" else value)
+        yield from keys(list(value.values()) if key == "results" else value)

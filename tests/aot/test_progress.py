@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import Primitive
 
 from jointcut import aot
 from jointcut.aot.options import Options
@@ -144,6 +145,33 @@ def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_measure", lambda device: ROOFLINE)
     rates()
     assert told() == [f"{jax.devices()[0].device_kind}: measured in N s, 1.5e+11 flops/s, 37.0 GB/s"]
+
+
+def test_a_first_call_says_that_it_was_compiled_and_a_second_says_nothing(told):
+    for name, count in (("__call__", 1), ("value_and_grad", 3), ("vjp", 3)):
+        function = loss()
+        getattr(function, name)(*ARGS)
+        lines = told()
+        assert lines[-1] == "loss: compiled in N s" and len(lines) == count
+        getattr(function, name)(*ARGS)
+        assert told() == []
+
+
+def test_a_first_call_that_fails_while_it_is_compiled_says_nothing_and_leaves_nothing(told):
+    unknown = Primitive("unknown")
+    unknown.def_abstract_eval(lambda x: x)
+    with pytest.raises(NotImplementedError, match="unknown"):
+        aot.function(lambda x: jnp.sum(unknown.bind(x)))(jnp.ones(3))
+    assert told() == [] and not DISPLAY.running
+
+
+def test_a_call_in_debug_mode_says_that_it_was_checked(told):
+    function = loss()
+    with aot.debug():
+        function.value_and_grad(*ARGS)
+        assert told()[2:] == ["loss: checked in N s"]
+        function.vjp(*ARGS)[1](1.0)
+        assert told()[2:] == 2 * ["loss: checked in N s"]
 
 
 def test_a_stage_that_raises_says_nothing(told):

@@ -14,8 +14,9 @@
   const MANY = 24;
   /** The most boxes that a box shows when it opens, and a side before anything does; longer rows are cut into runs. */
   const MOST = 48;
-  /** How many boxes are shown at first; twice as many where so few are shown that they would say nothing. */
+  /** How many boxes are shown at first, and at most while they lead to what is saved or are so few as to say nothing. */
   const AT_FIRST = 60;
+  const AT_MOST = 120;
   const FEW = 12;
   /** Families of fewer ops than this stay closed at first: to open them would tell nothing. */
   const SMALL = 4;
@@ -36,13 +37,14 @@
    * @property {number} ops how many it holds
    * @property {number} again how many of them are recomputed
    * @property {number} seconds
+   * @property {number} saved bytes of what its ops make and the backward keeps
    * @property {number} first index of its first op
    * @property {number} turn when it runs: the mean index of its ops, without those recomputed where it has others
    */
 
   /** A box of a kind, without children. */
   function makeBox(kind, side, key, name, parent, more) {
-    const counts = { ops: 0, again: 0, seconds: 0, first: Infinity, turn: -1, node: -1, detail: "", loop: false };
+    const counts = { ops: 0, again: 0, seconds: 0, saved: 0, first: Infinity, turn: -1, node: -1, detail: "", loop: false };
     const box = { kind, side, key, id: `${side}-${key}`, name, parent, children: [], depth: 0, ...counts, ...more };
     if (parent) parent.children.push(box);
     return box;
@@ -94,10 +96,13 @@
     const entry = known
       ? makeBox("arguments", "forward", "arguments", "arguments", roots.forward, { first: -1 })
       : null;
+    const kept = nodes.name.map(() => 0);
+    values.node.forEach((node, value) => values.saved[value] && node >= 0 && (kept[node] += values.bytes[value]));
     const leaves = nodes.name.map((name, node) => {
       const side = sideOf(nodes.role[node]);
       const again = nodes.role[node] === "recomputed" ? 1 : 0;
-      const more = { node, first: node, turn: node, ops: 1, again, seconds: nodes.seconds[node] ?? 0 };
+      const more = { node, first: node, turn: node, ops: 1, again, saved: kept[node],
+        seconds: nodes.seconds[node] ?? 0 };
       return makeBox("op", side, `n${node}`, name, scopeBox(nodes.scope[node], side), more);
     });
     return { roots, leaves, entry };
@@ -108,7 +113,7 @@
     let [weight, turns] = [0, 0];
     const own = children.some((child) => child.ops > child.again);
     for (const child of children) {
-      for (const name of ["ops", "again", "seconds"]) box[name] += child[name];
+      for (const name of ["ops", "again", "seconds", "saved"]) box[name] += child[name];
       box.first = Math.min(box.first, child.first);
       const counted = own ? child.ops - child.again : child.ops;
       weight += counted;
@@ -238,14 +243,18 @@
   /** The boxes that open together at first: like-named neighbours with the same parent. */
   const family = (box) => `${box.parent.key} ${box.kind} ${box.name.replace(/\d+/g, "#")}`;
 
-  /** Boxes with children among those given, by family, the largest family first. */
+  /** Boxes with children among those given, by family: those first that make most of what is saved, then the largest. */
   function families(boxes) {
     const found = new Map();
     for (const box of boxes) {
       if (box.children.length > 0) found.set(family(box), [...(found.get(family(box)) ?? []), box]);
     }
-    const size = (members) => members.reduce((total, box) => total + box.ops, 0);
-    return [...found.values()].filter((members) => size(members) >= SMALL).sort((a, b) => size(b) - size(a));
+    const sum = (members, name) => members.reduce((total, box) => total + box[name], 0);
+    return [...found.values()]
+      .map((boxes) => ({ boxes, ops: sum(boxes, "ops"), saved: sum(boxes, "saved"),
+        more: boxes.reduce((total, box) => total + box.children.length, 0) }))
+      .filter(({ ops }) => ops >= SMALL)
+      .sort((a, b) => b.saved - a.saved || b.ops - a.ops);
   }
 
   class GraphModel {
@@ -291,15 +300,17 @@
       return saved.sort((a, b) => bytes[b.value] - bytes[a.value]).slice(0, count);
     }
 
-    /** Open the largest families of boxes while there is room. */
+    /** Open families of boxes while there is room: more room for those that make a good part of what is saved. */
     openAtFirst() {
+      const part = this.roots.forward.saved / 4;
       for (;;) {
         const visible = this.visible();
-        const room = (visible.length < FEW ? 2 : 1) * AT_FIRST - visible.length;
-        const closed = visible.filter((box) => !this.isOpen(box));
-        const next = families(closed).find((boxes) => boxes.reduce((sum, box) => sum + box.children.length, 0) <= room);
+        const room = ({ saved }) =>
+          (visible.length < FEW || (saved > 0 && saved >= part) ? AT_MOST : AT_FIRST) - visible.length;
+        const found = families(visible.filter((box) => !this.isOpen(box)));
+        const next = found.find((family) => family.more <= room(family));
         if (!next) return;
-        for (const box of next) this.open.add(box.key);
+        for (const box of next.boxes) this.open.add(box.key);
       }
     }
 

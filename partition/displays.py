@@ -1,0 +1,94 @@
+"""Show graphs, plans and what changes between two plans in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jointcut.partition.graph import Graph
+from jointcut.partition.outline import PSEUDO
+from jointcut.partition.picture import JSON, graph_view, human_bytes, short, type_of
+from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.plandiff import PlanDiff
+from jointcut.partition.shown import Told, told
+
+_SAVED_COLUMNS = ("bytes", "array", "made by", "source line", "why it is saved")
+
+
+def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None) -> JSON:
+    """The data of a page with the graph, the cut of a plan drawn through it, and what the plan saves."""
+    view = graph_view(graph, plan, id="graph", title=title, lead="")
+    sections: list[JSON] = [{**view, "title": "The graph and the cut" if plan else "The joint program"}]
+    if plan is not None and plan.saved:
+        sections.append({"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": "", **table(plan)})
+    return _page(title, subtitle, sections)
+
+
+def table(plan: Plan, shown: int = 12) -> JSON:
+    """What a plan saves, the largest first, as the table of a page."""
+    rows = sorted(plan.saved, key=lambda s: -s.bytes)
+    columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
+    cells = [_cells(s) for s in rows]
+    keys = [[s.bytes, *own[1:]] for s, own in zip(rows, cells, strict=True)]
+    return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": shown}
+
+
+def figures(plan: Plan) -> list[str]:
+    """A plan's figures, a line each: how it came about, totals, and what is known of seconds and peak."""
+    return str(plan).splitlines()[: len(str(plan).splitlines()) - len(plan.saved)]
+
+
+def _cells(saved: Saved) -> list[str]:
+    array = type_of(saved.dtype, saved.shape, saved.copies)
+    return [human_bytes(saved.bytes), array, saved.op, short(saved.source), saved.reason]
+
+
+def _page(title: str, subtitle: str, sections: Sequence[JSON]) -> JSON:
+    return {"format": 1, "title": title, "subtitle": subtitle, "totals": [], "sections": list(sections)}
+
+
+@told.register
+def _graph(shown: Graph) -> Told:
+    real = sum(op.name not in PSEUDO for op in shown.ops)
+    text = f"<Graph: {real} ops, {len(shown.values)} values, {len(shown.loops) - 1} loops>"
+    return text, graph_page("Joint program", text.strip("<>"), shown)
+
+
+@told.register
+def _plan(shown: Plan) -> Told:
+    first, *rest = figures(shown)
+    lead = "; ".join(rest)
+    saved = {"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": lead, **table(shown)}
+    return str(shown), _page("Plan", first, [saved])
+
+
+@told.register
+def _difference(shown: PlanDiff) -> Told:
+    signed = [*(("-", s) for s in shown.saved_only_before), *(("+", s) for s in shown.saved_only_after)]
+    rows: list[dict[str, Any]] = [
+        {"sign": sign, "cells": _cells(s)} for sign, s in sorted(signed, key=lambda pair: -pair[1].bytes)
+    ]
+    totals, *_ = str(shown).splitlines()
+    before, after = (
+        {"title": name, "lines": lines} for name, lines in zip(shown.strategies, _sides(shown), strict=True)
+    )
+    columns = [{"name": name, "align": "right" if name == "bytes" else "left"} for name in _SAVED_COLUMNS]
+    section = {"kind": "diff", "id": "diff", "title": "What changes", "lead": totals, "columns": columns, "rows": rows}
+    return str(shown), _page("Two plans", totals, [{**section, "before": before, "after": after}])
+
+
+def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:
+    """What only the plan before does, and only the one after, in lines."""
+    sides = (
+        (shown.saved_only_before, shown.recomputed_only_before, shown.segments_only_before),
+        (shown.saved_only_after, shown.recomputed_only_after, shown.segments_only_after),
+    )
+    first, second = (
+        [
+            f"{len(saved)} arrays that only this one saves, {human_bytes(sum(s.bytes for s in saved))}",
+            f"{len(again)} ops that only this one computes again",
+            *(f"loop {loop} in segments of {steps} steps" for loop, steps in loops),
+        ]
+        for saved, again, loops in sides
+    )
+    return first, second
