@@ -29,6 +29,7 @@ from jointcut import aot
 from matplotlib import pyplot as plt
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10})
+np.set_printoptions(precision=3, suppress=True)
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
 
 # %% [markdown]
@@ -60,7 +61,8 @@ cut = function.trace(params, x, ones, ones, highest).partition()
 print(cut.metadata)
 
 # %% [markdown]
-# A line for each array. Of an input: is it read, is it differentiated, is it written, is it the same array
+# A line for each array. Arrays are numbered from 0, and `args[0]` holds two of them: "input 3" is `args[2]`.
+# Of an input: is it read, is it differentiated, is it written, is it the same array
 # as another? Of an output: can it carry a cotangent, and does it share something with an input or with
 # another output? These are the questions that PyTorch's AOTAutograd asks, and the records bear its names
 # (`InputAliasInfo`, `OutputAliasInfo`, `MutationType`), so that whoever knows those will find their way.
@@ -83,10 +85,11 @@ def draw_wrapping(metadata, title):
     inputs, outputs = metadata.input_info, metadata.output_info
     entering = [i for i, info in enumerate(inputs) if info.duplicate_of is None]
     leaving = [i for i, info in enumerate(outputs) if info.output_type.name != "is_input"]
-    rows = max(len(inputs), len(outputs))
+    rows, dark = max(len(inputs), len(outputs)), "#555b66"
     axes = plt.subplots(figsize=(10, 0.52 * rows + 1.2), layout="constrained")[1]
     axes.add_patch(plt.Rectangle((4, -rows + 0.5), 2.4, rows, fc="#eef3f8", ec=GREY))
-    axes.text(5.2, -rows / 2 + 0.5, f"{len(entering)} arrays in\n{len(leaving)} arrays out", ha="center", va="center")
+    counted = f"{len(entering)} arrays in\n{len(leaving)} arrays out"
+    axes.text(5.2, -rows / 2 + 0.5, counted, ha="center", va="center")
     for i, info in enumerate(inputs):
         slot = entering.index(i if info.duplicate_of is None else info.duplicate_of)
         colour = ORANGE if info.mutates_data else GREEN if info.requires_grad else BLUE
@@ -94,16 +97,18 @@ def draw_wrapping(metadata, title):
         axes.plot([2.2, 4], [-i, -slot], style, color=colour, lw=1.8)
         axes.text(2.1, -i, info.path, ha="right", va="center", family="monospace", fontsize=9)
         if info.mutates_data:
-            axes.annotate("", (2.25, -i - 0.16), (4, -slot - 0.16), arrowprops={"arrowstyle": "->", "color": ORANGE})
+            arrow = {"arrowstyle": "->", "color": ORANGE}
+            axes.annotate("", (2.25, -i - 0.16), (4, -slot - 0.16), arrowprops=arrow)
     for i, info in enumerate(outputs):
         axes.text(8.4, -i, info.path, va="center", family="monospace", fontsize=9)
-        axes.text(10.2, -i, info.output_type.name, va="center", fontsize=8, color=GREY)
+        axes.text(10.2, -i, info.output_type.name, va="center", fontsize=8, color=dark)
         if i in leaving:
-            axes.plot([6.4, 8.3], [-leaving.index(i), -i], color=GREEN if info.requires_grad else BLUE, lw=1.8)
+            colour = GREEN if info.requires_grad else BLUE
+            axes.plot([6.4, 8.3], [-leaving.index(i), -i], color=colour, lw=1.8)
         else:
             around = [2.2, 3.3, 3.7, 6.7, 7.1, 8.3], [-info.base_idx, 0.1, 0.8, 0.8, 0.1, -i]
             axes.plot(*around, color=GREY, lw=1.8)
-            axes.text(5.2, 0.95, "never enters as an output: handed back as it is", ha="center", fontsize=8, color=GREY)
+            axes.text(5.2, 0.95, "handed back by the wrapper, as it is", ha="center", fontsize=8, color=dark)
     axes.set(xlim=(0, 14.2), ylim=(-rows + 0.3, 1.4), title=title)
     axes.axis("off")
     plt.show()
@@ -129,8 +134,8 @@ def both(a, b):
 
 two = aot.function(both, argnums=(0, 1))
 a = jnp.arange(3.0)
-print(two.grad(a, a))
-print(jax.grad(both, argnums=(0, 1))(a, a))
+for name, gradients in {"jointcut": two.grad(a, a), "jax.grad": jax.grad(both, argnums=(0, 1))(a, a)}.items():
+    print(name, *gradients)
 
 # %% [markdown]
 # A program that was compiled for this would be wrong for two different arrays. `two(a, b)` itself sees the
@@ -150,7 +155,8 @@ run.value_and_grad(a, a + 1)
 _, (_, _, same, _) = function(params, x, ones, ones, highest)
 _, (_, _, copy, _) = jax.jit(loss)(params, x, ones, ones, highest)
 print("jointcut: the same array?", same is x)
-print("jax.jit:  the same array?", copy is x, "- the same memory?", copy.unsafe_buffer_pointer() == x.unsafe_buffer_pointer())
+print("jax.jit:  the same array?", copy is x)
+print("jax.jit:  the same memory?", copy.unsafe_buffer_pointer() == x.unsafe_buffer_pointer())
 
 # %% [markdown]
 # ## 4. A reference is written once
@@ -206,7 +212,8 @@ w, batch = jax.random.normal(jax.random.key(2), (512, 512)), jax.random.normal(j
 for donated in ((), 0):
     function = aot.function(step, donate_argnums=donated)
     cut = function.trace(w, batch).partition()
-    print(f"donate_argnums={donated!s:3} {cut.compile().peak_bytes / 1e6:.2f} MB;", cut.metadata.input_info[0])
+    peak = cut.compile().peak_bytes
+    print(f"donate_argnums={donated!s:3} {peak / 1e6:.2f} MB;", cut.metadata.input_info[0])
 
 given = jnp.array(w)
 function.value_and_grad(given, batch)
@@ -252,7 +259,7 @@ print(gradient.data)
 #
 # ## 7. A gradient of rows
 #
-# Now the other way round: an argument that is dense, whose gradient is not. A table of 50,000 words, of
+# Now the other way round: an argument that is dense, whose gradient is not. A table of 20,000 words, of
 # which a batch reads a few hundred. The gradient is a table as large, and nearly all of it is zero.
 # `sparse_gradients` names such a table by its path (the one that the metadata shows), and its gradient
 # comes as the rows that were read.
@@ -264,10 +271,10 @@ def words(params, ids):
 
 
 weights = {
-    "table": jax.random.normal(jax.random.key(4), (50_000, 64)),
+    "table": jax.random.normal(jax.random.key(4), (20_000, 64)),
     "w": jax.random.normal(jax.random.key(5), (64, 64)) / 8,
 }
-ids = jax.random.randint(jax.random.key(6), (256,), 0, 50_000)
+ids = jax.random.randint(jax.random.key(6), (256,), 0, 20_000)
 table = weights["table"]
 
 peaks = {}
@@ -286,7 +293,7 @@ for row, (name, size) in enumerate(peaks.items()):
     axes.text(size / 1e6 + 0.1, row, f"{size / 1e6:.2f} MB", va="center")
 axes.set_yticks(range(2), [f"gradient as {name}" for name in peaks])
 axes.invert_yaxis()
-axes.set(xlabel=f"peak of the step beside the table of {table.nbytes / 1e6:.1f} MB", xlim=(0, 15))
+axes.set(xlabel=f"peak of the step beside the table of {table.nbytes / 1e6:.1f} MB", xlim=(0, 6.2))
 axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
@@ -311,11 +318,12 @@ ours = aot.function(powers, static_argnums=2, static_argnames="activation")
 square = jnp.eye(64) * 0.9
 for depth, activation in ((1, "tanh"), (4, "tanh"), (4, "sin")):
     cut = ours.trace(square, jnp.ones((32, 64)), depth, activation=activation).partition()
-    print(f"{depth} × {activation:4}: {cut.plan.bytes_saved:6,} bytes saved in {len(cut.plan.saved)} arrays")
+    made_by = ", ".join(saved.op for saved in cut.plan.saved)
+    print(f"{depth} × {activation:4}: {cut.plan.bytes_saved:6,} bytes saved, made by {made_by}")
 
 # %% [markdown]
-# `tanh` is saved as its result, `sin` as what goes in: one choice for the derivative that is computed from
-# the output, another for the one that is not.
+# The derivative of `tanh` is computed from its result, that of `sin` from its operand: so it is another
+# array that is saved.
 #
 # ## 9. Names and positions
 #

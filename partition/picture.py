@@ -18,7 +18,7 @@ from jointcut.partition.classify import classify
 from jointcut.partition.graph import STEP, Graph, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.outline import PSEUDO, outline
-from jointcut.partition.places import Name, cell, names
+from jointcut.partition.places import Name, names
 from jointcut.partition.plan import Plan, runs_forward
 
 JSON = dict[str, Any]
@@ -33,7 +33,7 @@ _REST = "everything else"
 
 
 def short(line: str) -> str:
-    """A `file:line (function)` without the folders above what tells the file; a notebook's cell as `In[3]`.
+    """A `file:line (function)` without the folders above what tells the file.
 
     A cell of a notebook, whose file is named by the kernel's process and a hash, is a `cell`.
 
@@ -44,7 +44,7 @@ def short(line: str) -> str:
     parts = Path(path).parts
     if any(part.startswith("ipykernel_") for part in parts[-2:-1]):
         return f"cell{colon}{rest}"
-    return f"{cell(path) or '/'.join(parts[-2:])}{colon}{rest}"
+    return f"{'/'.join(parts[-2:])}{colon}{rest}"
 
 
 def shared(paths: Iterable[Sequence[str]]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import site
-import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -111,14 +110,6 @@ def calls_of(calls: tuple[str, ...]) -> tuple[Name, ...]:
         if text not in _NOBODY:
             found.append(Name("call", text, line))
     return tuple(found)
-
-
-def cell(path: str) -> str:
-    """How a notebook calls the cell that a file stands for: `In[3]`; empty for other files, and outside notebooks."""
-    asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = None if asked is None else asked()
-    found = None if shell is None else shell.compile.format_code_name(path)
-    return "" if found is None else found[1]
 
 
 def names(places: Sequence[Place]) -> list[tuple[Name, ...]]:

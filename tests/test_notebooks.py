@@ -19,7 +19,7 @@ nbformat, notebooks = import_module("nbformat"), import_module("notebooks")
 v4 = nbformat.v4
 
 #: Those that take a few seconds, the start of a kernel included.
-QUICK = ["00_from_scratch"]
+QUICK = ["00_from_scratch", "02_read_a_plan"]
 
 NAMES = notebooks.names()
 MOST_BYTES = 500_000

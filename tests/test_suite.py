@@ -46,17 +46,19 @@ def plain(program: Program):
     return (value[0] if program.has_aux else value), gradient
 
 
-# One test for each program, since building the arguments takes as long as a compilation.
+# One test for each program, since building the arguments takes as long as a compilation. Every other program runs
+# inside jax.jit too, and the rest in half precision.
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_gradient_of_every_program_is_that_of_plain_jax(name):
     source = load(name, "tiny")
     wraps_where_it_says(source)
-    for dtype in DTYPES:
+    in_jit = list(PROGRAMS).index(name) % 2 == 0
+    for dtype in ["float32"] if in_jit else DTYPES:
         program = source.cast(DTYPES[dtype])
         bound = program.tolerance[dtype]
         value, wanted = plain(program)
         ours = aot.function(program.loss, has_aux=program.has_aux)
-        calls = {"own": ours.value_and_grad} | ({"jit": jax.jit(ours.value_and_grad)} if dtype == "float32" else {})
+        calls = {"own": ours.value_and_grad} | ({"jit": jax.jit(ours.value_and_grad)} if in_jit else {})
         for where, call in calls.items():
             result, gradient = call(*program.arguments)
             got = result[0] if program.has_aux else result

@@ -64,7 +64,8 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
     colours = [REST if g["name"] == "everything else" else COLOURS[i % len(COLOURS)] for i, g in enumerate(groups)]
     stacks = [np.asarray(g["bytes"]) / unit for g in groups]
     labels = [_middle(g["name"], 44) for g in groups]
-    areas = axes.stackplot(steps, *stacks, colors=colours, labels=labels, linewidth=0, step="mid")
+    style = {"colors": colours, "labels": labels, "linewidth": 0, "step": "mid"}
+    areas = axes.stackplot(steps, *stacks, **style) if stacks else []
     _ghost(axes, section, unit, unit_name)
     _peak(axes, section, unit, unit_name)
     axes.axvline(section["boundary"] - 0.5, color="#444444", linewidth=0.8)
@@ -72,7 +73,7 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
         title=f"{name}: memory over a step, by {names[by]}",
         xlabel="operations in the order they run: forward, then backward",
         ylabel=f"bytes alive ({unit_name})",
-        xlim=(-0.5, len(steps) - 0.5),
+        xlim=(-0.5, max(len(steps), 1) - 0.5),
         ylim=(0, 1.18 * highest / unit),
     )
     for at, side, text in (

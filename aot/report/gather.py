@@ -18,6 +18,7 @@ from jointcut.aot.report.rivals import rivals
 from jointcut.aot.report.rows import Rows
 from jointcut.partition import segments
 from jointcut.partition.budget import Candidate, Planner
+from jointcut.partition.displays import table
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, lifetimes
 from jointcut.partition.mincut import save_all
 from jointcut.partition.outline import outline
@@ -82,19 +83,38 @@ def gather(
     again, less = rows.again(plan), rows.less(plan, front, here)
     fixed, flops = cut.traced.program.fixed_bytes, rows.step_flops()
     ours = totals(mine, plan, here, fixed, again, flops)
-    plain = totals(plains, uncut, point(planner.candidate(uncut)), fixed, (), flops)
+    there = point(planner.candidate(uncut))
+    plain = totals(plains, uncut, there, fixed, (), flops)
     default = planner.default() if is_plain else None
     told = Report(
         name, plan, is_plain, ours, plain, rows.saved(plan), again, less, front, here, account, jax.default_backend(),
         mine, plains, (), None if default is None else default.bytes_saved,
     )  # fmt: skip
     marks = [(name, point(planner.candidate(rival))) for name, rival in rivals(planner)]
-    return replace(told, sections=_sections(told, planner, marks, _REPLAYED if lives is None else _ASSIGNED))
+    budgets = _budgets(told, marks, None if is_plain else there)
+    return replace(told, sections=_sections(told, planner, budgets, _REPLAYED if lives is None else _ASSIGNED))
 
 
-def _sections(told: Report, planner: Planner, marks: list[tuple[str, ParetoPoint]], how: str) -> tuple[JSON, ...]:
+def _explained(told: Report) -> Plan:
+    """The plan with the reasons that the report gives."""
+    reasons = {row.value: row.reason for row in told.saved}
+    return replace(told.plan, saved=tuple(replace(s, reason=reasons[s.value]) for s in told.plan.saved))
+
+
+def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]], plain: ParetoPoint | None) -> JSON:
+    """The front with the plan's own reasons, the policies as marks, and plain JAX."""
+    section = told.front.section(marks)
+    points = [
+        {**p, "saved": table(_explained(told), shown=8)} if i == section["chosen"] else p
+        for i, p in enumerate(section["points"])
+    ]
+    place = None if plain is None else {"peak_bytes": plain.peak_bytes, "seconds": plain.seconds}
+    return {**section, "title": "Other budgets", "lead": _FRONT, "points": points, "plain": place}
+
+
+def _sections(told: Report, planner: Planner, budgets: JSON, how: str) -> tuple[JSON, ...]:
     """What the page shows, in order."""
-    graph = graph_view(planner.graph, told.plan, planner.seconds, id="graph", title=told.name, lead=_GRAPH)
+    graph = graph_view(planner.graph, _explained(told), planner.seconds, id="graph", title=told.name, lead=_GRAPH)
     fixed = human_bytes(told.totals.fixed_bytes)
     memory = timeline(
         told.life,
@@ -110,13 +130,18 @@ def _sections(told: Report, planner: Planner, marks: list[tuple[str, ParetoPoint
     return (
         memory,
         {**graph, "title": "The graph and the cut"},
-        sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}),
+        sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
         *([sections.again(told.again)] if told.again else []),
         *([sections.less(told.less)] if told.less else []),
-        told.front.section(marks),
+        budgets,
     )
 
 
+_FRONT = (
+    "Each point is a plan: click it to see what it saves. The line is the fastest within a peak. Extra time is what "
+    "computing again takes, and writing and reading what is saved. The other marks are policies of jax.checkpoint "
+    "around the whole loss, in jointcut's order of the backward."
+)
 _GRAPH = "Forward at the left, backward at the right, and what is saved crossing the cut between them."
 _ASSIGNED = "As XLA scheduled the compiled step and assigned its memory; a loop's body is shown once."
 _REPLAYED = (

@@ -90,7 +90,8 @@ def _boundary(made: Sequence[Instruction]) -> int:
 def _buffers(found: Assignment, times: Sequence[int], program: Program, where: Any) -> Iterator[Lifetime]:
     """The values as buffers, by what writes them; of two that share a place at one time, the bytes are the later one's.
 
-    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made.
+    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made, and
+    what XLA arranges anew by what it arranges.
     """
     pieces: dict[tuple[int, int, Instruction], int] = defaultdict(int)
     filled = program.filled()
@@ -98,7 +99,7 @@ def _buffers(found: Assignment, times: Sequence[int], program: Program, where: A
         first, last = bisect_left(times, start), bisect_right(times, end) - 1
         if first <= last:
             author = filled.get(value.maker) or program.writer(value.maker, value.index)
-            pieces[first, last, author] += size
+            pieces[first, last, program.named(author)] += size
     for (first, last, i), size in sorted(pieces.items(), key=lambda piece: piece[0][:2]):
         yield Lifetime(size, "", _op(i), where(i.name, i.frame), first, last)
 
@@ -118,12 +119,22 @@ def _slots(values: Sequence[Value]) -> Iterator[tuple[int, Value, int, int]]:
         for slot in range(rank[value.offset], rank[value.offset + value.size]):
             stays[slot].append(value)
     for slot, own in stays.items():
-        size = bounds[slot + 1] - bounds[slot]
-        own.sort(key=lambda v: (v.start, v.end))
-        for i, value in enumerate(own):
-            end = min([value.end, *(later.start - 1 for later in own[i + 1 : i + 2])])
-            if value.start <= end:
-                yield size, value, value.start, end
-            reach = value.end
-            if i + 1 < len(own) and own[i + 1].end < reach:  # the later one lies within: what is left is this one's
-                yield size, value, own[i + 1].end + 1, reach
+        for value, start, end in _newest(own):
+            yield bounds[slot + 1] - bounds[slot], value, start, end
+
+
+def _newest(own: Sequence[Value]) -> Iterator[tuple[Value, int, int]]:
+    """When each of the values in one place is the newest there, of those that begin together the longest-lived."""
+    waiting = sorted(own, key=lambda v: (v.start, v.end), reverse=True)
+    alive: list[Value] = []  # the newest last
+    since = 0
+    for time in sorted({edge for v in own for edge in (v.start, v.end + 1)}):
+        before = alive[-1] if alive else None
+        alive = [v for v in alive if v.end >= time]
+        while waiting and waiting[-1].start == time:
+            alive.append(waiting.pop())
+        after = alive[-1] if alive else None
+        if after is not before:
+            if before is not None:
+                yield before, since, time - 1
+            since = time

@@ -70,10 +70,25 @@ class Account:
 class Report:
     """What one plan of one program keeps, computes again, and costs.
 
-    `plain` are the totals of plain JAX, whose plan is `save_all`; `is_plain` tells that this report is of that. `less`
-    lists what smaller budgets would cost. `account` is XLA's own where it was asked for its figures
-    (`cut.explain(measure=False)` does not); then `life` and `plain_life` are what it holds at each of its instructions,
-    and else a replay of the plans.
+    `print` gives a table, Jupyter a page, and `save` keeps either in a file.
+
+    Attributes:
+        name: of the function.
+        plan: what is saved and what is recomputed.
+        is_plain: whether this is a report of plain JAX, whose plan is `save_all`.
+        totals: the plan's figures.
+        plain: those of plain JAX.
+        saved: the saved arrays, the largest first.
+        again: what runs twice, by the user's line.
+        less: what smaller budgets would cost.
+        front: all plans that no other betters in both peak and time.
+        here: the place of this plan among them.
+        account: XLA's own figures, None where it was not asked for them (`cut.explain(measure=False)`).
+        backend: where it was compiled, or would be: "cpu", "gpu", "tpu".
+        life: what is alive at each step: XLA's instructions where it was asked, else a replay of the plan.
+        plain_life: the same of plain JAX.
+        sections: what the page shows, as plain JSON.
+        default_saved_bytes: what jointcut's default plan would save, in a report of plain JAX.
     """
 
     name: str
@@ -130,11 +145,19 @@ class Report:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What else there is to say of the totals."""
+        again = [f"{self.totals.again_ops} ops run twice: {self._price}"] if self.totals.again_ops else []
+        return (*again, *self.bounds)
+
+    @property
+    def _price(self) -> str:
+        """What runs twice, in flops and seconds."""
+        more = self.totals.again_flops / max(self.totals.step_flops, 1.0)
+        return f"{more:.1%} more flops, {human_seconds(self.totals.again_seconds)} by the model"
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Which loops run in segments, the least that other plans save, and what jointcut would save."""
         found = []
-        if self.totals.again_ops:
-            more = self.totals.again_flops / max(self.totals.step_flops, 1.0)
-            taken = human_seconds(self.totals.again_seconds)
-            found.append(f"{self.totals.again_ops} ops run twice: {more:.1%} more flops, {taken} by the model")
         if self.plan.segments:
             loops = ", ".join(f"loop {loop} of {steps} steps" for loop, steps in self.plan.segments)
             found.append(f"loops that run in segments: {loops}")
@@ -142,6 +165,8 @@ class Report:
             found.append(
                 f"no plan that computes nothing heavy twice saves less than {human_bytes(self.plan.bound_bytes)}"
             )
+        if self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes:
+            found.append("XLA by itself computes again some of what plain JAX's backward reads, and holds less of it")
         if self.is_plain and self.default_saved_bytes is not None:
             found.append(f"jointcut would save {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
         return tuple(found)
@@ -183,12 +208,12 @@ class Report:
             {"label": name, "value": human_bytes(ours), "detail": self._detail(ours, plain)}
             for name, ours, plain in self.compared()
         ]
-        again = {"label": "run twice", "value": f"{self.totals.again_ops} ops", "detail": "; ".join(self.remarks[:1])}
+        again = {"label": "computed again", "value": f"{self.totals.again_ops} ops", "detail": self._price}
         return {
             "format": 1,
             "title": self.name,
             "subtitle": self.subtitle,
-            "totals": [*totals, again] if self.remarks else totals,
+            "totals": totals if self.is_plain else [*totals, again],
             "sections": list(self.sections),
         }
 

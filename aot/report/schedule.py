@@ -14,6 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -60,6 +61,18 @@ class Program:
         found = own if inner is None else self.writer(*inner, depth - 1)
         return found if found.name else own
 
+    @cached_property
+    def bodies(self) -> dict[int, int]:
+        """The body of the loop whose condition a computation is."""
+        return {loop.called[1]: loop.called[0] for loop in self.instructions.values() if loop.opcode == "while"}
+
+    def named(self, own: Instruction, depth: int = 8) -> Instruction:
+        """An instruction of the user's program; of one that XLA added, what it works on, if that is one."""
+        at = own
+        while not at.name and at.operands and depth:
+            at, depth = self.instructions[at.operands[0]], depth - 1
+        return at if at.name else own
+
     def filled(self) -> dict[int, Instruction]:
         """For each array that is handed to a loop to be written, the instruction of the loop's body that writes it."""
         found: dict[int, Instruction] = {}
@@ -85,8 +98,8 @@ class Program:
             return self.roots[own.called[0]], index  # the condition comes behind the body
         if own.opcode == "fusion":
             return self._updated(own)
-        if own.opcode == "parameter" and index:  # of a loop's body: what the step before has written
-            return self.roots[own.computation], index
+        if own.opcode == "parameter" and index:  # of a loop's body or condition: what the step before has written
+            return self.roots[self.bodies.get(own.computation, own.computation)], index
         if own.opcode == "tuple" and index:
             return own.operands[index[0]], index[1:]
         if own.opcode == "get-tuple-element":

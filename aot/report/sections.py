@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.partition.picture import JSON, human_bytes, human_seconds, shared, short
 
 _SHOWN = 12
+_NAMED = 5  # arrays and kinds of ops in a cell
+_MOST_LINES = 3  # that are told above the saved arrays
 
 
 def without_what_is_shared(paths: Sequence[str]) -> list[str]:
@@ -42,17 +45,32 @@ def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequ
     }
 
 
-def saved(rows: Sequence[SavedRow], places: dict[int, int]) -> JSON:
-    """The saved arrays; `places` gives the place of a value among those of the graph's section."""
+def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = ()) -> JSON:
+    """The saved arrays; `places` gives the place of a value among those of the graph's section.
+
+    `remarks` are what else there is to say of them all.
+    """
     paths = without_what_is_shared([r.path for r in rows])
     cells = [
         [(human_bytes(r.bytes), r.bytes), r.type, f"{r.op} at {short(r.line)}", path, r.needed_by, r.reason]
         for r, path in zip(rows, paths, strict=True)
     ]
-    lead = "What the forward hands to the backward, the largest first. A row shows its array in the graph."
+    told = [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
+    lead = " ".join([*_by_line(rows), "The largest first; a row leads to its array in the graph.", *told])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
     made = _section("saved", "Saved for the backward", lead, columns, cells)
     return {**made, "values": [places.get(r.value) for r in rows]}
+
+
+def _by_line(rows: Sequence[SavedRow]) -> list[str]:
+    """How much is saved in all, and the lines that make most of it."""
+    total = sum(r.bytes for r in rows)
+    lines: Counter[str] = Counter()
+    for r in rows:
+        lines[short(r.line) or "no known line"] += r.bytes
+    most = [f"{line}, {human_bytes(size)}" for line, size in lines.most_common(_MOST_LINES)]
+    arrays = f"{len(rows)} arrays" if len(rows) != 1 else "One array"
+    return [f"{arrays}, {human_bytes(total)}.", *([f"Most of it is made at {'; '.join(most)}."] if most else [])]
 
 
 def again(rows: Sequence[AgainRow]) -> JSON:
@@ -76,12 +94,31 @@ def less(rows: Sequence[LessRow]) -> JSON:
             continue
         time = f"{'+' if r.extra_seconds >= 0 else '−'}{human_seconds(abs(r.extra_seconds))}", r.extra_seconds
         net = r.freed_bytes - r.kept_bytes
-        freed = "; ".join(f"{row.type} {row.op} at {short(row.line)}" for row in r.freed[:5])
-        more = f"; and {len(r.freed) - 5} more" if len(r.freed) > 5 else ""
-        cells.append(
-            [share, (human_bytes(r.peak_bytes), r.peak_bytes), time, (human_bytes(net), net), freed + more, r.again]
-        )
-    lead = "The fastest plan that was found within a smaller predicted peak: what it no longer saves, and what it runs "
-    lead += "again instead."
-    columns = ">memory, >predicted peak, >extra time, >freed, no longer saved, computed again instead"
+        peak = human_bytes(r.peak_bytes), r.peak_bytes
+        cells.append([share, peak, time, (human_bytes(net), net), _freed(r.freed), _few(r.again)])
+    lead = "For each budget the fastest plan that was found within it: the time that it takes beyond this one, how "
+    lead += "much less it saves, and what it computes again instead. Give its peak as the budget to have it."
+    columns = ">memory, >predicted peak, >extra time, >saves less by, no longer saved, computed again instead"
     return _section("less", "With less memory", lead, columns, cells)
+
+
+def _freed(rows: Sequence[SavedRow]) -> str:
+    """Arrays that are no longer saved, by op and line, the most bytes first."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        sizes[f"{row.op} at {short(row.line)}"].append(row.bytes)
+    found = sorted(sizes.items(), key=lambda item: -sum(item[1]))
+    told = [
+        f"{human_bytes(sum(own))}, {len(own)} × {name}" if len(own) > 1 else f"{human_bytes(sum(own))}, {name}"
+        for name, own in found[:_NAMED]
+    ]
+    rest = sum(len(own) for _, own in found[_NAMED:])
+    return "; ".join([*told, *([f"and {rest} more"] if rest else [])])
+
+
+def _few(ops: str) -> str:
+    """The first kinds of ops of a list of them, and how many more there are; what follows the list stays."""
+    names, semicolon, rest = ops.partition("; ")
+    kinds = names.split(", ")
+    more = [f"and {len(kinds) - _NAMED} more kinds"] if len(kinds) > _NAMED + 1 else kinds[_NAMED:]
+    return ", ".join([*kinds[:_NAMED], *more]) + semicolon + rest

@@ -27,7 +27,7 @@ from jointcut.partition.picture import human_bytes, human_seconds, short
 WIDTH = 100
 SHOWN = 12  # rows of a kind that are listed
 
-_AMOUNT = re.compile(r"( and \d+ more)? would be: .*")  # in a reason: what differs from layer to layer
+_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # in a reason: what differs from layer to layer
 
 Cell = str | Text
 
@@ -46,6 +46,8 @@ def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> s
         color_system=system,
         legacy_windows=False,
         highlight=False,
+        markup=False,  # float32[b,8] is no markup
+        emoji=False,
     )
     console.print(Group(*parts))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -106,7 +108,7 @@ def _alike(rows: Sequence[SavedRow]) -> list[list[SavedRow]]:
 def _reason(rows: Sequence[SavedRow]) -> str:
     """The reason of rows that read the same, in the words of the first."""
     first = rows[0].reason
-    return first if all(row.reason == first for row in rows) else f"{first} (for the first of them)"
+    return first if all(row.reason == first for row in rows) else f"for the first: {first}"
 
 
 def _times(rows: Sequence[Any]) -> str:

@@ -28,20 +28,22 @@ from jointcut.partition.errors import RecordError, choices, message
 FORMAT = 1
 KINDS = ("timeline", "graph", "pareto", "table", "diff")
 STYLES = ("page.css", "graph.css")
-SCRIPTS = (
-    "vendor.js",
-    "kit.js",
-    "shell.js",
-    "cursor.js",
-    "timeline.js",
-    "pareto.js",
-    "tables.js",
-    "graph-model.js",
-    "graph-layout.js",
-    "graph-words.js",
-    "graph-draw.js",
-    "graph.js",
-)
+
+#: The scripts in the order they run, with the kinds of sections that need them; a page carries no others.
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    "vendor.js": ("timeline", "pareto", "graph"),
+    "kit.js": KINDS,
+    "shell.js": KINDS,
+    "cursor.js": ("timeline",),
+    "timeline.js": ("timeline",),
+    "pareto.js": ("pareto",),
+    "tables.js": KINDS,
+    "graph-model.js": ("graph",),
+    "graph-layout.js": ("graph",),
+    "graph-words.js": ("graph",),
+    "graph-draw.js": ("graph",),
+    "graph.js": ("graph",),
+}
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _PAGE = """<!DOCTYPE html>
@@ -71,12 +73,14 @@ def page(data: Mapping[str, Any]) -> str:
     format or holds what JSON cannot hold, a section has an unknown kind, or two have one id.
     """
     _check(data)
+    kinds = {section["kind"] for section in data["sections"]}
+    scripts = [name for name, needed_by in SCRIPTS.items() if kinds.intersection(needed_by)]
     return _PAGE.format(
         policy=_POLICY,
         title=escape(f"{data['title']} · jointcut"),
         styles="\n".join(f"<style>\n{_asset(name)}</style>" for name in STYLES),
         data=_embedded(data),
-        scripts="\n".join(f"<script>\n{_asset(name)}</script>" for name in SCRIPTS),
+        scripts="\n".join(f"<script>\n{_asset(name)}</script>" for name in scripts),
     )
 
 

@@ -88,11 +88,14 @@ def test_the_picture_marks_the_plan_that_was_chosen_and_names_its_axes():
     assert axes.get_ylim()[0] == 0
 
 
-def test_a_notebook_shows_the_picture_or_without_matplotlib_the_text(monkeypatch):
-    picture = FRONT._repr_png_()
-    assert picture is not None and picture.startswith(b"\x89PNG")
+def test_a_notebook_gets_a_page_a_picture_and_the_text_and_without_matplotlib_no_picture(monkeypatch):
+    shown = FRONT._repr_mimebundle_(include=None, exclude=None)
+    assert set(shown) == {"text/plain", "text/html", "image/png"}
+    assert shown["text/plain"] == str(FRONT)
+    assert shown["image/png"].startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert FRONT._repr_png_() is None
+    bare = {name: form for name, form in shown.items() if name != "image/png"}
+    assert FRONT._repr_mimebundle_() == bare
     with pytest.raises(JointcutError) as refused:
         FRONT.plot()
     assert str(refused.value) == "Pareto.plot needs matplotlib.\npip install matplotlib, or print the front instead."

@@ -302,9 +302,14 @@ def test_a_row_leads_to_the_graph_and_the_graph_to_the_row(opened):
     tab.locator("#saved .reach").first.click()
     assert 0 <= tab.locator(f"#{graph['id']} h2").bounding_box()["y"] < 500
     before = tab.locator("#saved tr.marked").get_attribute("data-value")
-    tab.locator(".handle").first.press("Enter")
+    handle = tab.locator(".handle").first
+    handle.focus()
+    place = handle.bounding_box()["y"]
+    handle.press("Enter")
     marked = tab.locator("#saved tr.marked")
     assert marked.get_attribute("data-value") != before
+    assert handle.bounding_box()["y"] == pytest.approx(place, abs=2)
+    tab.get_by_role("button", name="Its row in the table").click()
     assert 0 <= marked.bounding_box()["y"] < 500
 
 

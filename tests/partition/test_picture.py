@@ -196,7 +196,7 @@ def test_what_paths_share_leaves_each_its_last_name(paths):
         assert len({path[: count + 1] for path in known}) > 1
 
 
-@given(st.lists(st.sampled_from(["home", "me", "train"]), max_size=4), st.integers(1, 999))
+@given(st.lists(st.sampled_from(["home", "me", "train"]), min_size=1, max_size=4), st.integers(1, 999))
 @quick
 def test_a_line_keeps_its_file_and_the_folder_of_it(folders, number):
     line = f"/{'/'.join([*folders, 'model.py'])}:{number} (loss)"

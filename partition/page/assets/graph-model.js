@@ -14,7 +14,7 @@
   const MANY = 24;
   /** The most boxes that a box shows when it opens, and a side before anything does; longer rows are cut into runs. */
   const MOST = 48;
-  /** How many boxes are shown at first, and at most while they lead to what is saved or are so few as to say nothing. */
+  /** How many boxes are shown at first: up to the most where they make much of what is saved, or are very few. */
   const AT_FIRST = 60;
   const AT_MOST = 120;
   const FEW = 12;
@@ -33,7 +33,7 @@
    * @property {number} node index of an op, else -1
    * @property {Box|null} parent
    * @property {Array<Box>} children
-   * @property {number} depth
+   * @property {number} depth below its root
    * @property {number} ops how many it holds
    * @property {number} again how many of them are recomputed
    * @property {number} seconds
@@ -44,8 +44,9 @@
 
   /** A box of a kind, without children. */
   function makeBox(kind, side, key, name, parent, more) {
-    const counts = { ops: 0, again: 0, seconds: 0, saved: 0, first: Infinity, turn: -1, node: -1, detail: "", loop: false };
-    const box = { kind, side, key, id: `${side}-${key}`, name, parent, children: [], depth: 0, ...counts, ...more };
+    const counts = { ops: 0, again: 0, seconds: 0, saved: 0, first: Infinity, turn: -1 };
+    const rest = { depth: 0, node: -1, detail: "", loop: false };
+    const box = { kind, side, key, id: `${side}-${key}`, name, parent, children: [], ...counts, ...rest, ...more };
     if (parent) parent.children.push(box);
     return box;
   }
@@ -93,16 +94,14 @@
     };
     const roots = { forward: scopeBox(0, "forward"), backward: scopeBox(0, "backward") };
     const known = values.saved.some((saved, value) => saved && values.node[value] < 0);
-    const entry = known
-      ? makeBox("arguments", "forward", "arguments", "arguments", roots.forward, { first: -1 })
-      : null;
+    const entry = known && makeBox("arguments", "forward", "arguments", "arguments", roots.forward, { first: -1 });
     const kept = nodes.name.map(() => 0);
     values.node.forEach((node, value) => values.saved[value] && node >= 0 && (kept[node] += values.bytes[value]));
     const leaves = nodes.name.map((name, node) => {
       const side = sideOf(nodes.role[node]);
       const again = nodes.role[node] === "recomputed" ? 1 : 0;
-      const more = { node, first: node, turn: node, ops: 1, again, saved: kept[node],
-        seconds: nodes.seconds[node] ?? 0 };
+      const [ops, saved, seconds] = [1, kept[node], nodes.seconds[node] ?? 0];
+      const more = { node, first: node, turn: node, ops, again, saved, seconds };
       return makeBox("op", side, `n${node}`, name, scopeBox(nodes.scope[node], side), more);
     });
     return { roots, leaves, entry };
@@ -146,8 +145,9 @@
       if (last && source !== null && last.source === source) last.children.push(child);
       else rows.push({ source, children: [child] });
     }
+    const name = (source) => section.sources[source].split("/").at(-1) || "ops"; // without its folder
     return rows.map(({ source, children }, serial) =>
-      children.length === 1 ? children[0] : enclose(box, children, section.sources[source] || "ops", `l${serial}`));
+      (children.length === 1 ? children[0] : enclose(box, children, name(source), `l${serial}`)));
   }
 
   /** Children in runs, about as many as each then holds; a run is named by its ends. */
@@ -234,16 +234,16 @@
       .map(([value, to]) => ({
         value,
         saved: values.saved[value],
-        from: leaves[values.node[value]] ?? entry,
+        from: leaves[values.node[value]] ?? (entry || null),
         to: [...to].sort((a, b) => a - b).map((node) => leaves[node]),
       }))
       .filter(({ from }) => from !== null && from.side === "forward");
   }
 
-  /** The boxes that open together at first: like-named neighbours with the same parent. */
+  /** What the boxes share that open together at first: parent, kind and name. */
   const family = (box) => `${box.parent.key} ${box.kind} ${box.name.replace(/\d+/g, "#")}`;
 
-  /** Boxes with children among those given, by family: those first that make most of what is saved, then the largest. */
+  /** Boxes with children among those given, by family: those first that make most of what is saved. */
   function families(boxes) {
     const found = new Map();
     for (const box of boxes) {
@@ -252,7 +252,7 @@
     const sum = (members, name) => members.reduce((total, box) => total + box[name], 0);
     return [...found.values()]
       .map((boxes) => ({ boxes, ops: sum(boxes, "ops"), saved: sum(boxes, "saved"),
-        more: boxes.reduce((total, box) => total + box.children.length, 0) }))
+        largest: Math.max(...boxes.map((box) => box.saved)), more: boxes.flatMap((box) => box.children).length }))
       .filter(({ ops }) => ops >= SMALL)
       .sort((a, b) => b.saved - a.saved || b.ops - a.ops);
   }
@@ -284,9 +284,7 @@
     }
 
     /** Close every box. */
-    collapse() {
-      this.open.clear();
-    }
+    collapse = () => this.open.clear();
 
     /** Open all that holds a box, so that it can be seen. */
     reveal(box) {
@@ -296,19 +294,17 @@
     /** The saved values that take the most bytes, largest first, each with the box of the op that makes it. */
     largest(count) {
       const { bytes } = this.section.values;
-      const saved = this.crossings.filter((crossing) => crossing.saved);
-      return saved.sort((a, b) => bytes[b.value] - bytes[a.value]).slice(0, count);
+      return this.crossings.filter((one) => one.saved).sort((a, b) => bytes[b.value] - bytes[a.value]).slice(0, count);
     }
 
-    /** Open families of boxes while there is room: more room for those that make a good part of what is saved. */
+    /** Open families of boxes while there is room: more room for a box that makes a good part of what is saved. */
     openAtFirst() {
-      const part = this.roots.forward.saved / 4;
+      const part = Math.max(1, this.roots.forward.saved / 3);
       for (;;) {
         const visible = this.visible();
-        const room = ({ saved }) =>
-          (visible.length < FEW || (saved > 0 && saved >= part) ? AT_MOST : AT_FIRST) - visible.length;
-        const found = families(visible.filter((box) => !this.isOpen(box)));
-        const next = found.find((family) => family.more <= room(family));
+        const most = ({ largest }) => (visible.length < FEW || largest >= part ? AT_MOST : AT_FIRST);
+        const closed = visible.filter((box) => !this.isOpen(box));
+        const next = families(closed).find((family) => visible.length + family.more <= most(family));
         if (!next) return;
         for (const box of next.boxes) this.open.add(box.key);
       }
@@ -400,6 +396,5 @@
 
   /** Read a section of kind `graph` into its model. */
   J.graphModel = (section) => new GraphModel(section);
-  J.graphUnder = under;
-  J.graphCommon = common;
+  Object.assign(J, { graphUnder: under, graphCommon: common });
 })();

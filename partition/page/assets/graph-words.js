@@ -106,6 +106,23 @@
     ]);
   };
 
+  /**
+   * What was picked at the cut, in words: the largest value of a handle, why it is saved, and how many others are.
+   *
+   * @returns {string}
+   */
+  J.graphPicked = ({ values, nodes, sources, texts }, held) => {
+    const [value] = held;
+    const where = sources[values.source[value]];
+    const why = reason({ values, texts }, value);
+    return [
+      `${J.bytes(values.bytes[value])}, ${values.type[value]}, made by ${maker({ nodes, values }, value)}`,
+      `${where ? ` at ${where}` : ""}.`,
+      why && ` Why it is saved: ${why}.`,
+      held.length > 1 && ` It is the largest of ${held.length} on this line.`,
+    ].filter(Boolean).join("");
+  };
+
   /** What a screen reader says of a handle. */
   J.graphHandleLabel = (section, { values: held, bytes, from, to }) => {
     const what = held.length === 1 ? section.values.type[held[0]] : J.count(held.length, "value");

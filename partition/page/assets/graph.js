@@ -2,7 +2,8 @@
  * Draw the graph with the cut through it, and let it be opened, searched, zoomed and walked by keyboard.
  *
  * Reads a section of kind `graph`: `scopes`, `nodes`, `values`, `edges`, `arguments`, `sources` and `texts`. Listens
- * for `value`, whose maker it opens and shows; a handle on the cut tells `value` of the largest that it stands for.
+ * for `value`, whose maker it opens and shows; a handle on the cut tells `value` of the largest that it stands for. Why
+ * that is saved is said below the picture, and `row` leads from there to the tables.
  */
 "use strict";
 
@@ -28,10 +29,12 @@
       this.svg = J.svg("svg", { class: "graph", role: "group", "aria-label": this.summary.text },
         J.graphDefinitions(this.id), this.world);
       element.classList.add("graph-view");
-      element.append(this.controls(), J.graphKey(this.id), J.element("div", { class: "graph-frame" }, this.svg));
+      this.picked = J.element("p", { class: "graph-picked", hidden: true });
+      element.append(this.controls(), J.graphKey(this.id), J.element("div", { class: "graph-frame" }, this.svg),
+        this.picked);
       this.bindZoom();
       this.svg.addEventListener("keydown", (event) => this.press(event));
-      page.on("value", ({ value }) => this.showValue(value));
+      page.on("value", ({ value, from }) => from !== section.id && this.showValue(value));
       this.draw();
       J.fit(this.svg, (width) => this.resize(width));
     }
@@ -282,7 +285,7 @@
     /** Do what a click does: open or close a box, tell a handle's value. */
     act(id) {
       const { box, handle, element } = this.items.get(id);
-      if (handle) this.page.emit("value", { value: handle.values[0] });
+      if (handle) this.pick(handle.values);
       if (!box || box.children.length === 0) return;
       const seen = this.items.get(id).rect;
       const { k, x, y } = this.d3.zoomTransform(this.svg);
@@ -295,6 +298,26 @@
       this.touched = true;
       if (focused) this.items.get(id).element.focus({ preventScroll: true });
       J.announce(`${box.name} ${this.model.isOpen(box) ? `opened, ${J.count(box.children.length, "box")}` : "closed"}`);
+    }
+
+    /** Tell all views the largest of some values, mark it here, and say below the picture why it is saved. */
+    pick(values) {
+      const [value] = values;
+      this.chosen = new Set([value, this.model.leaves[this.section.values.node[value]] ?? this.model.entry]);
+      this.mark();
+      this.tell(values);
+      this.page.emit("value", { value, from: this.section.id });
+    }
+
+    /** Say below the picture what a value is and why it is saved, with a way to its row where there is a table. */
+    tell(values) {
+      const said = J.graphPicked(this.section, values);
+      const holds = ({ kind, values: rows }) => kind === "table" && rows?.includes(values[0]);
+      const listed = this.page.data.sections.some(holds);
+      this.picked.replaceChildren(said, ...(listed ? [" ", J.element("button", { type: "button",
+        onclick: () => this.page.emit("row", { value: values[0] }) }, "Its row in the table")] : []));
+      this.picked.hidden = false;
+      J.announce(said);
     }
 
     /** Move among what is visible, open and close, zoom: by keys. */
@@ -362,7 +385,9 @@
     showValue(value) {
       const node = this.section.values.node[value];
       const box = node >= 0 ? this.model.leaves[node] : this.model.entry;
-      if (box) this.show(box, [{ from: box, value }]);
+      if (!box) return;
+      this.show(box, [{ from: box, value }]);
+      this.tell([value]);
     }
   }
 

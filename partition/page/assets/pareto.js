@@ -79,8 +79,16 @@
     J.svg("path", { class: `point-shape shape-${item.kind}`, d: d3.symbol(item.shape, item.size)(),
       transform: item.turn ?? null });
 
-  /** Names beside the items that have one, where they touch no item and no other name. */
-  function labels(items, frame) {
+  /** The rectangles along the front's line, which names had better not lie on. */
+  const along = (points, frame) => d3.pairs(corners(points, frame.most)).flatMap(([a, b]) => {
+    const [left, right] = [frame.xOf(a.bytes), frame.xOf(b.bytes)];
+    const [above, below] = [frame.yOf(a.seconds), frame.yOf(b.seconds)];
+    return [{ x: left, y: above - 2, width: right - left, height: 4 },
+      { x: right - 2, y: Math.min(above, below), width: 4, height: Math.abs(below - above) }];
+  });
+
+  /** Names beside the items that have one, where they touch no item, no other name, and better not the line. */
+  function labels(items, frame, line) {
     const at = (item) => ({ x: frame.xOf(item.peak_bytes), y: frame.yOf(item.seconds) });
     const taken = items.map(at).map(({ x, y }) => ({ x: x - 7, y: y - 7, width: 14, height: 14 }));
     const named = items.filter((item) => item.label).sort((a, b) => (b.kind === "chosen") - (a.kind === "chosen"));
@@ -91,7 +99,7 @@
       const wished = [[10, -8], [-width - 10, -8], [-width / 2, -26], [-width / 2, 10], [4, -24], [4, 8],
         [-width - 4, -24], [-width - 4, 8], [-width / 2, -36]];
       const place = J.place({ width, height: LINE, at: wished.map(([dx, dy]) => ({ x: x + dx, y: y + dy })) },
-        frame.plot, taken);
+        frame.plot, taken, line);
       if (!place?.wished) return null; // farther away it would seem to name something else; the legend has it
       taken.push(place);
       return J.svg("text", { class: "label strong", x: place.x + 4, y: place.y + 12, "aria-hidden": "true" }, text);
@@ -180,7 +188,7 @@
       viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-label": summary(section, items) },
       J.svg("g", { "aria-hidden": "true" }, J.axes(frame, titles(frame), false)),
       J.svg("path", { class: "front-line", d: line(corners(section.points, frame.most)) }),
-      labels(items, frame), buttons(items, frame, state, pick));
+      labels(items, frame, along(section.points, frame)), buttons(items, frame, state, pick));
   }
 
   /** Draw the section; see the top of this file for what it reads. */

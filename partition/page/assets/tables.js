@@ -167,15 +167,21 @@
     if (graph) document.getElementById(graph.id).scrollIntoView({ behavior: J.still() ? "auto" : "smooth" });
   };
 
-  /** Draw a section of kind `table`; it marks the row of a value that any view selects, and scrolls to it. */
+  /**
+   * Draw a section of kind `table`. It marks the row of a value that any view selects, and scrolls to it where a `row`
+   * is asked for, or where there is no graph to go to.
+   */
   J.sections.table = (element, section, page) => {
+    const graph = page.data.sections.some(({ kind }) => kind === "graph");
     const table = J.table(element, section, section.title, (value) => J.follow(page, value, section.id));
-    page.on("value", ({ value, from }) => {
+    const mark = (value, goes) => {
       const row = J.mark(element, value);
-      if (!row || from === section.id) return;
-      if (row.hidden) table.showAll();
-      row.scrollIntoView({ block: "center", behavior: J.still() ? "auto" : "smooth" });
-    });
+      if (row?.hidden) table.showAll();
+      if (row && goes) row.scrollIntoView({ block: "center", behavior: J.still() ? "auto" : "smooth" });
+      return row;
+    };
+    page.on("value", ({ value, from }) => mark(value, !graph && from !== section.id));
+    page.on("row", ({ value }) => mark(value, true)?.querySelector("button")?.focus({ preventScroll: true }));
   };
 
   /** One side of a diff. */

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -33,7 +35,7 @@ def check(compiled) -> None:
     assert [m.side for m in life.moments] == sorted((m.side for m in life.moments), key=[*Side].index)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lstm", "gru", "ode", "gnn", "vae", "maml"])
+@pytest.mark.parametrize("name", ["mlp", "lstm", "gnn"])
 def test_the_most_that_a_program_of_the_suite_holds_is_its_temp_allocation_up_to_gaps(name, suite):
     traced = suite(name)
     with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
@@ -68,8 +70,7 @@ def stacked(weights, x):
 def line_of(function, text) -> str:
     """`file:line` of the first line of a function with a text in it."""
     code = function.__code__
-    with open(code.co_filename, encoding="utf-8") as file:
-        lines = file.read().splitlines()[code.co_firstlineno - 1 :]
+    lines = Path(code.co_filename).read_text(encoding="utf-8").splitlines()[code.co_firstlineno - 1 :]
     return f"{code.co_filename}:{code.co_firstlineno + next(i for i, line in enumerate(lines) if text in line)} "
 
 
@@ -98,7 +99,7 @@ def test_the_stacks_of_a_scan_stand_at_the_lines_of_the_body_that_make_them():
     stacks = [b for b in life.buffers if b.bytes >= 24 * 4 * 128 * 128]
     known = {line_of(layer, "x @ w"), line_of(layer, "jnp.tanh"), line_of(stacked, "layer(w, c)")}
     assert stacks
-    assert all(any(b.place.line.startswith(line) for line in known) for b in stacks if b.first < life.boundary)
+    assert all(any(b.place.line.startswith(line) for line in known) for b in stacks)
 
 
 def test_the_forward_comes_before_the_backward_and_both_know_their_scopes():
@@ -109,10 +110,10 @@ def test_the_forward_comes_before_the_backward_and_both_know_their_scopes():
         return jnp.sum(x**2)
 
     life = held(step_of(loss, MATRIX, MATRIX))
-    products = [(m.side, m.place.modules) for m in life.moments if m.op == "dot_general"]
-    assert [side for side, _ in products] == [Side.FORWARD] * 2 + [Side.BACKWARD] * (len(products) - 2)
-    assert [modules for _, modules in products[:2]] == [("first",), ("second",)]
-    assert {modules for _, modules in products[2:]} == {("first",), ("second",)}
+    forward = [m.place.modules for m in life.moments if m.side is Side.FORWARD and m.op in ("dot_general", "tanh")]
+    assert forward == [("first",), ("first",), ("second",), ("second",)]
+    backward = [m.place.modules for m in life.moments if m.side is Side.BACKWARD and m.place.modules]
+    assert backward == sorted(backward, reverse=True) and set(backward) == {("first",), ("second",)}
 
 
 def test_a_device_that_tells_no_assignment_holds_nothing_that_we_know():

@@ -1,0 +1,207 @@
+"""The table fits 100 columns whatever it tells, loses no number, and is plain where nobody sees colours."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointcut.aot.report import table
+from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
+from jointcut.aot.report.table import cut_off, tail
+from jointcut.partition.picture import human_bytes
+from programs import CORPUS, named
+
+NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][::9]  # that one cannot be traced
+SUITE = ("mlp", "gpt-scan", "flax-linen")
+quick = settings(deadline=None, max_examples=25, derandomize=True, database=None)
+CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def check(report) -> None:
+    """The laws of every report's table."""
+    for everything in (False, True):
+        plain, coloured = (report.table(everything, in_colour) for in_colour in (False, True))
+        assert all(len(line) <= table.WIDTH for line in plain.splitlines())
+        assert "\x1b" not in plain and "\x1b[" in coloured
+        assert [line.rstrip() for line in CODES.sub("", coloured).splitlines()] == plain.splitlines()
+        assert not any(line != line.rstrip() for line in plain.splitlines())
+    assert human_bytes(report.totals.saved_bytes) in plain
+    assert all(human_bytes(row.bytes) in plain for row in report.saved)
+
+
+@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
+@pytest.mark.parametrize("name", SUITE)
+def test_the_table_of_a_program_of_the_suite_fits(name, strategy, suite):
+    with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
+        check(suite(name).partition(strategy).explain(measure=False))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_a_program_of_the_corpus_fits(name, traced):
+    with named(name).precision():
+        check(traced(name).partition().explain(measure=False))
+
+
+# ------------------------------------------------------------------------------------ any rows
+
+texts = st.text(st.sampled_from("abc xyz/_0[],×"), max_size=120)
+lines = st.builds(lambda path, n, name: f"/{path}/model.py:{n} ({name})", texts, st.integers(1, 99_999), texts)
+sizes = st.integers(0, 10**14)
+numbers = st.floats(0, 1e6)
+saved_rows = st.lists(st.builds(SavedRow, st.integers(0, 99), sizes, texts, texts, texts, lines, texts, texts))
+again_rows = st.lists(st.builds(AgainRow, texts, lines, st.integers(1, 10**4), texts, st.floats(0, 1e18), numbers))
+less_rows = st.lists(
+    st.builds(LessRow, st.sampled_from([0.9, 0.4]), sizes | st.none(), numbers, sizes, sizes, saved_rows.map(tuple)),
+    max_size=4,
+)
+
+
+def shown(parts) -> list[str]:
+    found = table.written(parts, False).splitlines()
+    assert all(len(line) <= table.WIDTH for line in found)
+    return found
+
+
+@quick
+@given(saved_rows.filter(bool), st.booleans())
+def test_any_saved_arrays_fit_and_no_number_is_cut(rows, everything):
+    found = shown(table.saved(rows, everything, "report.table(everything=True)"))
+    assert found[0] == f"Saved for the backward, {len(rows)} arrays"
+    numbers = [row.bytes for row in rows] if everything else [max(row.bytes for row in rows)]
+    assert all(any(human_bytes(n) in line for line in found) for n in numbers if n or everything)
+
+
+@quick
+@given(again_rows, less_rows)
+def test_any_costs_fit(again, less):
+    shown(table.again(again, True))
+    shown(table.again(again))
+    found = shown(table.less(less))
+    assert all(any(human_bytes(row.peak_bytes) in line for line in found) for row in less if row.peak_bytes is not None)
+
+
+def test_alike_layers_are_one_row_and_their_number_is_not_cut():
+    """48 layers, each array with a type and an op as wide as its column."""
+    rows = [
+        SavedRow(i, 262_144_000, "float32[100,200,300,40000]", "dot_general_long", f"block ({i})",
+                 "/home/user/training/transformer.py:1234 (attend)", "12 dot_general", "it is heavy")
+        for i in range(48)
+    ]  # fmt: skip
+    found = shown(table.saved(rows, False, "hint"))
+    assert "48 × 262.1 MB" in found[2] and len(found) == 4
+
+
+def test_what_stands_in_brackets_or_between_colons_is_the_users_and_stays():
+    """A size that is known later has a name, which a terminal's markup would take for a style."""
+    row = SavedRow(0, 8, "float32[b,128]", "[bold]", "", "/me/:smile:.py:3 (f)", "[/red]", "[link]")
+    found = "\n".join(shown(table.saved([row], True, "hint")))
+    assert all(text in found for text in ("float32[b,128]", "[bold]", ":smile:.py:3", "[/red]", "1  [link]"))
+
+
+@quick
+@given(texts, st.integers(2, 40))
+def test_a_text_that_is_too_long_keeps_its_beginning_or_its_end(text, width):
+    begun, ended = cut_off(text, width), tail(text, width)
+    assert max(len(begun), len(ended)) <= width
+    if len(text) <= width:
+        assert begun == ended == text
+    else:
+        assert text.startswith(begun[:-1]) and begun[-1] == ended[0] == "…"
+        assert text.endswith(ended[1:])
+
+
+# ------------------------------------------------------------------------------------ where it is written
+
+
+class Screen:
+    def __init__(self, is_terminal: bool):
+        self.isatty = lambda: is_terminal
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "in_colour"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_show_them(is_terminal, variables, in_colour, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Screen(is_terminal))
+    written = table.written([table.headline("loss", ", cut")])
+    monkeypatch.undo()
+    assert ("\x1b[" in written) == in_colour
+
+
+def test_in_a_notebook_the_text_is_returned_and_not_shown(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert table.written([table.headline("loss", ", cut")], False) == "loss, cut"
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+from jointcut import aot
+from jointcut.partition.cost import Roofline
+
+def loss(w, x):
+    for _ in range(2):
+        y = x @ w
+        x = jnp.tanh(y) * jnp.sin(x)
+    return jnp.sum(x)
+
+struct = jax.ShapeDtypeStruct((64, 64), "float32")
+cut = aot.function(loss, cost=Roofline(1e11, 1e10, 1e10, 1e9)).trace(struct, struct).partition("min_cut")
+print(cut.explain(measure=False))
+"""
+
+
+def test_a_pipe_gets_the_whole_text_plain(tmp_path):
+    script = tmp_path / "here" / "train.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT, encoding="utf-8")
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, script], capture_output=True, check=True, env=env)
+    told = done.stdout.decode().replace(jax.__version__, "0.0.0").splitlines()
+    assert told == TOLD.strip("\n").splitlines()
+
+
+TOLD = """
+loss, cut by min_cut; on cpu, JAX 0.0.0
+                             jointcut  plain JAX  ratio
+saved for the backward        49.2 kB   131.1 kB   0.38
+most alive in the forward     49.2 kB    81.9 kB   0.60
+most alive in the backward   114.7 kB   114.7 kB   1.00
+arguments and results         49.2 kB    49.2 kB   1.00
+peak of the step, predicted  192.5 kB
+2 ops run twice: 2.8% more flops, 8.19 µs by the model
+no plan that computes nothing heavy twice saves less than 49.2 kB
+
+Saved for the backward, 3 arrays
+      bytes  array           made by  at                      needed by   why
+2 × 16.4 kB  float32[64,64]  tanh     here/train.py:9 (loss)  2 mul, sub    1
+    16.4 kB  float32[64,64]  sin      here/train.py:9 (loss)  mul           2
+  1  else 16.4 kB would be kept in its place: dot_general at here/train.py:8 (loss)
+  2  not recomputed: it ends a chain of transcendental functions
+
+Computed again in the backward
+   time  Mflop  at                      ops
+8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
+
+With less memory
+memory      peak  extra time    freed  of it                        by computing again
+  −20%  151.6 kB    −11.1 µs  16.4 kB  tanh at train.p… and 1 more  dot_general, tanh, sin
+  −40%      none                       no plan was found
+"""

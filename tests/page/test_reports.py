@@ -1,0 +1,149 @@
+"""Reports of a real program, saved and opened in a real browser: what the page shows is what the report says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jointcut.aot.report.report import Report
+from jointcut.partition.picture import human_bytes
+from page.browser import axe_findings
+from page.graph_tab import STILL, carried
+from page.report_tab import MOST_KB, cells, closed_makers, explained, is_true_to, section
+
+
+@pytest.fixture(scope="module")
+def report() -> Callable[[str], Report]:
+    """`report(name)` explains a program once."""
+    known: dict[str, Report] = {}
+
+    def of(name: str) -> Report:
+        if name not in known:
+            known[name] = explained(name)
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", ["gpt-scan", "measured"])
+def test_a_saved_report_opens_with_every_section_and_tells_the_figures_of_the_report(name, report, opened, tmp_path):
+    told = report(name)
+    text = told.save(tmp_path / "report.html").read_text("utf-8")
+    tab = opened(text, **STILL)  # which fails at the end on a console error or a request
+    is_true_to(told, tab)
+    assert len(text.encode()) <= 1e3 * MOST_KB
+    assert carried(tab) == told.totals.saved_bytes
+    assert 0 < max(closed_makers(tab)) <= 0.6 * told.totals.saved_bytes
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_a_row_leads_to_its_value_in_the_graph_with_the_reason_that_the_report_gives(place, report, opened):
+    told = report("gpt-scan")
+    row = told.saved[place]
+    tab = opened(told.html, height=700, **STILL)
+    tab.locator("#saved tbody tr").nth(place).locator("button").click()
+    assert 0 <= tab.locator("#graph h2").bounding_box()["y"] < 700
+    said = tab.locator(".graph-picked").text_content()
+    assert tab.evaluate("jointcut.bytes", row.bytes) in said and row.reason in said
+    assert f"made by {row.op}" in said
+    chosen = tab.locator(".handle.chosen")
+    assert chosen.count() == 1
+    label = chosen.get_attribute("aria-label")
+    assert row.type in label or "values" in label
+    maker = tab.locator(".box.op.chosen")
+    assert maker.count() == 1
+    maker.hover()
+    assert row.reason in tab.get_by_role("tooltip").text_content()
+
+
+def test_a_handle_marks_its_row_and_the_page_stays_until_the_row_is_asked_for(report, opened):
+    told = report("gpt-scan")
+    tab = opened(told.html, height=700, **STILL)
+    tab.locator("#graph").scroll_into_view_if_needed()
+    handle = tab.locator(".handle").first
+    handle.focus()
+    before = tab.evaluate("scrollY")
+    handle.press("Enter")
+    marked = tab.locator("#saved tr.marked")
+    assert marked.count() == 1
+    assert tab.evaluate("scrollY") == before
+    tab.get_by_role("button", name="Its row in the table").click()
+    assert 0 <= marked.bounding_box()["y"] < 700
+    assert cells(tab, "#saved tr.marked td:last-child")[0] in tab.locator(".graph-picked").text_content()
+
+
+def test_a_point_of_the_curve_shows_what_that_plan_saves(report, opened):
+    told = report("gpt-scan")
+    points = section(told, "pareto")["points"]
+    tab = opened(told.html)
+    buttons = tab.locator("#pareto .point:is([data-kind=plan], [data-kind=chosen])")
+    assert buttons.count() == len(points)
+    order = sorted(points, key=lambda p: (p["peak_bytes"], -p["seconds"]))
+    for place in (0, len(points) // 2, len(points) - 1):
+        buttons.nth(place).dispatch_event("click")
+        saved = sorted((s.bytes for s in front_plan(told, order[place]).saved), reverse=True)
+        assert cells(tab, "#pareto .front-table td:first-child") == [human_bytes(size) for size in saved]
+
+
+def front_plan(told: Report, point: dict[str, Any]) -> Any:
+    """The plan that a point of the page stands for."""
+    shown = (*told.front.points, told.here)
+    return next(p.plan for p in shown if (p.peak_bytes, p.seconds) == (point["peak_bytes"], point["seconds"]))
+
+
+def test_the_page_says_what_a_fifth_less_memory_costs(report, opened):
+    told = report("gpt-scan")
+    (fifth,) = [row for row in told.less if row.share == pytest.approx(0.8)]
+    assert fifth.peak_bytes is not None
+    row = opened(told.html).locator("#less tbody tr").filter(has_text="−20%")
+    shown = row.locator("td").evaluate_all("all => all.map(one => one.textContent)")
+    assert shown[1] == human_bytes(fifth.peak_bytes)
+    assert shown[3] == human_bytes(fifth.freed_bytes - fifth.kept_bytes)
+    assert all(cell for cell in shown)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious_in_a_report(theme, report, opened):
+    assert axe_findings(opened(report("measured").html, theme=theme, **STILL)) == []
+
+
+def test_dark_mode_changes_the_ground_and_nothing_of_what_is_said(report, opened):
+    html = report("gpt-scan").html
+    light, dark = (opened(html, theme=theme) for theme in ("light", "dark"))
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert light.evaluate(ground) != dark.evaluate(ground)
+    assert light.locator("main").inner_text() == dark.locator("main").inner_text()
+
+
+def test_the_keyboard_alone_gets_from_the_top_to_a_value_its_reason_and_its_row(report, opened):
+    told = report("gpt-scan")
+    tab = opened(told.html, **STILL)
+    for key, goal in (("Tab", "closest('.graph') !== null"), ("PageDown", "classList.contains('handle')")):
+        presses = 0
+        while not tab.evaluate(f"document.activeElement.{goal}"):
+            tab.keyboard.press(key)
+            presses += 1
+            assert presses < 100
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    value = tab.evaluate("document.activeElement.closest('tr').dataset.value")
+    row = [str(v) for v in section(told, "saved")["values"]].index(value)
+    assert told.saved[row].reason in tab.locator(".graph-picked").text_content()
+
+
+@pytest.mark.parametrize("width", [400, 700])
+def test_no_report_is_wider_than_its_window(width, report, opened):
+    tab = opened(report("measured").html, width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_report_says_the_same_in_its_page_and_in_its_record(report):
+    told = report("measured")
+    record = json.loads(json.dumps(told.to_dict()))
+    table = section(told, "saved")
+    assert [keys[0] for keys in table["keys"]] == [row["bytes"] for row in record["saved"]]
+    assert [keys[-1] for keys in table["keys"]] == [row["reason"] for row in record["saved"]]
