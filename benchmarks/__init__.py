@@ -7,8 +7,6 @@ Files, in reading order:
 - methods: Build one training step in each of the ways that we compare.
 - scaling: Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.
-- wire: Read protocol buffers without their schema.
-- timeline: Replay how many bytes a compiled program holds at each instruction.
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
@@ -20,6 +18,7 @@ Files, in reading order:
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - artefacts: Time export, load and the first step of a process, with the compiled cache and without.
+- pages: Measure the saved report: how large its file is, and how soon a browser shows it.
 - wounds: Wound an artefact: the mutants of `mutants`, each the same for the same seed and number.
 - mutants: Damage artefacts in every way, and see that each is refused or proves equal.
 - storm_worker: Put and get entries of a store until killed, and write down what the store said.

@@ -99,7 +99,7 @@ def programs() -> Iterator[tuple[str, Program]]:
 
 def main() -> None:
     """Measure the pages, and print the table and the promise."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--opened", type=int, default=5, help="how often each page is opened (%(default)s)")
     options = parser.parse_args()
     found = next(filter(None, map(shutil.which, BROWSERS)), None)

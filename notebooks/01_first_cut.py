@@ -104,7 +104,7 @@ print(f"{plain.totals.saved_bytes / 1e6:.1f} MB in {plain.totals.num_saved} arra
 print(f"{sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6:.1f} MB of parameters")
 
 # %% [markdown]
-# That is thirty times the parameters. None of it is a result; all of it is there because some equation of
+# That is twenty times the parameters. None of it is a result; all of it is there because some equation of
 # the backward reads it.
 #
 # ## 3. Decorate, and look
@@ -134,6 +134,7 @@ report
 # - The coloured mountain is ours, and has the same shape, but each block leaves less behind.
 # - The backward of ours has more steps, and small teeth: something is computed again, read, and dropped at
 #   once. That is all the price there is, and we shall measure it.
+# - *No module known* are copies that XLA makes of values as they pass from the forward to the backward.
 #
 # The same as text, with the figures:
 

@@ -98,8 +98,8 @@ print(*tight.compile().trail, sep="\n")
 
 # %% [markdown]
 # *Promised* is what the model expected, *takes* is XLA's word. The two differ, here by up to a quarter, and
-# in both directions. That is why a plan counts only once it is compiled: whatever you get holds its budget, by
-# the account of the compiler that will run it. (The last attempt is for a plan that would be faster still.)
+# in both directions. That is why a plan counts only once it is compiled: whatever you get holds its budget,
+# by the account of the compiler that will run it. (The last attempt is for a plan that would be faster.)
 #
 # ## 2. Such a share
 #

@@ -43,5 +43,5 @@ class CompilerWrapper(Protocol):
         ...
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """Return a call that speaks the convention of `target`, given one that speaks the simpler one."""
+        """Return a call in the convention that `pre_compile` was given, by one in that of `target`, its result."""
         ...

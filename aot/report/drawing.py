@@ -108,7 +108,8 @@ def _peak(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
     axes.plot([at], [high], "v", color="black", markersize=5, label="_peak")
     right = at > len(section["total"]) * 0.8
     place = {"xytext": (-8 if right else 8, 4), "textcoords": "offset points", "ha": "right" if right else "left"}
-    axes.annotate(f"peak {high:.1f} {unit_name}", (at, high), fontsize=9, va="bottom", **place)
+    box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.0}  # over the dashed line of plain JAX
+    axes.annotate(f"peak {high:.1f} {unit_name}", (at, high), fontsize=9, va="bottom", bbox=box, **place)
 
 
 def _middle(text: str, width: int) -> str:

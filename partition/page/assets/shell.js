@@ -133,6 +133,7 @@
 
   /** Build the page out of its data. */
   J.start = () => {
+    document.documentElement.toggleAttribute("data-framed", globalThis.parent !== globalThis);
     const data = JSON.parse(document.getElementById("jointcut-data").textContent);
     const elements = data.sections.map(frame);
     const links = data.sections.map((section) => link(section.id, section.title));
