@@ -197,7 +197,7 @@ def _kept_data(data: NotebookNode) -> dict[str, Any]:
 
 def _without_paths(text: str) -> str:
     text = _CELL_FILE.sub("cell", text)
-    for path in (FOLDER, FOLDER.parent, Path(sysconfig.get_path("purelib"))):
+    for path in (Path(sysconfig.get_path("purelib")), FOLDER, FOLDER.parent):  # the first may lie in the last
         text = text.replace(f"{path}/", "")
     temporary = re.compile(re.escape(tempfile.gettempdir()) + r"/tmp\w+")
     return temporary.sub("temporary", text).replace(str(Path.home()) + "/", "~/")

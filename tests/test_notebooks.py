@@ -163,6 +163,7 @@ def test_times_widgets_and_the_names_of_cells_are_not_kept():
         (f"{Path.home()}/x.npz", "~/x.npz"),
         (f"{tempfile.gettempdir()}/ipykernel_123/4567.py:3", "cell:3"),
     ],
+    ids=["beside the notebooks", "sources", "a library", "temporary", "home", "a cell"],
 )
 def test_a_path_of_this_machine_is_shortened_wherever_it_stands(path, left):
     error = v4.new_output("error", ename="ValueError", evalue=f"in '{path}'", traceback=["many", "lines"])
