@@ -30,9 +30,12 @@ def build(out: Path) -> int:
             path = stage / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
-        shutil.rmtree(out, ignore_errors=True)
+        site = Path(made, "site")  # myst-nb leaves a folder of its own beside it
         options = ["--quiet", "--fail-on-warning", "--keep-going", f"--conf-dir={HERE}", f"--doctree-dir={made}/trees"]
-        return sphinx_build(["--builder=html", *options, str(stage), str(out)])
+        code = sphinx_build(["--builder=html", *options, str(stage), str(site)])
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(site, out)
+        return code
 
 
 if __name__ == "__main__":
