@@ -11,8 +11,10 @@ import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -264,20 +266,34 @@ class Report:
         """Write the report, in the format that the name ends with, and return the path.
 
         `.html` is the whole page, `.png`, `.svg` and `.pdf` the memory over a step, `.json` what `to_dict` gives and
-        `.txt` the table with every row. Raises `JointcutError` for another ending, or without matplotlib.
+        `.txt` the table with every row. Raises `JointcutError` for another ending, without matplotlib, or where the
+        file cannot be written; then nothing of it is left behind.
         """
         path = Path(path)
         if path.suffix not in FORMATS:
             raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
-        if path.suffix == ".html":
-            path.write_text(self.html, encoding="utf-8")
-        elif path.suffix == ".json":
-            path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        elif path.suffix == ".txt":
-            path.write_text(self.table(everything=True, in_colour=False) + "\n", encoding="utf-8")
-        else:
-            self.plot().figure.savefig(path, dpi=150)
+        content, beside = self._content(path.suffix), path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_bytes(content)
+            beside.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink()
+            what = f"cannot be written: {error.strerror}."
+            raise JointcutError(message(str(path), what, "Give a file in a folder that takes it.")) from error
         return path
+
+    def _content(self, ending: str) -> bytes:
+        """The bytes of a file in one of `FORMATS`."""
+        if ending == ".html":
+            return self.html.encode()
+        if ending == ".json":
+            return (json.dumps(self.to_dict(), indent=1) + "\n").encode()
+        if ending == ".txt":
+            return (self.table(everything=True, in_colour=False) + "\n").encode()
+        out = BytesIO()
+        self.plot().figure.savefig(out, format=ending.removeprefix("."), dpi=150)
+        return out.getvalue()
 
 
 def totals(

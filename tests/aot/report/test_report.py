@@ -291,6 +291,20 @@ def test_a_report_is_saved_in_the_format_of_its_ending(ending, measured, tmp_pat
         assert path.read_text(encoding="utf-8") == measured.table(everything=True, in_colour=False) + "\n"
 
 
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(ending, measured, tmp_path):
+    path = tmp_path / "nowhere" / f"report{ending}"
+    with pytest.raises(JointcutError) as refusal:
+        measured.save(path)
+    assert str(refusal.value) == (
+        f"{path} cannot be written: No such file or directory.\nGive a file in a folder that takes it."
+    )
+    (tmp_path / f"report{ending}").mkdir()
+    with pytest.raises(JointcutError, match="cannot be written: Is a directory"):
+        measured.save(tmp_path / f"report{ending}")
+    assert [p.name for p in tmp_path.iterdir()] == [f"report{ending}"]
+
+
 def test_another_ending_is_refused_before_anything_is_written(measured, tmp_path):
     path = tmp_path / "report.htm"
     with pytest.raises(JointcutError) as refused:
