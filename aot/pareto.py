@@ -12,7 +12,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-from jointcut.partition.displays import figures, table
+from jointcut.partition.displays import table
 from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.page.page import framed, page
 from jointcut.partition.plan import Plan
@@ -117,7 +117,7 @@ class Pareto:
         """The curve as a section of a page; `marks` are other plans by name, with their places."""
         shown = self._shown
         chosen = next((i for i, point in enumerate(shown) if _are_same(point, self.chosen)), None)
-        named = [{"name": name, **_place(point), "lines": figures(point.plan)} for name, point in marks]
+        named = [{"name": name, **_place(point), "lines": point.plan.summary()} for name, point in marks]
         return {
             "kind": "pareto",
             "id": "pareto",
@@ -125,7 +125,7 @@ class Pareto:
             "lead": "Each point is a plan; click it to see what it saves. The line is the fastest within a peak.",
             "points": [
                 {**_place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
-                 "lines": figures(point.plan), "saved": table(point.plan, shown=8)}
+                 "lines": point.plan.summary(), "saved": table(point.plan, shown=8)}
                 for point in shown
             ],
             "chosen": chosen,

@@ -20,7 +20,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.counts import PER_ELEMENT, Shape, Work, counted
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.flops import is_fused, moved_bytes, traffic, work
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op
 from jointcut.partition.policy import CALLS, heavy
 
 
@@ -145,10 +145,7 @@ def recompute_seconds(graph: Graph, facts: Facts, model: CostModel) -> list[floa
 
     Zero for an op that only the backward needs, since it runs once wherever it runs, and for pseudo-ops and loops.
     """
-    trips = [1] * len(graph.loops)
-    for loop in graph.loops:
-        if loop.id != TOP:
-            trips[loop.id] = trips[loop.parent] * loop.length
     return [
-        op_seconds(graph, op, model) * trips[graph.loop_of(op)] if op.id in facts.forward else 0.0 for op in graph.ops
+        op_seconds(graph, op, model) * graph.trips[graph.loop_of(op)] if op.id in facts.forward else 0.0
+        for op in graph.ops
     ]

@@ -17,8 +17,8 @@ _SAVED_COLUMNS = ("bytes", "array", "made by", "source line", "why it is saved")
 
 def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None) -> JSON:
     """The data of a page with the graph, the cut of a plan drawn through it, and what the plan saves."""
-    view = graph_view(graph, plan, id="graph", title=title, lead="")
-    sections: list[JSON] = [{**view, "title": "The graph and the cut" if plan else "The joint program"}]
+    heading = "The graph and the cut" if plan else "The joint program"
+    sections: list[JSON] = [graph_view(graph, plan, root=title, id="graph", title=heading, lead="")]
     if plan is not None and plan.saved:
         sections.append({"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": "", **table(plan)})
     return _page(title, subtitle, sections)
@@ -31,11 +31,6 @@ def table(plan: Plan, shown: int = 12) -> JSON:
     cells = [_cells(s) for s in rows]
     keys = [[s.bytes, *own[1:]] for s, own in zip(rows, cells, strict=True)]
     return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": shown}
-
-
-def figures(plan: Plan) -> list[str]:
-    """A plan's figures, a line each: how it came about, totals, and what is known of seconds and peak."""
-    return str(plan).splitlines()[: len(str(plan).splitlines()) - len(plan.saved)]
 
 
 def _cells(saved: Saved) -> list[str]:
@@ -56,7 +51,7 @@ def _graph(shown: Graph) -> Told:
 
 @told.register
 def _plan(shown: Plan) -> Told:
-    first, *rest = figures(shown)
+    first, *rest = shown.summary()
     lead = "; ".join(rest)
     saved = {"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": lead, **table(shown)}
     return str(shown), _page("Plan", first, [saved])

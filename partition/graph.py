@@ -14,6 +14,7 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -191,6 +192,14 @@ class Graph(Shown):
         return tuple(out)
 
     @cached_property
+    def trips(self) -> tuple[int, ...]:
+        """For each loop how often its body runs in all, the loops around it counted."""
+        out: list[int] = []
+        for loop in self.loops:
+            out.append(1 if loop.id == TOP else out[loop.parent] * loop.length)
+        return tuple(out)
+
+    @cached_property
     def around(self) -> tuple[frozenset[int], ...]:
         """For each region, itself and the regions around it."""
         out: list[frozenset[int]] = []
@@ -202,6 +211,28 @@ class Graph(Shown):
     def bodies(self) -> dict[int, Region]:
         """The body of each scan that belongs to a loop, by the scan's op id."""
         return {region.scan: region for region in self.regions if region.scan is not None}
+
+    def whole(self, value_id: int) -> int:
+        """The stack that a step was taken from; any other value itself."""
+        maker = self.values[value_id].maker
+        return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
+
+    def first_met(self, starts: Iterable[int], stops: Callable[[int, Op], bool]) -> list[int]:
+        """The values that are met first, going back from `starts`, at which `stops` holds of it and its op."""
+        found: list[int] = []
+        seen: set[int] = set()
+        stack = list(starts)
+        while stack:
+            v = stack.pop()
+            maker = self.values[v].maker
+            if v in seen or maker is None:
+                continue
+            seen.add(v)
+            if stops(v, self.ops[maker]):
+                found.append(v)
+            else:
+                stack += self.ops[maker].inputs
+        return found
 
     def loop_of(self, op: Op) -> int:
         """The loop in whose steps an op runs."""

@@ -140,15 +140,9 @@ def save_all(graph: Graph) -> Plan:
     facts = classify(graph)
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    saved = [v for v in (_whole(graph, v) for v in read | gradients) if _traced_forward(graph, facts, v)]
+    saved = [v for v in map(graph.whole, read | gradients) if _traced_forward(graph, facts, v)]
     reasons = dict.fromkeys(saved, "the backward reads it")
     return Plan.of(graph, saved, strategy="save_all", reasons=reasons, facts=facts)
-
-
-def _whole(graph: Graph, v: int) -> int:
-    """The stack that a step was taken from; any other value itself."""
-    maker = graph.values[v].maker
-    return graph.ops[maker].inputs[0] if maker is not None and graph.ops[maker].name == STEP else v
 
 
 def _traced_forward(graph: Graph, facts: Facts, v: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.classify import classify
-from jointcut.partition.graph import STEP, Graph, Value
+from jointcut.partition.graph import Graph, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.outline import PSEUDO, outline
 from jointcut.partition.places import Name, names
@@ -210,13 +210,14 @@ def _text(path: Iterable[Name]) -> str:
 # ------------------------------------------------------------------------------------------------------- graph
 
 
-def graph_view(graph: Graph, plan: Plan | None, seconds: Sequence[float] | None = None, **more: Any) -> JSON:
+def graph_view(
+    graph: Graph, plan: Plan | None, seconds: Sequence[float] | None = None, root: str = "program", **more: Any
+) -> JSON:
     """The ops by scope and half, and what each hands to the others; without a plan nothing is saved or run twice.
 
-    `seconds` prices each op; `more` are further keys of the section.
+    `seconds` prices each op, `root` names what all scopes lie in; `more` are further keys of the section.
     """
-    made = _View(graph, plan, seconds)
-    return {"kind": "graph", **made.section(more.get("title", "program")), **more}
+    return {"kind": "graph", **_View(graph, plan, seconds).section(root), **more}
 
 
 class _View:
@@ -243,10 +244,10 @@ class _View:
         self.early = {op: n for n, (op, role) in enumerate(self.nodes) if role == "forward"}
         self.late = {op: n for n, (op, role) in enumerate(self.nodes) if role != "forward"}
 
-    def section(self, title: str) -> JSON:
+    def section(self, root: str) -> JSON:
         """All of it but the kind."""
         graph = self.graph
-        found = outline(graph, title)
+        found = outline(graph, root)
         lines = [short(line) for line in found.lines]
         sources = list(dict.fromkeys(["", *lines]))
         at = {line: i for i, line in enumerate(sources)}
@@ -277,7 +278,7 @@ class _View:
         arguments: dict[str, list[str]] = defaultdict(list)
         saved = frozenset() if self.plan is None else frozenset(self.plan.values)
         for n, (op, role) in enumerate(self.nodes):
-            for v in dict.fromkeys(self._whole(v) for v in self.graph.ops[op].inputs):
+            for v in dict.fromkeys(map(self.graph.whole, self.graph.ops[op].inputs)):
                 value = self.graph.values[v]
                 if value.maker is None:
                     arguments[str(n)].append(value.label or "cotangent")
@@ -286,11 +287,6 @@ class _View:
                     edges["to"].append(n)
                     edges["value"].append(v)
         return sorted({*edges["value"], *saved}), edges, dict(arguments)
-
-    def _whole(self, v: int) -> int:
-        """The stack that a step was taken from; any other value itself."""
-        maker = self.graph.values[v].maker
-        return v if maker is None or self.graph.ops[maker].name != STEP else self.graph.ops[maker].inputs[0]
 
     def _maker(self, value: Value, role: str, saved: frozenset[int]) -> int | None:
         """The node that a reader gets a value from: of what is not saved, the one in its own half."""

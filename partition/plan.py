@@ -105,14 +105,18 @@ class Plan(Shown):
         return (self.seconds - self.bound_seconds) / self.bound_seconds
 
     def __str__(self) -> str:
-        """A line of totals, one of seconds and peak where they are known, then the saved values, largest first."""
+        """The summary, then the saved values, the largest first."""
+        rows = [f"{s.bytes:>14,}  {s}" for s in sorted(self.saved, key=lambda s: -s.bytes)]
+        return "\n".join([*self.summary(), *rows])
+
+    def summary(self) -> list[str]:
+        """A line of totals, and one of seconds and peak where they are known."""
         total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
         bound = "" if self.bound_bytes is None else f"; no plan saves less than {self.bound_bytes:,} bytes"
         lines = [f"{total}; {len(self.recomputed)} ops recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        lines += [f"{s.bytes:>14,}  {s}" for s in sorted(self.saved, key=lambda s: -s.bytes)]
-        return "\n".join(lines)
+        return lines
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:

@@ -20,8 +20,7 @@ _WIDTH = 100
 
 def report(made: Report, everything: bool, where: Path | None) -> str:
     """What `jointcut explain` prints."""
-    more = "" if everything else "--all"
-    lines = [made.table(everything, hint=more)]
+    lines = [made.table(everything, hint="--all")]
     if where is not None:
         lines += ["", f"written to {where}"]
     return "\n".join(lines)

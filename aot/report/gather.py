@@ -76,7 +76,6 @@ def gather(
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
     uncut = planner.priced(save_all(planner.graph))
-    is_plain = plan.strategy == uncut.strategy
     rows = Rows(planner, outline(planner.graph, name))
     account, lives = (None, None) if measured is None else (measured.account, measured.lives)
     mine, plains = lives or (_replayed(planner, plan), _replayed(planner, uncut))
@@ -85,14 +84,14 @@ def gather(
     ours = totals(mine, plan, here, fixed, again, flops)
     there = point(planner.candidate(uncut))
     plain = totals(plains, uncut, there, fixed, (), flops)
-    default = planner.default() if is_plain else None
+    default = planner.default() if plan.strategy == uncut.strategy else None
     told = Report(
-        name, plan, is_plain, ours, plain, rows.saved(plan), again, less, front, here, account, jax.default_backend(),
+        name, plan, ours, plain, rows.saved(plan), again, less, front, account, jax.default_backend(),
         mine, plains, (), None if default is None else default.bytes_saved,
     )  # fmt: skip
     marks = [(name, point(planner.candidate(rival))) for name, rival in rivals(planner)]
-    budgets = _budgets(told, marks, None if is_plain else there)
-    return replace(told, sections=_sections(told, planner, budgets, _REPLAYED if lives is None else _ASSIGNED))
+    budgets = _budgets(told, marks, None if told.is_plain else there)
+    return replace(told, sections=_sections(told, planner, budgets, lives is None))
 
 
 def _explained(told: Report) -> Plan:
@@ -112,9 +111,11 @@ def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]], plain: ParetoPo
     return {**section, "title": "Other budgets", "lead": _FRONT, "points": points, "plain": place}
 
 
-def _sections(told: Report, planner: Planner, budgets: JSON, how: str) -> tuple[JSON, ...]:
+def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
     """What the page shows, in order."""
-    graph = graph_view(planner.graph, _explained(told), planner.seconds, id="graph", title=told.name, lead=_GRAPH)
+    how = _REPLAYED if is_replay else _ASSIGNED
+    heading = {"id": "graph", "title": "The graph and the cut", "lead": _GRAPH}
+    graph = graph_view(planner.graph, _explained(told), planner.seconds, root=told.name, **heading)
     fixed = human_bytes(told.totals.fixed_bytes)
     memory = timeline(
         told.life,
@@ -122,14 +123,12 @@ def _sections(told: Report, planner: Planner, budgets: JSON, how: str) -> tuple[
         id="memory",
         title="Memory over a step",
         lead="Every array that is alive while the step runs, by what made it.",
-        lines=[{"name": "XLA's account", "bytes": told.account.temp_bytes}]
-        if told.account and how is _REPLAYED
-        else [],
+        lines=[{"name": "XLA's account", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
         note=f"Arguments, results and gradients take {fixed} more and are not drawn. {how}",
     )
     return (
         memory,
-        {**graph, "title": "The graph and the cut"},
+        graph,
         sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
         *([sections.again(told.again)] if told.again else []),
         *([sections.less(told.less)] if told.less else []),

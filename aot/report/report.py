@@ -33,6 +33,9 @@ from jointcut.partition.roles import Side
 
 JSON = dict[str, Any]
 
+#: How to see all rows.
+_HINT = "report.table(everything=True)"
+
 #: What `Report.save` writes, by the end of the file's name.
 FORMATS = (".html", ".png", ".svg", ".pdf", ".json", ".txt")
 
@@ -77,14 +80,12 @@ class Report:
     Attributes:
         name: of the function.
         plan: what is saved and what is recomputed.
-        is_plain: whether this is a report of plain JAX, whose plan is `save_all`.
         totals: the plan's figures.
         plain: those of plain JAX.
         saved: the saved arrays, the largest first.
         again: what runs twice, by the user's line.
         less: what smaller budgets would cost.
-        front: all plans that no other betters in both peak and time.
-        here: the place of this plan among them.
+        front: all plans that no other betters in both peak and time, with this one as the chosen one.
         account: XLA's own figures, None where it was not asked for them (`cut.explain(measure=False)`).
         backend: where it was compiled, or would be: "cpu", "gpu", "tpu".
         life: what is alive at each step: XLA's instructions where it was asked, else a replay of the plan.
@@ -95,20 +96,23 @@ class Report:
 
     name: str
     plan: Plan
-    is_plain: bool
     totals: Totals
     plain: Totals
     saved: tuple[SavedRow, ...]
     again: tuple[AgainRow, ...]
     less: tuple[LessRow, ...]
     front: Pareto = field(repr=False)
-    here: ParetoPoint = field(repr=False)
     account: Account | None
     backend: str
     life: Lifetimes = field(repr=False)
     plain_life: Lifetimes = field(repr=False)
     sections: tuple[JSON, ...] = field(repr=False)
     default_saved_bytes: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a report of plain JAX, whose plan is `save_all`."""
+        return self.plan.strategy == "save_all"
 
     def __repr__(self) -> str:
         """`<Report of loss: 12 arrays, 47.2 MB saved>`."""
@@ -120,12 +124,12 @@ class Report:
 
     # ------------------------------------------------------------------------------------------------- in words
 
-    def table(self, everything: bool = False, in_colour: bool | None = None, hint: str = "") -> str:
+    def table(self, everything: bool = False, in_colour: bool | None = None, hint: str = _HINT) -> str:
         """The report as text of at most 100 columns: totals, what is saved and why, what runs again, and what less
         memory would cost. `everything` lists all rows; `in_colour` is decided by the terminal where it is None; `hint`
         tells the reader how to see all of them.
         """
-        return table.written(self._parts(everything, hint or "report.table(everything=True)"), in_colour)
+        return table.written(self._parts(everything, hint), in_colour)
 
     def _parts(self, everything: bool, hint: str) -> Iterator[RenderableType]:
         yield table.headline(self.name, f", {self.subtitle}")

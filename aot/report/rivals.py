@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from jointcut.partition.budget import Planner
 from jointcut.partition.errors import PlanError
-from jointcut.partition.graph import LITERAL, STEP, Op
+from jointcut.partition.graph import Op
+from jointcut.partition.outline import PSEUDO
 from jointcut.partition.plan import Plan
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -49,20 +50,9 @@ def rivals(planner: Planner) -> Iterator[tuple[str, Plan]]:
 def _saved(planner: Planner, saves: Callable[[Op], bool]) -> list[int]:
     """What is met first, going back from what the backward reads, that is saved or cannot run again."""
     graph, verdicts = planner.graph, planner.verdicts
-    seen: set[int] = set()
-    found: list[int] = []
-    stack = list(planner.facts.wanted)
-    while stack:
-        v = stack.pop()
-        maker = graph.values[v].maker
-        if v in seen or maker is None:
-            continue
-        seen.add(v)
-        op, verdict = graph.ops[maker], verdicts[v]
-        if op.name == STEP:
-            stack += op.inputs
-        elif op.name != LITERAL and (saves(op) or (verdict.not_recomputed and not verdict.is_costly)):
-            found.append(v)
-        else:
-            stack += op.inputs
-    return found
+
+    def stops(v: int, op: Op) -> bool:
+        must_keep = bool(verdicts[v].not_recomputed) and not verdicts[v].is_costly
+        return op.name not in PSEUDO and (saves(op) or must_keep)
+
+    return graph.first_met(planner.facts.wanted, stops)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.partition.budget import Planner
 from jointcut.partition.flops import flops
-from jointcut.partition.graph import SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.graph import SCAN, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
 from jointcut.partition.picture import human_bytes, short, type_of
 from jointcut.partition.plan import Plan, Saved
@@ -21,7 +21,6 @@ from jointcut.partition.plan import Plan, Saved
 SHARES = (0.9, 0.8, 0.6, 0.4)
 
 _MOST_NAMES = 3  # of ops on a line
-_MOST_WALKED = 2_000  # values, to say what would be saved instead
 
 
 @dataclass(frozen=True)
@@ -97,19 +96,12 @@ class Rows:
     def _instead(self, s: Saved, plan: Plan) -> str:
         """What would be saved in the place of a value that could be computed again; empty where nothing would."""
         graph, verdicts, saved = self.graph, self.planner.verdicts, {*plan.values} - {s.value}
-        found: list[int] = []
-        seen, stack = set(saved), [s.value]
-        while stack:
-            v = stack.pop()
-            maker = graph.values[v].maker
-            if v in seen or maker is None:
-                continue
-            seen.add(v)
-            if verdicts[v].not_recomputed and graph.ops[maker].name not in PSEUDO:
-                found.append(v)
-            else:
-                stack += graph.ops[maker].inputs
-        if not found or len(seen) > _MOST_WALKED:
+
+        def stops(v: int, op: Op) -> bool:
+            return v in saved or (bool(verdicts[v].not_recomputed) and op.name not in PSEUDO)
+
+        found = [v for v in graph.first_met([s.value], stops) if v not in saved]
+        if not found:
             return ""
         largest = max(found, key=lambda v: (self.planner.prices[v], -v))
         size = human_bytes(sum(self.planner.prices[v] for v in found))
@@ -161,11 +153,7 @@ class Rows:
     def flops(self, op: Op) -> float:
         """What an op computes, over all steps of its loops."""
         one = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
-        trips, loop = 1, self.graph.loop_of(op)
-        while loop != TOP:
-            trips *= self.graph.loops[loop].length
-            loop = self.graph.loops[loop].parent
-        return one * trips
+        return one * self.graph.trips[self.graph.loop_of(op)]
 
     def step_flops(self) -> float:
         """What the step computes where nothing runs twice."""

@@ -1,7 +1,7 @@
 """Write a report as a table of at most 100 columns.
 
 In a terminal with colours and rules, by the `rich` library; in a pipe the same text without either. A cell that is too
-long loses its middle or its head, never its number.
+long loses its head or its end, never its number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ WIDTH = 100
 SHOWN = 12  # rows of a kind that are listed
 
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # in a reason: what differs from layer to layer
-
-Cell = str | Text
 
 
 def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> str:

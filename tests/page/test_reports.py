@@ -90,7 +90,7 @@ def test_a_point_of_the_curve_shows_what_that_plan_saves(report, opened):
 
 def front_plan(told: Report, point: dict[str, Any]) -> Any:
     """The plan that a point of the page stands for."""
-    shown = (*told.front.points, told.here)
+    shown = (*told.front.points, told.front.chosen)
     return next(p.plan for p in shown if (p.peak_bytes, p.seconds) == (point["peak_bytes"], point["seconds"]))
 
 

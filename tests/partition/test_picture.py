@@ -65,7 +65,7 @@ def assert_edges_are_as_the_plan_says(view, graph, plan) -> None:
 def test_the_view_of_a_program_shows_its_plan(name, strategy, traced):
     with named(name).precision():
         made = traced(name).partition(strategy).split
-    view = graph_view(made.graph, made.plan, id="graph", title=name)
+    view = graph_view(made.graph, made.plan, root=name, id="graph", title=name)
     assert (view["kind"], view["id"], view["title"], view["scopes"][0]["name"]) == ("graph", "graph", name, name)
     check(view, made.graph, made.plan)
     assert [s["name"] for s in view["scopes"]] == [s.name for s in outline(made.graph, name).scopes]

@@ -157,7 +157,7 @@ def test_the_totals_are_those_of_the_plan_and_the_rows(measured, cut):
     assert totals.again_ops == sum(row.count for row in measured.again)
     assert totals.again_flops == sum(row.flops for row in measured.again)
     assert totals.fixed_bytes == 3 * 64 * 64 * 4 + 2 * 4  # two arguments, one gradient, the loss and its cotangent
-    assert totals.peak_bytes == measured.here.peak_bytes
+    assert totals.peak_bytes == measured.front.chosen.peak_bytes
     assert totals.forward_bytes == measured.life.peak_bytes(Side.FORWARD)
     assert totals.backward_bytes == measured.life.peak_bytes(Side.BACKWARD)
     assert measured.plain.saved_bytes == cut_of("save_all").plan.bytes_saved > totals.saved_bytes
