@@ -7,8 +7,8 @@ from typing import Any
 
 from jointcut.partition.graph import Graph
 from jointcut.partition.outline import PSEUDO
-from jointcut.partition.picture import JSON, graph_view, human_bytes, short, type_of
-from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.picture import JSON, graph_view, human_bytes, reason, short, times, type_of
+from jointcut.partition.plan import Plan, Saved, equals
 from jointcut.partition.plandiff import PlanDiff
 from jointcut.partition.shown import Told, told
 
@@ -25,17 +25,22 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
 
 
 def table(plan: Plan, shown: int = 12) -> JSON:
-    """What a plan saves, the largest first, as the table of a page."""
-    rows = sorted(plan.saved, key=lambda s: -s.bytes)
+    """What a plan saves, a row for all that reads the same, those of most bytes first, as the table of a page."""
+    rows = equals(plan.saved)
     columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
     cells = [_cells(s) for s in rows]
-    keys = [[s.bytes, *own[1:]] for s, own in zip(rows, cells, strict=True)]
+    keys = [[_size(own), *texts[1:]] for own, texts in zip(rows, cells, strict=True)]
     return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": shown}
 
 
-def _cells(saved: Saved) -> list[str]:
+def _cells(alike: Sequence[Saved]) -> list[str]:
+    saved = alike[0]
     array = type_of(saved.dtype, saved.shape, saved.copies)
-    return [human_bytes(saved.bytes), array, saved.op, short(saved.source), saved.reason]
+    return [times(alike) + human_bytes(saved.bytes), array, saved.op, short(saved.source), reason(alike)]
+
+
+def _size(alike: Sequence[Saved]) -> int:
+    return sum(s.bytes for s in alike)
 
 
 def _page(title: str, subtitle: str, sections: Sequence[JSON]) -> JSON:
@@ -59,9 +64,10 @@ def _plan(shown: Plan) -> Told:
 
 @told.register
 def _difference(shown: PlanDiff) -> Told:
-    signed = [*(("-", s) for s in shown.saved_only_before), *(("+", s) for s in shown.saved_only_after)]
+    signed = [("-", own) for own in equals(shown.saved_only_before)]
+    signed += [("+", own) for own in equals(shown.saved_only_after)]
     rows: list[dict[str, Any]] = [
-        {"sign": sign, "cells": _cells(s)} for sign, s in sorted(signed, key=lambda pair: -pair[1].bytes)
+        {"sign": sign, "cells": _cells(own)} for sign, own in sorted(signed, key=lambda pair: -_size(pair[1]))
     ]
     totals, *_ = str(shown).splitlines()
     before, after = (

@@ -132,7 +132,7 @@ def _is_fused(graph: Graph, value: Value) -> bool:
 def _why(verdict: Verdict) -> str:
     if verdict.not_recomputed:
         return f"not recomputed: {verdict.not_recomputed}"
-    return "smaller than what it would be recomputed from"
+    return "no larger than what it would be recomputed from"
 
 
 def save_all(graph: Graph) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.classify import classify
-from jointcut.partition.graph import Graph, Value
+from jointcut.partition.graph import Graph, Op, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.outline import PSEUDO, outline
 from jointcut.partition.places import Name, names
@@ -61,6 +61,21 @@ def shared(paths: Iterable[Sequence[str]]) -> int:
 def type_of(dtype: str, shape: Sequence[int], copies: int = 1) -> str:
     """An array's type as people read it: `6 × float32[8,128]` of one in a loop of six steps."""
     return f"{copies} × " * (copies > 1) + f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def times(rows: Sequence[Any]) -> str:
+    """What stands before a figure of one of several rows that read the same.
+
+    >>> times(["a", "b"]), times(["a"])
+    ('2 × ', '')
+    """
+    return f"{len(rows)} × " if len(rows) > 1 else ""
+
+
+def reason(rows: Sequence[Any]) -> str:
+    """The reason of rows that read the same, in the words of the first."""
+    first: str = rows[0].reason
+    return first if all(row.reason == first for row in rows) else f"for the first: {first}"
 
 
 def human_bytes(count: float) -> str:
@@ -238,11 +253,15 @@ class _View:
             "recomputed": lambda i: i in again,
             "backward": lambda i: i in facts.backward or i in deferred,
         }
-        self.nodes = [
-            (op.id, role) for role, runs in roles.items() for op in graph.ops if op.name not in PSEUDO and runs(op.id)
-        ]
+        ops = sorted((op for op in graph.ops if op.name not in PSEUDO), key=self._turn)
+        self.nodes = [(op.id, role) for role, runs in roles.items() for op in ops if runs(op.id)]
         self.early = {op: n for n, (op, role) in enumerate(self.nodes) if role == "forward"}
         self.late = {op: n for n, (op, role) in enumerate(self.nodes) if role != "forward"}
+
+    def _turn(self, op: Op) -> tuple[int, ...]:
+        """When an op runs: by its id, in a loop's body right after the loop."""
+        scan = self.graph.regions[op.region].scan
+        return (op.id,) if scan is None else (*self._turn(self.graph.ops[scan]), op.id)
 
     def section(self, root: str) -> JSON:
         """All of it but the kind."""

@@ -8,9 +8,11 @@ again; `checked` raises where it does not, and names the value.
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
@@ -18,6 +20,23 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import STEP, TOP, Graph
 from jointcut.partition.policy import Verdict, judge
 from jointcut.partition.shown import Shown
+
+_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # in a reason: what differs from layer to layer
+
+
+class _Told(Protocol):
+    """A row about an array: a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_Told)
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,29 @@ class Saved:
         """What it is, where it is made and why it is saved, on one line."""
         trips = f"{self.copies} x " if self.copies > 1 else ""
         return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
+
+
+def alike(rows: Iterable[Row], **apart: Any) -> list[list[Row]]:
+    """Rows that read the same together, those of most bytes first.
+
+    The fields in `apart` may differ, as may the amounts that their reasons tell.
+    """
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, reason=_AMOUNT.sub("", row.reason), **apart)].append(row)
+    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
+
+
+def equals(saved: Iterable[Saved]) -> list[list[Saved]]:
+    """Saved values that read the same together, as those of equal layers, those of most bytes first."""
+    return alike(saved, value=0, scope="")
+
+
+def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
+    """Bytes and text of the lines that tell saved values, one for all that read the same."""
+    for own in equals(saved):
+        times = f"{len(own)} times " if len(own) > 1 else ""
+        yield sum(s.bytes for s in own), f"{times}{own[0]}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +147,8 @@ class Plan(Shown):
         return (self.seconds - self.bound_seconds) / self.bound_seconds
 
     def __str__(self) -> str:
-        """The summary, then the saved values, the largest first."""
-        rows = [f"{s.bytes:>14,}  {s}" for s in sorted(self.saved, key=lambda s: -s.bytes)]
-        return "\n".join([*self.summary(), *rows])
+        """The summary, then the saved values, those that take most first; equal ones, as of layers, on one line."""
+        return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
         """A line of totals, and one of seconds and peak where they are known."""

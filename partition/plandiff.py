@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.plan import Plan, Saved, listed
 from jointcut.partition.shown import Shown
 
 
@@ -51,15 +51,18 @@ class PlanDiff(Shown):
         return not any(value for name, value in vars(self).items() if name != "strategies")
 
     def __str__(self) -> str:
-        """A line of totals, then one for each loop and each value, `-` where only the first has it, largest first."""
+        """A line of totals, then one for each loop and for values that read the same, `-` where only the first has
+        them, those of most bytes first.
+        """
         come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
         totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
         totals += [] if self.delta_seconds is None else [f"{1e3 * self.delta_seconds:+,.3f} ms"]
         totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
         lines = [f"- loop {loop} in segments of {steps} steps" for loop, steps in self.segments_only_before]
         lines += [f"+ loop {loop} in segments of {steps} steps" for loop, steps in self.segments_only_after]
-        signed = [*(("-", s) for s in self.saved_only_before), *(("+", s) for s in self.saved_only_after)]
-        lines += [f"{sign} {s.bytes:>13,}  {s}" for sign, s in sorted(signed, key=lambda pair: -pair[1].bytes)]
+        signed = [("-", *row) for row in listed(self.saved_only_before)]
+        signed += [("+", *row) for row in listed(self.saved_only_after)]
+        lines += [f"{sign} {size:>13,}  {text}" for sign, size, text in sorted(signed, key=lambda row: -row[1])]
         return "\n".join([f"{' -> '.join(self.strategies)}: {', '.join(totals)}", *lines])
 
 

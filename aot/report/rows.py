@@ -6,8 +6,8 @@ Made of a cut's graph and plan, priced by its planner; nothing is compiled for i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.partition.budget import Planner
@@ -51,6 +51,14 @@ class AgainRow:
     ops: str
     flops: float
     seconds: float
+
+
+def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
+    """Rows that differ by their module alone together, in the order given."""
+    groups: dict[AgainRow, list[AgainRow]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, path="")].append(row)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)

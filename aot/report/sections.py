@@ -6,12 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
-from jointcut.partition.picture import JSON, human_bytes, human_seconds, shared, short
+from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
+from jointcut.partition.picture import JSON, human_bytes, human_seconds, reason, shared, short, times
+from jointcut.partition.plan import alike
 
 _SHOWN = 12
 _NAMED = 5  # arrays and kinds of ops in a cell
 _MOST_LINES = 3  # that are told above the saved arrays
+_ORDER = (
+    "What takes most comes first, equal arrays of several layers in one row; a row leads to its array in the graph."
+)
 
 
 def without_what_is_shared(paths: Sequence[str]) -> list[str]:
@@ -50,16 +54,31 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
 
     `remarks` are what else there is to say of them all.
     """
-    paths = without_what_is_shared([r.path for r in rows])
-    cells = [
-        [(human_bytes(r.bytes), r.bytes), r.type, f"{r.op} at {short(r.line)}", path, r.needed_by, r.reason]
-        for r, path in zip(rows, paths, strict=True)
-    ]
+    path_of = _paths(rows)
+    groups = alike(rows, value=0, path="")
+    cells = []
+    for own in groups:
+        r = own[0]
+        size = times(own) + human_bytes(r.bytes), sum(row.bytes for row in own)
+        cells.append([size, r.type, f"{r.op} at {short(r.line)}", _ends(own, path_of), r.needed_by, reason(own)])
     told = [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
-    lead = " ".join([*_by_line(rows), "The largest first; a row leads to its array in the graph.", *told])
+    lead = " ".join([*_by_line(rows), _ORDER, *told])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
     made = _section("saved", "Saved for the backward", lead, columns, cells)
-    return {**made, "values": [places.get(r.value) for r in rows]}
+    found = [[places[r.value] for r in own if r.value in places] for own in groups]
+    return {**made, "values": [places or None for places in found]}
+
+
+def _paths(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
+    """For each module path of some rows what is told of it."""
+    paths = [row.path for row in rows]
+    return dict(zip(paths, without_what_is_shared(paths), strict=True))
+
+
+def _ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
+    """The modules of rows that read the same: the first, and the last if there are others."""
+    first, last = path_of[rows[0].path], path_of[rows[-1].path]
+    return first if first == last else f"{first} … {last}"
 
 
 def _by_line(rows: Sequence[SavedRow]) -> list[str]:
@@ -75,10 +94,13 @@ def _by_line(rows: Sequence[SavedRow]) -> list[str]:
 
 def again(rows: Sequence[AgainRow]) -> JSON:
     """What runs twice."""
-    cells = [
-        [(human_seconds(r.seconds), r.seconds), (f"{r.flops / 1e6:,.2f}", r.flops), path, short(r.line), r.ops]
-        for r, path in zip(rows, without_what_is_shared([r.path for r in rows]), strict=True)
-    ]
+    path_of = _paths(rows)
+    cells = []
+    for own in by_line(rows):
+        r, n = own[0], len(own)
+        time = times(own) + human_seconds(r.seconds), n * r.seconds
+        flops = f"{times(own)}{r.flops / 1e6:,.2f}", n * r.flops
+        cells.append([time, flops, _ends(own, path_of), short(r.line), r.ops])
     lead = "What runs in the forward and again in the backward, with its price by the cost model. What XLA computes "
     lead += "within its readers takes no time of its own."
     return _section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)

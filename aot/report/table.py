@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
-from jointcut.partition.picture import human_bytes, human_seconds, short
+from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
+from jointcut.partition.picture import human_bytes, human_seconds, reason, short, times
+from jointcut.partition.plan import alike
 
 WIDTH = 100
 SHOWN = 12  # rows of a kind that are listed
-
-_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # in a reason: what differs from layer to layer
 
 
 def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> str:
@@ -74,9 +70,9 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     """
     if not rows:
         return
-    groups = [[row] for row in rows] if everything else _alike(rows)
+    groups = [[row] for row in rows] if everything else alike(rows, value=0, path="")
     shown = groups if everything else groups[:SHOWN]
-    reasons = list(dict.fromkeys(map(_reason, shown)))
+    reasons = list(dict.fromkeys(map(reason, shown)))
     table = _table()
     table.add_column("bytes", justify="right", no_wrap=True)
     for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
@@ -87,30 +83,12 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
         at = short(row.line)
         at = at if len(at) <= 23 else tail(at.partition(" (")[0], 23)
         cells = tail(row.type, 26), cut_off(row.op, 13), at, cut_off(row.needed_by, 13)
-        table.add_row(_times(own) + human_bytes(row.bytes), *cells, str(reasons.index(_reason(own)) + 1))
+        table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
     yield Text(f"Saved for the backward, {len(rows)} arrays", style="bold")
     yield table
     yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
-    for i, reason in enumerate(reasons):
-        yield Padding(Text(f"{i + 1}  {reason}"), (0, 0, 0, 2))
-
-
-def _alike(rows: Sequence[SavedRow]) -> list[list[SavedRow]]:
-    """Rows that read the same together, those of most bytes first; how much else would be saved may differ."""
-    groups: dict[Any, list[SavedRow]] = defaultdict(list)
-    for row in rows:
-        groups[replace(row, value=0, path="", reason=_AMOUNT.sub("", row.reason))].append(row)
-    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
-
-
-def _reason(rows: Sequence[SavedRow]) -> str:
-    """The reason of rows that read the same, in the words of the first."""
-    first = rows[0].reason
-    return first if all(row.reason == first for row in rows) else f"for the first: {first}"
-
-
-def _times(rows: Sequence[Any]) -> str:
-    return f"{len(rows)} × " if len(rows) > 1 else ""
+    for i, text in enumerate(reasons):
+        yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
 
 
 def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
@@ -123,10 +101,7 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
     """What runs twice, by line; without `everything` rows that read the same are one."""
     if not rows:
         return
-    groups: dict[Any, list[AgainRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.path if everything else "", replace(row, path="")].append(row)
-    found = list(groups.values())
+    found = [[row] for row in rows] if everything else by_line(rows)
     shown = found if everything else [own for own in found[:SHOWN] if own[0].seconds]
     table = _table()
     table.add_column("time", justify="right", no_wrap=True)
@@ -134,8 +109,8 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
     table.add_column("at", no_wrap=True, max_width=36)
     table.add_column("ops", no_wrap=True, max_width=36)
     for own in shown:
-        row, times = own[0], _times(own)
-        cells = times + human_seconds(row.seconds), f"{times}{row.flops / 1e6:,.1f}"
+        row = own[0]
+        cells = times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}"
         table.add_row(*cells, tail(short(row.line), 36), cut_off(row.ops, 36))
     yield Text("Computed again in the backward", style="bold")
     if shown:
@@ -153,7 +128,7 @@ def less(rows: Sequence[LessRow]) -> Iterator[RenderableType]:
     if not rows:
         return
     table = _table()
-    for name in ("memory", "peak", "extra time", "freed"):
+    for name in ("memory", "peak", "extra time", "saves less"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("of it", no_wrap=True, max_width=27)
     table.add_column("by computing again", no_wrap=True, max_width=27)

@@ -40,6 +40,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "tables.js": KINDS,
     "graph-model.js": ("graph",),
     "graph-layout.js": ("graph",),
+    "graph-routes.js": ("graph",),
     "graph-words.js": ("graph",),
     "graph-draw.js": ("graph",),
     "graph.js": ("graph",),

@@ -173,7 +173,7 @@ def table(rows: int = 57, shown: int = 12, seed: int = 5, **changed: Any) -> Sec
         "columns": columns,
         "rows": cells,
         "keys": keys,
-        "values": [place if place % 7 != 6 else None for place in range(rows)],
+        "values": [[place] if place % 7 != 6 else None for place in range(rows)],
         "shown": shown,
     }
     return {**section, **changed}

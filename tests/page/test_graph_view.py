@@ -23,6 +23,7 @@ from page.graph_tab import (
 )
 
 MOST_AT_FIRST = 150
+CORNERS = "e => { const b = e.getBBox(); return [b.x, b.y, b.x + b.width, b.y + b.height]; }"
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,19 @@ def test_children_stand_inside_the_frame_of_their_scope(opened, sections):
             assert top <= inner[1]
             assert inner[2] <= right
             assert inner[3] <= bottom
+
+
+@pytest.mark.parametrize("name", ["toy", "transformer", "flat", "large"])
+def test_no_edge_leaves_the_panel_of_its_side(opened, sections, name):
+    tab = opened(graphs.report(sections[name]), **STILL)
+    for press in (lambda: None, lambda: button(tab, "Open saved")):
+        press()
+        for side in ("forward", "backward"):
+            panel = tab.locator(f".side-panel.{side} rect").evaluate(CORNERS)
+            edges = tab.locator(f".edge.{side}").evaluate_all(f"all => all.map({CORNERS})")
+            assert edges
+            assert all(a >= p - 1 for corners in edges for a, p in zip(corners[:2], panel[:2], strict=True))
+            assert all(a <= p + 1 for corners in edges for a, p in zip(corners[2:], panel[2:], strict=True))
 
 
 @pytest.mark.parametrize("name", ["toy", "transformer", "flat"])

@@ -42,7 +42,8 @@ def test_a_saved_report_opens_with_every_section_and_tells_the_figures_of_the_re
 @pytest.mark.parametrize("place", [0, 5])
 def test_a_row_leads_to_its_value_in_the_graph_with_the_reason_that_the_report_gives(place, report, opened):
     told = report("gpt-scan")
-    row = told.saved[place]
+    value = section(told, "graph")["values"]["id"][section(told, "saved")["values"][place][0]]
+    row = next(row for row in told.saved if row.value == value)
     tab = opened(told.html, height=700, **STILL)
     tab.locator("#saved tbody tr").nth(place).locator("button").click()
     assert 0 <= tab.locator("#graph h2").bounding_box()["y"] < 700
@@ -72,7 +73,8 @@ def test_a_handle_marks_its_row_and_the_page_stays_until_the_row_is_asked_for(re
     assert tab.evaluate("scrollY") == before
     tab.get_by_role("button", name="Its row in the table").click()
     assert 0 <= marked.bounding_box()["y"] < 700
-    assert cells(tab, "#saved tr.marked td:last-child")[0] in tab.locator(".graph-picked").text_content()
+    reason = cells(tab, "#saved tr.marked td:last-child")[0].removeprefix("for the first: ")
+    assert reason in tab.locator(".graph-picked").text_content()
 
 
 def test_a_point_of_the_curve_shows_what_that_plan_saves(report, opened):
@@ -84,8 +86,10 @@ def test_a_point_of_the_curve_shows_what_that_plan_saves(report, opened):
     order = sorted(points, key=lambda p: (p["peak_bytes"], -p["seconds"]))
     for place in (0, len(points) // 2, len(points) - 1):
         buttons.nth(place).dispatch_event("click")
-        saved = sorted((s.bytes for s in front_plan(told, order[place]).saved), reverse=True)
-        assert cells(tab, "#pareto .front-table td:first-child") == [human_bytes(size) for size in saved]
+        sizes = [s.bytes for s in front_plan(told, order[place]).saved]
+        shown = [cell.rpartition(" × ")[::2] for cell in cells(tab, "#pareto .front-table td:first-child")]
+        told_of = [size for times, size in shown for _ in range(int(times or 1))]
+        assert sorted(told_of) == sorted(map(human_bytes, sizes))
 
 
 def front_plan(told: Report, point: dict[str, Any]) -> Any:
@@ -130,9 +134,10 @@ def test_the_keyboard_alone_gets_from_the_top_to_a_value_its_reason_and_its_row(
     tab.keyboard.press("Enter")
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
-    value = tab.evaluate("document.activeElement.closest('tr').dataset.value")
-    row = [str(v) for v in section(told, "saved")["values"]].index(value)
-    assert told.saved[row].reason in tab.locator(".graph-picked").text_content()
+    values = tab.evaluate("document.activeElement.closest('tr').dataset.values")
+    row = section(told, "saved")["values"].index([int(v) for v in values.split()])
+    reason = section(told, "saved")["rows"][row][-1].removeprefix("for the first: ")
+    assert reason in tab.locator(".graph-picked").text_content()
 
 
 @pytest.mark.parametrize("width", [400, 700])
@@ -145,5 +150,10 @@ def test_a_report_says_the_same_in_its_page_and_in_its_record(report):
     told = report("measured")
     record = json.loads(json.dumps(told.to_dict()))
     table = section(told, "saved")
-    assert [keys[0] for keys in table["keys"]] == [row["bytes"] for row in record["saved"]]
-    assert [keys[-1] for keys in table["keys"]] == [row["reason"] for row in record["saved"]]
+    ids = section(told, "graph")["values"]["id"]
+    recorded = {row["value"]: row for row in record["saved"]}
+    for keys, own in zip(table["keys"], table["values"], strict=True):
+        rows = [recorded.pop(ids[at]) for at in own]
+        assert keys[0] == sum(row["bytes"] for row in rows)
+        assert keys[-1].removeprefix("for the first: ") == rows[0]["reason"]
+    assert recorded == {}

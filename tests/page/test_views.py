@@ -7,14 +7,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from page.fixtures import LINES, MEGABYTE, STEPS, diff, page_data, pareto, table, timeline
+from jointcut.partition.picture import human_bytes
+from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline
 from page.graphs import toy
-
-
-def written(amount: float) -> str:
-    """Bytes as Python writes them, below a gigabyte."""
-    units = [(MEGABYTE, "MB"), (1e3, "kB")]
-    return next((f"{amount / unit:.1f} {name}" for unit, name in units if amount >= 0.99995 * unit), f"{amount:.0f} B")
 
 
 def texts(tab, selector: str) -> list[str]:
@@ -28,9 +23,9 @@ def spoken(section: dict, groups: list[dict], step: int) -> list[str]:
     """What the tooltip must say of a step: its op and its place, and all bytes, the largest group first."""
     told, side = section["steps"][step], "forward" if step < section["boundary"] else "backward"
     alive = sorted(groups, key=lambda group: -group["bytes"][step])
-    figures = [(group["name"], written(group["bytes"][step])) for group in alive if group["bytes"][step] > 0]
+    figures = [(group["name"], human_bytes(group["bytes"][step])) for group in alive if group["bytes"][step] > 0]
     lines = [told["op"], told["source"], told["scope"], told["loop"], f"operation {step + 1} of {STEPS}, {side}"]
-    figures.insert(0, ("alive in all", written(section["total"][step])))
+    figures.insert(0, ("alive in all", human_bytes(section["total"][step])))
     return [line for line in lines if line] + [part for figure in figures for part in figure]
 
 
@@ -64,7 +59,7 @@ def test_keys_move_along_the_steps_and_escape_closes_the_tooltip(opened):
         assert cursor.get_attribute("aria-valuenow") == str(at + 1)
     tab.keyboard.press("p")
     told = section["steps"][step]
-    said = f"{told['op']}, {told['source']}: {written(section['peak']['bytes'])} alive"
+    said = f"{told['op']}, {told['source']}: {human_bytes(section['peak']['bytes'])} alive"
     assert cursor.get_attribute("aria-valuetext") == said
     assert cursor.get_attribute("aria-describedby") == tab.locator("[role=tooltip]").get_attribute("id")
     tab.keyboard.press("Escape")
@@ -105,11 +100,11 @@ def test_the_picture_is_told_in_words_and_figures(opened):
     section = timeline()
     tab = opened(page_data(section))
     said = tab.locator("#memory svg[role=img]").get_attribute("aria-label")
-    peak, ghost = written(section["peak"]["bytes"]), written(section["ghost"]["peak"]["bytes"])
+    peak, ghost = human_bytes(section["peak"]["bytes"]), human_bytes(section["ghost"]["peak"]["bytes"])
     assert f"The peak is {peak}" in said and f"plain JAX peaks at {ghost}." in said
     tab.get_by_text("The peak in figures").click()
     step, groups = section["peak"]["step"], section["groupings"][0]["groups"]
-    figures = [written(group["bytes"][step]) for group in groups]
+    figures = [human_bytes(group["bytes"][step]) for group in groups]
     assert texts(tab, "#memory details tbody td:nth-child(2)") == figures
 
 
@@ -257,9 +252,9 @@ def test_a_header_sorts_by_its_keys_and_sorts_back(opened):
             tab.get_by_role("button", name=name, exact=True).click()
             assert header.nth(column).get_attribute("aria-sort") == direction
             found.append(
-                (direction, tab.locator("#saved tbody tr").evaluate_all("rows => rows.map(r => r.dataset.value)"))
+                (direction, tab.locator("#saved tbody tr").evaluate_all("rows => rows.map(r => r.dataset.values)"))
             )
-        keys = {str(value): key[column] for value, key in zip(section["values"], section["keys"], strict=True)}
+        keys = {str(*own): key[column] for own, key in zip(section["values"], section["keys"], strict=True) if own}
         for direction, order in found:
             sizes = [keys[value] for value in order if value is not None]
             if column == 0:
@@ -285,15 +280,15 @@ def test_following_a_row_marks_its_value_and_other_views_show_the_row(opened):
     """The front's table has a value whose row in the other table is far down and hidden; it is shown and marked."""
     section = table(shown=1)
     tab = opened(page_data(pareto(), section), height=500, reduced_motion="reduce")
-    row = tab.locator("#saved tr[data-value='2']")
+    row = tab.locator("#saved tr[data-values='2']")
     assert row.is_hidden()
-    tab.locator("#budgets .front-table tr[data-value='2'] button").click()
-    for each in (row, tab.locator("#budgets .front-table tr[data-value='2']")):
+    tab.locator("#budgets .front-table tr[data-values='2'] button").click()
+    for each in (row, tab.locator("#budgets .front-table tr[data-values='2']")):
         assert each.get_attribute("aria-current") == "true"
     assert tab.locator("tr.marked").count() == 2
     assert 0 <= row.bounding_box()["y"] < 500
-    tab.locator("#saved tr[data-value='4'] td").nth(3).click()
-    assert tab.locator("#saved tr.marked").get_attribute("data-value") == "4"
+    tab.locator("#saved tr[data-values='4'] td").nth(3).click()
+    assert tab.locator("#saved tr.marked").get_attribute("data-values") == "4"
 
 
 def test_a_row_leads_to_the_graph_and_the_graph_to_the_row(opened):
@@ -301,13 +296,13 @@ def test_a_row_leads_to_the_graph_and_the_graph_to_the_row(opened):
     tab = opened(page_data(table(shown=1), graph), height=500, reduced_motion="reduce")
     tab.locator("#saved .reach").first.click()
     assert 0 <= tab.locator(f"#{graph['id']} h2").bounding_box()["y"] < 500
-    before = tab.locator("#saved tr.marked").get_attribute("data-value")
+    before = tab.locator("#saved tr.marked").get_attribute("data-values")
     handle = tab.locator(".handle").first
     handle.focus()
     place = handle.bounding_box()["y"]
     handle.press("Enter")
     marked = tab.locator("#saved tr.marked")
-    assert marked.get_attribute("data-value") != before
+    assert marked.get_attribute("data-values") != before
     assert handle.bounding_box()["y"] == pytest.approx(place, abs=2)
     tab.get_by_role("button", name="Its row in the table").click()
     assert 0 <= marked.bounding_box()["y"] < 500
@@ -315,8 +310,8 @@ def test_a_row_leads_to_the_graph_and_the_graph_to_the_row(opened):
 
 def test_a_row_without_a_value_cannot_be_followed(opened):
     tab = opened(page_data(table()))
-    assert tab.locator("#saved tbody tr:not([data-value]) button").count() == 0
-    assert tab.locator("#saved tbody tr:not([data-value])").count() == 57 // 7
+    assert tab.locator("#saved tbody tr:not([data-values]) button").count() == 0
+    assert tab.locator("#saved tbody tr:not([data-values])").count() == 57 // 7
 
 
 def test_the_rows_of_a_diff_are_signed_in_words(opened):

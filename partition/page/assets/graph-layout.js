@@ -1,5 +1,5 @@
 /**
- * Give every visible box of a graph its place, and every edge and curve its path.
+ * Give every visible box of a graph its place; the lines between them are those of graph-routes.js.
  *
  * Each open box is laid out by dagre on its own, its open children as boxes of their size; long rows are wrapped. Then
  * the rows of the two sides are moved apart until what is saved crosses the cut as level as it can: a chain of pairs of
@@ -15,11 +15,13 @@
   const SIZE = { box: 28, head: 38, pad: 14, row: 20, wrapped: 10, column: 14, widest: 560, title: 190, side: 300 };
   /** Inside of a box: before and after the text, the sign that it opens, and between name and note. */
   Object.assign(SIZE, { edge: 12, sign: 16, word: 10, least: 56 });
-  /** Half of the room between the sides, and between two handles on the cut. */
+  J.graphSize = SIZE;
+  /** Half of the room between the sides. */
   const APART = 145;
-  const HANDLE = 20;
   /** How much taller the sides may become for the sake of level curves. */
   const STRETCH = 1.3;
+  /** An edge over more rows than this goes by the lane at the outer side of its frame, if its ends are tied anyway. */
+  const NEAR = 3;
   const TITLE = { size: 13, weight: 600 };
   const NOTE = { size: 11.5, weight: 400 };
 
@@ -69,6 +71,23 @@
     });
   }
 
+  /** The links that dagre need not see: they pass many rows, and other links tie their ends in the same order. */
+  function longWays(kids, links) {
+    const next = new Map(kids.map(({ box }) => [box, []]));
+    for (const { from, to } of links) next.get(from).push(to);
+    const inOrder = kids.map(({ box }) => box).sort((a, b) => a.turn - b.turn);
+    const row = new Map(inOrder.map((box) => [box, 0]));
+    for (const box of inOrder) for (const to of next.get(box)) row.set(to, Math.max(row.get(to), row.get(box) + 1));
+    const leads = (from, to, seen) => next.get(from).some((box) => {
+      if (box === to) return true;
+      if (seen.has(box) || row.get(box) >= row.get(to)) return false;
+      seen.add(box);
+      return leads(box, to, seen);
+    });
+    const around = ({ from, to }) => next.get(from).some((box) => box !== to && leads(box, to, new Set([box])));
+    return new Set(links.filter((link) => row.get(link.to) - row.get(link.from) > NEAR && around(link)));
+  }
+
   /** Places of the children of an open box as dagre sees them, by id, and the points of the edges between them. */
   function dagreOf(node, links) {
     const { Graph, layout } = globalThis.jointcutVendor.dagre;
@@ -76,21 +95,23 @@
     const rankdir = node.box.side === "forward" ? "TB" : "BT";
     graph.setGraph({ rankdir, nodesep: SIZE.column, edgesep: 8, ranksep: SIZE.row });
     for (const kid of node.kids) graph.setNode(kid.box.id, { width: kid.w, height: SIZE.box });
-    for (const { from, to } of links) graph.setEdge(from.id, to.id, {});
+    const aside = longWays(node.kids, links);
+    for (const link of links) if (!aside.has(link)) graph.setEdge(link.from.id, link.to.id, {});
     layout(graph);
     const places = new Map(node.kids.map((kid) => [kid.box.id, graph.node(kid.box.id)]));
-    const points = links.map(({ from, to }) => graph.edge(from.id, to.id).points.slice(1, -1));
+    const points = links.map((link) =>
+      (aside.has(link) ? null : graph.edge(link.from.id, link.to.id).points.slice(1, -1)));
     return { places, points };
   }
 
-  /** Where the edges between children bend: beside the ranks they pass, and half way between two ranks. */
+  /** Where the edges between children bend: beside the ranks they pass, and half way between two; null for the lane. */
   function bends(links, points, ranks, shift) {
     const found = new Map();
     links.forEach(({ from, to }, index) => {
-      const route = points[index].map(({ x, y }) => {
+      const route = points[index]?.map(({ x, y }) => {
         const beside = ranks.find((rank) => Math.abs(rank.level - y) < 1);
         return { x: x - shift, beside, above: ranks.findLast((rank) => rank.level < y) };
-      });
+      }) ?? null;
       found.set(`${from.id} ${to.id}`, route);
     });
     return found;
@@ -233,102 +254,6 @@
     }
   }
 
-  /** A smooth path through points, upright at each. */
-  const upright = (points) => {
-    const { line, curveBumpY } = globalThis.jointcutVendor.d3;
-    return line(({ x }) => x, ({ y }) => y).curve(curveBumpY)(points);
-  };
-
-  /** A curve between two points, level at both. */
-  const across = (a, b) => `M${a.x} ${a.y}C${(a.x + b.x) / 2} ${a.y} ${(a.x + b.x) / 2} ${b.y} ${b.x} ${b.y}`;
-
-  /** The points where two boxes that stand beside one another face each other. */
-  function facing(a, b) {
-    const [start, end] = [a.y + a.h / 2, b.y + b.h / 2];
-    return a.x < b.x
-      ? [{ x: a.x + a.w, y: start }, { x: b.x, y: end }]
-      : [{ x: a.x, y: start }, { x: b.x + b.w, y: end }];
-  }
-
-  /** The path of an edge between two visible boxes of one side: upright, or level between boxes of one height. */
-  function route(edge, placed, roots) {
-    const [a, b] = [placed.get(edge.from), placed.get(edge.to)];
-    const above = J.graphCommon(edge.from, edge.to);
-    const frame = above.parent ? placed.get(above) : roots[above.side];
-    const [start, end] = [J.graphUnder(edge.from, above), J.graphUnder(edge.to, above)];
-    const down = a.y + a.h <= b.y;
-    if (!down && b.y + b.h > a.y) return across(...facing(a, b));
-    const points = [{ x: a.x + a.w / 2, y: down ? a.y + a.h : a.y }];
-    for (const { x, beside, above: rank } of frame.routes.get(`${start.id} ${end.id}`) ?? []) {
-      if (beside) {
-        const [first, last] = [beside.rows[0], beside.rows.at(-1)];
-        const ends = [first.middle - first.tall / 2, last.middle + last.tall / 2];
-        for (const y of down ? ends : ends.reverse()) points.push({ x: frame.x + x, y: frame.y + y });
-      } else if (rank && frame.ranks.at(-1) !== rank) {
-        const next = frame.ranks[frame.ranks.indexOf(rank) + 1].rows[0];
-        const last = rank.rows.at(-1);
-        const y = (last.middle + last.tall / 2 + next.middle - next.tall / 2) / 2;
-        points.push({ x: frame.x + x, y: frame.y + y });
-      }
-    }
-    points.push({ x: b.x + b.w / 2, y: down ? b.y : b.y + b.h });
-    return upright(points);
-  }
-
-  /** Move heights apart until each is a handle's height from the next, as near to the wished ones as that allows. */
-  function spread(wished) {
-    const groups = [];
-    for (const wish of wished) {
-      groups.push({ sum: wish, count: 1 });
-      const start = ({ sum, count }) => sum / count - ((count - 1) * HANDLE) / 2;
-      while (groups.length > 1) {
-        const [before, last] = groups.slice(-2);
-        if (start(before) + before.count * HANDLE <= start(last)) break;
-        groups.splice(-2, 2, { sum: before.sum + last.sum, count: before.count + last.count });
-      }
-    }
-    return groups.flatMap(({ sum, count }) =>
-      Array.from({ length: count }, (_, index) => sum / count + (index - (count - 1) / 2) * HANDLE));
-  }
-
-  /** Where curves leave and enter: the middles of the inner edges of the boxes. */
-  const gate = (node) =>
-    ({ x: node.box.side === "forward" ? node.x + node.w : node.x, y: node.y + node.h / 2 });
-
-  /** Move the ends of curves apart that leave or enter a box at one point, in the order of their handles. */
-  function fan(made) {
-    const ends = new Map();
-    for (const { start, end, y } of made) {
-      for (const point of [start, end]) {
-        const key = `${point.x} ${point.y}`;
-        ends.set(key, [...(ends.get(key) ?? []), { point, y }]);
-      }
-    }
-    for (const group of ends.values()) {
-      group.sort((a, b) => a.y - b.y);
-      const apart = Math.min(9, (SIZE.box - 8) / group.length);
-      group.forEach(({ point }, index) => (point.y += (index - (group.length - 1) / 2) * apart));
-    }
-  }
-
-  /** The curves through the cut with their paths; saved ones have a handle at x = 0. */
-  function curves(handles, placed) {
-    const made = handles.map((handle) => {
-      const start = gate(placed.get(handle.from));
-      const end = handle.to ? gate(placed.get(handle.to)) : { x: APART / 2, y: start.y };
-      return { ...handle, start, end, y: (start.y + end.y) / 2 };
-    });
-    const held = made.filter(({ saved }) => saved).sort((a, b) => a.y - b.y || a.start.y - b.start.y);
-    spread(held.map(({ y }) => y)).forEach((y, index) => (held[index].y = y));
-    fan(made);
-    return made.map((handle) => {
-      const middle = { x: 0, y: handle.y };
-      const path = across(handle.start, middle) + across(middle, handle.end);
-      const branches = handle.others.map((box) => across(middle, gate(placed.get(box))));
-      return { ...handle, path, branches };
-    });
-  }
-
   /**
    * Lay out what is visible of a model.
    *
@@ -344,8 +269,8 @@
     const boxes = new Map();
     fix(forward, -APART - forward.w, 0, boxes);
     fix(backward, APART, 0, boxes);
-    const edges = model.edges().map((edge) => ({ ...edge, path: route(edge, boxes, roots) }));
-    return { boxes, edges, handles: curves(model.handles(), boxes), sides: roots };
+    const edges = model.edges().map((edge) => ({ ...edge, path: J.graphRoute(edge, boxes, roots) }));
+    return { boxes, edges, handles: J.graphCurves(model.handles(), boxes), sides: roots };
   };
 
   /**

@@ -312,7 +312,7 @@
     /** Say below the picture what a value is and why it is saved, with a way to its row where there is a table. */
     tell(values) {
       const said = J.graphPicked(this.section, values);
-      const holds = ({ kind, values: rows }) => kind === "table" && rows?.includes(values[0]);
+      const holds = ({ kind, values: rows }) => kind === "table" && rows?.some((row) => row?.includes(values[0]));
       const listed = this.page.data.sections.some(holds);
       this.picked.replaceChildren(said, ...(listed ? [" ", J.element("button", { type: "button",
         onclick: () => this.page.emit("row", { value: values[0] }) }, "Its row in the table")] : []));

@@ -70,19 +70,27 @@
 
   /** The unit in which bytes up to `most` are told: its divisor and its name. Decimal units, as in Python. */
   J.byteUnit = (most) => {
-    for (const [divisor, name] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
-      if (Math.abs(most) >= 0.99995 * divisor) return { divisor, name };
+    for (const [divisor, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+      if (Math.abs(most) >= 0.9995 * divisor) return { divisor, name };
     }
     return { divisor: 1, name: "B" };
   };
 
-  /** Bytes with one decimal and their unit: `47.2 MB`; below a kilobyte `512 B`. */
+  /** A number with so many decimals; one between two goes to the even one, as in Python. */
+  function rounded(number, decimals) {
+    const scaled = number * 10 ** decimals;
+    const tie = (8 * number) % 1 === 0 && Math.abs(scaled % 1) === 0.5; // eighths are exact in binary
+    return (tie ? (2 * Math.round(scaled / 2)) / 10 ** decimals : number).toFixed(decimals);
+  }
+
+  /** Bytes with three figures and their unit, as Python's reports write them: `47.2 MB`, `512 B`. */
   J.bytes = (bytes) => {
     const { divisor, name } = J.byteUnit(bytes);
     if (divisor === 1) return `${Math.round(bytes)} B`;
     const amount = bytes / divisor;
-    const tie = amount % 1 === 0.25; // between two tenths, where Python takes the even one
-    return `${(tie ? amount - 0.01 : amount).toFixed(1)} ${name}`;
+    const size = Math.abs(amount);
+    if (size >= 999.5) return `${Number(rounded(amount, 0)).toLocaleString("en")} ${name}`;
+    return `${rounded(amount, size >= 9.995 ? 1 : 2)} ${name}`;
   };
 
   /** The unit in which seconds up to `most` are told: its divisor and its name. */
@@ -96,8 +104,8 @@
     if (seconds === 0) return "0 s";
     const { divisor, name } = J.secondUnit(seconds);
     const amount = seconds / divisor;
-    if (name === "µs") return `${amount.toFixed(Math.abs(amount) < 9.95 ? 1 : 0)} µs`;
-    return `${Math.abs(amount) >= 999.5 ? amount.toFixed(0) : amount.toPrecision(3)} ${name}`;
+    const whole = String(Math.trunc(Math.abs(amount))).length;
+    return `${rounded(amount, Math.max(0, 3 - whole))} ${name}`;
   };
 
   /** A number for people: `12,400`, and at most two decimals. */

@@ -1,8 +1,8 @@
 /**
  * Draw tables: rows that can be sorted, shown in part and followed to a value; and two plans side by side.
  *
- * A table reads `columns` (name, align, sort), `rows` (texts), `keys` (what to sort by, or null), `values` (the index
- * of the value that a row is about, or null) and `shown` (rows at first). A diff reads `before` and `after` (title,
+ * A table reads `columns` (name, align, sort), `rows` (texts), `keys` (what to sort by, or null), `values` (for each row
+ * the indices of the values that it is about, or null) and `shown` (rows at first). A diff reads `before` and `after` (title,
  * lines), `columns`, and `rows` (sign, cells).
  */
 "use strict";
@@ -55,19 +55,19 @@
     });
   }
 
-  /** A row of cells; one that is about a value can be followed, by its first cell's button or by a click anywhere. */
-  function bodyRow(cells, look, value, follow) {
-    const row = J.element("tr", { "data-value": value });
-    const link = value === null ? null
+  /** A row of cells; one about values can be followed to the first, by its first cell's button or a click anywhere. */
+  function bodyRow(cells, look, values, follow) {
+    const row = J.element("tr", { "data-values": values?.join(" ") ?? null });
+    const link = values === null ? null
       : J.element("button", { type: "button", class: "reach", onclick: (event) => {
         event.stopPropagation();
-        follow(value);
+        follow(values[0]);
       } }, cells[0]);
     row.append(...cells.map((cell, index) => J.element("td", { class: look[index] },
       index === 0 && link ? link : breakable(cell))));
     if (link) {
       row.classList.add("reachable");
-      row.addEventListener("click", () => getSelection().isCollapsed && follow(value));
+      row.addEventListener("click", () => getSelection().isCollapsed && follow(values[0]));
     }
     return row;
   }
@@ -108,7 +108,7 @@
   J.mark = (element, value) => {
     let first;
     for (const row of element.querySelectorAll("tbody tr")) {
-      const marked = row.dataset.value === String(value);
+      const marked = row.dataset.values?.split(" ").includes(String(value)) ?? false;
       if (marked) first ??= row;
       row.classList.toggle("marked", marked);
       if (marked) row.setAttribute("aria-current", "true");

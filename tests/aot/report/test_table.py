@@ -203,7 +203,7 @@ Computed again in the backward
 8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
 
 With less memory
-memory      peak  extra time    freed  of it                        by computing again
-  −20%  151.6 kB    −11.1 µs  16.4 kB  tanh at train.p… and 1 more  dot_general, tanh, sin
-  −40%      none                       no plan was found
+memory      peak  extra time  saves less  of it                        by computing again
+  −20%  151.6 kB    −11.1 µs     16.4 kB  tanh at train.p… and 1 more  dot_general, tanh, sin
+  −40%      none                          no plan was found
 """
