@@ -14,6 +14,7 @@ Files, in reading order:
     trees: Put flat results back into the caller's trees.
     analyse: Run the function on shapes to learn what it reads, writes and aliases.
     traced: Hold one traced call, and put flat results back into the caller's trees.
+    axes: Open axes of matplotlib where it is installed, and keep what was drawn.
     pareto: Show what each budget would cost.
     fit: Compile plans until one fits the budget.
     notes: Remember on disk which plan held a budget.

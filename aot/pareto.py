@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from io import BytesIO
 from typing import Any
 
+from jointcut.aot.axes import apart, kept, optional, shown, unit_of
 from jointcut.partition.displays import table
-from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.page.page import framed, page
 from jointcut.partition.plan import Plan
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SIZE = (6, 4)  # inches
 _BLUE, _ORANGE = "#0072b2", "#d55e00"  # of Okabe and Ito's palette, which colour-blind people tell apart
 
 
@@ -84,21 +82,17 @@ class Pareto:
     def _unit(self) -> tuple[float, str]:
         """Bytes of the unit in which peaks are shown, and its name."""
         largest = max((point.peak_bytes for point in self._shown), default=0)
-        return next((unit, name) for unit, name in _UNITS if largest >= 10 * unit or name == "kB")
+        return unit_of(largest / 10)  # two figures before the point, as rows of a table have one behind it
 
     def plot(self, axes: Any = None) -> Any:
         """Draw peak against extra time with matplotlib, on new axes if none are given; returns the axes.
 
-        The line gives for each peak the time of the fastest plan within it. `axes.figure.savefig("front.png")` keeps
-        the picture. Raises `JointcutError` where matplotlib is not installed.
+        The line gives for each peak the time of the fastest plan within it. Without `axes` the figure is pyplot's: a
+        notebook shows it, elsewhere `matplotlib.pyplot.show()` does, and `axes.figure.savefig("front.png")` keeps it.
+        Raises `JointcutError` where matplotlib is not installed.
         """
         if axes is None:
-            try:
-                figure = import_module("matplotlib.figure")
-            except ModuleNotFoundError as error:
-                cure = "pip install matplotlib, or print the front instead."
-                raise JointcutError(message("Pareto.plot", "needs matplotlib.", cure)) from error
-            axes = figure.Figure(figsize=(6, 4), layout="constrained").subplots()
+            axes = shown(_SIZE)
         unit, name = self._unit
         peaks = [p.peak_bytes / unit for p in self.points]
         times = [1e3 * p.seconds for p in self.points]
@@ -137,12 +131,9 @@ class Pareto:
         """In a notebook the curve with its plans; for code hosts a picture, where matplotlib is there, and the text."""
         data = {"format": 1, "title": self.name, "subtitle": "budgets", "totals": [], "sections": [self.section()]}
         found: dict[str, Any] = {"text/plain": str(self), "text/html": framed(page(data))}
-        out = BytesIO()
-        try:
-            self.plot().figure.savefig(out, format="png", dpi=110)
-        except JointcutError:
-            return found
-        return found | {"image/png": out.getvalue()}
+        with optional():
+            found["image/png"] = kept(self.plot(apart(_SIZE)))
+        return found
 
 
 def _place(point: ParetoPoint) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 The only file that imports `jax._src`, `jax.extend` or `jax.interpreters`, or that asks for a version. It serves
 JAX 0.10.2 to 0.12: 0.11 merged `ClosedJaxpr` into `Jaxpr` and replaced scan's `num_consts`/`num_carry` by flat
-trees; 0.12 keeps optimisation barriers on CPU until scheduling. Three parts, in this order: reading equations,
-rewriting jaxprs, and the few runtime facts that public names do not give.
+trees; 0.12 keeps optimisation barriers on CPU until scheduling.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ from jax._src.lax import lax as _lax
 from jax._src.state import discharge as _discharge
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
+
+from jointcut.partition.cells import call_text
 
 try:  # JAX 0.11 and later describe a scan's operands by flat trees
     _flattree = importlib.import_module("jax._src.flattree")
@@ -70,8 +71,7 @@ def scan_layout(eqn: Equation) -> ScanLayout:
     """Read a scan equation's parameters, as JAX 0.10 or as JAX 0.11 and later write them."""
     params = eqn.params
     if "ft_in" in params:
-        consts, carry, _ = params["ft_in"].unpack()
-        num_consts, num_carry = len(list(consts)), len(list(carry))
+        num_consts, num_carry = (len(list(part)) for part in params["ft_in"].unpack()[:2])
     else:
         num_consts, num_carry = params["num_consts"], params["num_carry"]
     body, body_consts = opened(params["jaxpr"])
@@ -154,8 +154,8 @@ def scope_of(eqn: Equation) -> str:
 
 def calls_of(eqn: Equation) -> Iterator[str]:
     """`file:line (function)` of the user's calls that led to the equation, the innermost first."""
-    for frame in _source.user_frames(eqn.source_info.traceback):
-        yield f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    frames = _source.user_frames(eqn.source_info.traceback)
+    return (call_text(frame.file_name, frame.start_line, frame.function_name) for frame in frames)
 
 
 def source_of(eqn: Equation) -> str:

@@ -35,16 +35,11 @@ _REST = "everything else"
 def short(line: str) -> str:
     """A `file:line (function)` without the folders above what tells the file.
 
-    A cell of a notebook, whose file is named by the kernel's process and a hash, is a `cell`.
-
-    >>> short("/home/me/train/model.py:40 (loss)"), short("/tmp/ipykernel_12/345.py:7 (loss)")
-    ('train/model.py:40 (loss)', 'cell:7 (loss)')
+    >>> short("/home/me/train/model.py:40 (loss)"), short("In[3]:7 (loss)")
+    ('train/model.py:40 (loss)', 'In[3]:7 (loss)')
     """
     path, colon, rest = line.partition(":")
-    parts = Path(path).parts
-    if any(part.startswith("ipykernel_") for part in parts[-2:-1]):
-        return f"cell{colon}{rest}"
-    return f"{'/'.join(parts[-2:])}{colon}{rest}"
+    return f"{'/'.join(Path(path).parts[-2:])}{colon}{rest}"
 
 
 def shared(paths: Iterable[Sequence[str]]) -> int:

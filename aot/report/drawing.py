@@ -5,14 +5,11 @@ For papers, slides and code hosts, where the interactive page does not go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 
+from jointcut.aot.axes import apart, kept, shown, unit_of
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.picture import JSON
 
@@ -20,31 +17,7 @@ from jointcut.partition.picture import JSON
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#6a51a3")
 REST = "#b8bcc2"
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-class MissingLibrary(JointcutError):
-    """Matplotlib is not installed."""
-
-
-@contextmanager
-def optional() -> Iterator[None]:
-    """Go on without the picture where matplotlib is not installed."""
-    try:
-        yield
-    except MissingLibrary:
-        return
-
-
-def new_axes(size: tuple[float, float]) -> Any:
-    """Axes of a figure of their own, in inches; raises `MissingLibrary`."""
-    try:
-        figure = import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        raise MissingLibrary(
-            message("plot", "needs matplotlib.", "pip install matplotlib, or print instead.")
-        ) from error
-    return figure.Figure(figsize=size, layout="constrained").subplots()
+_SIZE = (9, 4.6)  # inches
 
 
 def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
@@ -56,10 +29,10 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
     if by not in names:
         raise JointcutError(message(f"by={by!r}", "is no way to group arrays.", choices(by, names)))
     groups = next(g["groups"] for g in section["groupings"] if g["name"] == names[by])
-    axes = new_axes((9, 4.6)) if axes is None else axes
+    axes = shown(_SIZE) if axes is None else axes
     peaks = [peak["bytes"] for peak in (section["peak"], (section["ghost"] or section)["peak"]) if peak]
     highest: float = max(peaks, default=0) or 1.0
-    unit, unit_name = next((unit, name) for unit, name in _UNITS if highest >= unit or name == "kB")
+    unit, unit_name = unit_of(highest)
     steps = np.arange(len(section["total"]))
     colours = [REST if g["name"] == "everything else" else COLOURS[i % len(COLOURS)] for i, g in enumerate(groups)]
     stacks = [np.asarray(g["bytes"]) / unit for g in groups]
@@ -117,8 +90,6 @@ def _middle(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width // 3]}…{text[width // 3 + 1 - width :]}"
 
 
-def png(name: str, section: JSON) -> bytes:
-    """The picture as a PNG."""
-    out = BytesIO()
-    memory(name, section, None, "module").figure.savefig(out, format="png", dpi=110)
-    return out.getvalue()
+def picture(name: str, section: JSON, format: str = "png", dpi: int = 110) -> bytes:
+    """The picture by module, as a file."""
+    return kept(memory(name, section, apart(_SIZE), "module"), format, dpi)

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from jointcut.aot.axes import optional
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import drawing, table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
@@ -236,6 +236,7 @@ class Report:
     def plot(self, axes: Any = None, by: str = "module") -> Any:
         """Draw the memory over a step with matplotlib, by "module" or by "line"; returns the axes.
 
+        Without `axes` the figure is pyplot's: a notebook shows it, elsewhere `matplotlib.pyplot.show()` does.
         Raises `JointcutError` where matplotlib is not installed.
         """
         return drawing.memory(self.name, self.sections[0], axes, by)
@@ -243,8 +244,8 @@ class Report:
     def _repr_mimebundle_(self, **_: Any) -> Mapping[str, Any]:
         """In Jupyter the page in a frame, for code hosts a picture, and else the table."""
         found: dict[str, Any] = {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
-        with drawing.optional():
-            found["image/png"] = drawing.png(self.name, self.sections[0])
+        with optional():
+            found["image/png"] = drawing.picture(self.name, self.sections[0])
         return found
 
     # --------------------------------------------------------------------------------------------------- in files
@@ -295,9 +296,7 @@ class Report:
             return (json.dumps(self.to_dict(), indent=1) + "\n").encode()
         if ending == ".txt":
             return (self.table(everything=True, in_colour=False) + "\n").encode()
-        out = BytesIO()
-        self.plot().figure.savefig(out, format=ending.removeprefix("."), dpi=150)
-        return out.getvalue()
+        return drawing.picture(self.name, self.sections[0], ending.removeprefix("."), dpi=150)
 
 
 def totals(

@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any
 
 from jointcut.aot.report.wire import Message, decode, number, packed, text
+from jointcut.partition.cells import call_text
 
 Index = tuple[int, ...]  # where in a tuple-shaped result
 Held = dict[Index, int]  # the value at each index of a result
@@ -150,7 +151,7 @@ class Frames:
         while frame:
             location, frame = self.parents[frame - 1]
             file, function, line = self.locations[location - 1]
-            calls.append(f"{self.files[file - 1]}:{line} ({self.functions[function - 1]})")
+            calls.append(call_text(self.files[file - 1], line, self.functions[function - 1]))
         return tuple(calls)
 
 

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.cbook import STEP_LOOKUP_MAP
 
 from jointcut import aot
+from jointcut.aot.axes import apart
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.partition import Plan, parse
 from jointcut.partition.cost import Roofline
@@ -62,11 +63,11 @@ def test_a_plan_that_is_not_on_the_front_comes_last_also_where_it_saves_the_same
 def test_peaks_are_shown_in_a_unit_that_suits_them(factor, unit):
     front = Pareto("loss", tuple(replace(p, peak_bytes=int(factor * p.peak_bytes)) for p in POINTS))
     assert str(front).splitlines()[1] == f"   peak {unit}   extra ms   saved {unit}  plan"
-    assert front.plot().get_xlabel() == f"predicted peak of the step ({unit})"
+    assert front.plot(apart((4, 3))).get_xlabel() == f"predicted peak of the step ({unit})"
 
 
 def test_the_line_stands_over_each_peak_at_the_time_of_the_fastest_plan_within_it():
-    axes = FRONT.plot()
+    axes = FRONT.plot(apart((4, 3)))
     (line,) = [line for line in axes.lines if line.get_drawstyle().startswith("steps")]
     corners = list(zip(*steps(line), strict=True))
     for peak in (25.0, 45.0, 55.0, 85.0):
@@ -81,7 +82,7 @@ def steps(line) -> tuple[list[float], list[float]]:
 
 
 def test_the_picture_marks_the_plan_that_was_chosen_and_names_its_axes():
-    axes = replace(FRONT, chosen=POINTS[2]).plot()
+    axes = replace(FRONT, chosen=POINTS[2]).plot(apart((4, 3)))
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plans", "chosen"]
     assert [list(map(float, line.get_xydata()[0])) for line in axes.lines if line.get_label() == "chosen"] == [[20, 8]]
     assert (axes.get_title(), axes.get_ylabel()) == ("loss", "predicted extra time (ms)")
@@ -93,12 +94,13 @@ def test_a_notebook_gets_a_page_a_picture_and_the_text_and_without_matplotlib_no
     assert set(shown) == {"text/plain", "text/html", "image/png"}
     assert shown["text/plain"] == str(FRONT)
     assert shown["image/png"].startswith(b"\x89PNG")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("matplotlib.figure", "matplotlib.pyplot"):
+        monkeypatch.setitem(sys.modules, name, None)
     bare = {name: form for name, form in shown.items() if name != "image/png"}
     assert FRONT._repr_mimebundle_() == bare
     with pytest.raises(JointcutError) as refused:
         FRONT.plot()
-    assert str(refused.value) == "Pareto.plot needs matplotlib.\npip install matplotlib, or print the front instead."
+    assert str(refused.value) == "plot needs matplotlib.\npip install matplotlib, or print instead."
 
 
 def test_the_front_of_a_program_falls_and_a_cut_marks_its_own_plan():

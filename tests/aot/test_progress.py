@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 
 from jointcut import aot
 from jointcut.aot.options import Options
-from jointcut.aot.progress import VARIABLE, WORDS, Stage, progress, size, tell, text
+from jointcut.aot.progress import WORDS, Stage, progress, size, tell, text
 from jointcut.aot.rates import rates
 from jointcut.partition import Plan
 from jointcut.partition.budget import Planner
@@ -54,14 +54,7 @@ def loss(**options):
     return aot.function(loss, **options)
 
 
-@pytest.fixture(autouse=True)
-def untouched(monkeypatch):
-    """Nothing runs before a test and nothing after it, and the switch stands where it stood."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert not DISPLAY.running
-    yield
-    assert not DISPLAY.running and DISPLAY.screen is None and DISPLAY.quiet_count == 0
-    DISPLAY.switch(None)
+pytestmark = pytest.mark.usefixtures("untouched")
 
 
 # --------------------------------------------------------------------------------------------------------- the log

@@ -25,14 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 DISPLAY = import_module("jointcut.aot.progress")._DISPLAY
 
 
-@pytest.fixture(autouse=True)
-def untouched(monkeypatch):
-    """Nothing runs before a test and nothing after it, and the switch stands where it stood."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert not DISPLAY.running
-    yield
-    assert not DISPLAY.running and DISPLAY.screen is None and DISPLAY.quiet_count == 0
-    DISPLAY.switch(None)
+pytestmark = pytest.mark.usefixtures("untouched")
 
 
 class Pseudo:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
+from jointcut.aot.axes import apart
 from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.report.report import FORMATS
 from jointcut.partition.cost import Roofline
@@ -258,7 +259,8 @@ def test_a_notebook_gets_the_page_a_picture_and_the_text(measured):
 
 
 def test_without_matplotlib_the_page_and_the_text_remain_and_a_plot_is_refused(measured, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("matplotlib.figure", "matplotlib.pyplot"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert set(measured._repr_mimebundle_()) == {"text/plain", "text/html"}
     for drawn in (measured.plot, lambda: measured.save(tmp_path / "memory.png")):
         with pytest.raises(JointcutError) as refused:
@@ -268,7 +270,7 @@ def test_without_matplotlib_the_page_and_the_text_remain_and_a_plot_is_refused(m
 
 
 def test_the_plot_is_by_module_or_by_line_on_new_axes_or_on_those_given(measured):
-    axes = measured.plot()
+    axes = measured.plot(apart((4, 3)))
     assert axes.get_title() == "loss: memory over a step, by module"
     axes.clear()
     assert measured.plot(axes, by="line") is axes

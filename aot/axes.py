@@ -1,0 +1,60 @@
+"""Open axes of matplotlib where it is installed, and keep what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import BytesIO
+from typing import Any
+
+from jointcut.partition.errors import JointcutError, message
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class MissingLibrary(JointcutError):
+    """Matplotlib is not installed."""
+
+
+@contextmanager
+def optional() -> Iterator[None]:
+    """Go on without the picture where matplotlib is not installed."""
+    try:
+        yield
+    except MissingLibrary:
+        return
+
+
+def shown(size: tuple[float, float]) -> Any:
+    """Axes of a figure that notebooks and `pyplot.show` show, in inches; raises `MissingLibrary`."""
+    return _module("matplotlib.pyplot").subplots(figsize=size, layout="constrained")[1]
+
+
+def apart(size: tuple[float, float]) -> Any:
+    """Axes of a figure that nobody shows, to be kept as a file, in inches; raises `MissingLibrary`."""
+    return _module("matplotlib.figure").Figure(figsize=size, layout="constrained").subplots()
+
+
+def kept(axes: Any, format: str = "png", dpi: int = 110) -> bytes:
+    """The figure of axes as a file."""
+    out = BytesIO()
+    axes.figure.savefig(out, format=format, dpi=dpi)
+    return out.getvalue()
+
+
+def unit_of(most: float) -> tuple[float, str]:
+    """Bytes of the unit in which amounts up to `most` are drawn, and its name.
+
+    >>> unit_of(47_200_000), unit_of(0)
+    ((1000000.0, 'MB'), (1000.0, 'kB'))
+    """
+    return next((unit, name) for unit, name in _UNITS if most >= unit or name == "kB")
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        cure = "pip install matplotlib, or print instead."
+        raise MissingLibrary(message("plot", "needs matplotlib.", cure)) from error
