@@ -116,7 +116,7 @@ class Pareto:
             "kind": "pareto",
             "id": "pareto",
             "title": "What each budget would cost",
-            "lead": "Each point is a plan; click it to see what it saves. The line is the fastest within a peak.",
+            "lead": _LEAD,
             "points": [
                 {**_place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
                  "lines": point.plan.summary(), "saved": table(point.plan, shown=8)}
@@ -134,6 +134,12 @@ class Pareto:
         with optional():
             found["image/png"] = kept(self.plot(apart(_SIZE)))
         return found
+
+
+_LEAD = (
+    "Each point is a plan: click it to see what it saves. The line is the fastest within a peak. Extra time is what "
+    "computing again takes, and writing and reading what is saved."
+)
 
 
 def _place(point: ParetoPoint) -> dict[str, Any]:

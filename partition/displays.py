@@ -21,7 +21,7 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
     sections: list[JSON] = [graph_view(graph, plan, root=title, id="graph", title=heading, lead="")]
     if plan is not None and plan.saved:
         sections.append({"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": "", **table(plan)})
-    return _page(title, subtitle, sections)
+    return _page(title, subtitle.strip("<>"), sections)
 
 
 def table(plan: Plan, shown: int = 12) -> JSON:
@@ -50,8 +50,9 @@ def _page(title: str, subtitle: str, sections: Sequence[JSON]) -> JSON:
 @told.register
 def _graph(shown: Graph) -> Told:
     real = sum(op.name not in PSEUDO for op in shown.ops)
-    text = f"<Graph: {real} ops, {len(shown.values)} values, {len(shown.loops) - 1} loops>"
-    return text, graph_page("Joint program", text.strip("<>"), shown)
+    loops = len(shown.loops) - 1
+    text = f"<Graph: {real} ops, {len(shown.values)} values, {loops} loop{'s' * (loops != 1)}>"
+    return text, graph_page("Joint program", text, shown)
 
 
 @told.register
@@ -74,7 +75,7 @@ def _difference(shown: PlanDiff) -> Told:
         {"title": name, "lines": lines} for name, lines in zip(shown.strategies, _sides(shown), strict=True)
     )
     columns = [{"name": name, "align": "right" if name == "bytes" else "left"} for name in _SAVED_COLUMNS]
-    section = {"kind": "diff", "id": "diff", "title": "What changes", "lead": totals, "columns": columns, "rows": rows}
+    section = {"kind": "diff", "id": "diff", "title": "What changes", "lead": "", "columns": columns, "rows": rows}
     return str(shown), _page("Two plans", totals, [{**section, "before": before, "after": after}])
 
 

@@ -118,5 +118,15 @@ class _Row:
         return first, len(self.moments) - 1
 
     def _buffer(self, eqn: Equation, v: Var, first: int, last: int) -> None:
-        size, type_ = jaxprs.aval_bytes(v.aval), v.aval.str_short()
-        self.buffers.append(Lifetime(size, type_, eqn.primitive.name, place_of(eqn), first, last))
+        size, type_, maker = jaxprs.aval_bytes(v.aval), v.aval.str_short(), _maker(eqn, v)
+        self.buffers.append(Lifetime(size, type_, maker.primitive.name, place_of(maker), first, last))
+
+
+def _maker(eqn: Equation, v: Var) -> Equation:
+    """The equation that computes a result: of what a scan stacks the one in its body that makes a step's part."""
+    if eqn.primitive.name != "scan":
+        return eqn
+    layout, place = jaxprs.scan_layout(eqn), eqn.outvars.index(v)
+    part = layout.body.outvars[place]
+    inner = next((e for e in reversed(layout.body.eqns) if part in e.outvars), None)
+    return eqn if place < layout.num_carry or inner is None else _maker(inner, part)

@@ -227,7 +227,7 @@ def graph_view(
 
     `seconds` prices each op, `root` names what all scopes lie in; `more` are further keys of the section.
     """
-    return {"kind": "graph", **_View(graph, plan, seconds).section(root), **more}
+    return {"kind": "graph", "cut": plan is not None, **_View(graph, plan, seconds).section(root), **more}
 
 
 class _View:

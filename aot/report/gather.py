@@ -108,7 +108,7 @@ def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]], plain: ParetoPo
         for i, p in enumerate(section["points"])
     ]
     place = None if plain is None else {"peak_bytes": plain.peak_bytes, "seconds": plain.seconds}
-    return {**section, "title": "Other budgets", "lead": _FRONT, "points": points, "plain": place}
+    return {**section, "title": "Other budgets", "lead": section["lead"] + _POLICIES, "points": points, "plain": place}
 
 
 def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
@@ -136,10 +136,8 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
     )
 
 
-_FRONT = (
-    "Each point is a plan: click it to see what it saves. The line is the fastest within a peak. Extra time is what "
-    "computing again takes, and writing and reading what is saved. The other marks are policies of jax.checkpoint "
-    "around the whole loss, in jointcut's order of the backward."
+_POLICIES = (
+    " The other marks are policies of jax.checkpoint around the whole loss, in jointcut's order of the backward."
 )
 _GRAPH = "Forward at the left, backward at the right, and what is saved crossing the cut between them."
 _ASSIGNED = "As XLA scheduled the compiled step and assigned its memory; a loop's body is shown once."

@@ -288,7 +288,7 @@ def test_configuration_and_figures_come_back_from_json():
     for record in records:
         assert type(record).from_json(record.to_json()) == record
         assert max(map(len, str(record).splitlines())) <= 140
-    assert repr(cut).startswith("<Traced <lambda>: 2 inputs, 1 outputs, ")
+    assert repr(cut).startswith("<Traced <lambda>: 2 inputs, 1 output, ")
     assert repr(compiled.cut).startswith("<Cut <lambda>: ")
     assert repr(compiled).startswith("<Compiled <lambda>: 1 executables, ")
 

@@ -79,6 +79,7 @@ class Builder:
         starts, ends, read = zip(*self.edges, strict=True)
         return {
             "kind": "graph",
+            "cut": True,
             "id": "graph",
             "title": title,
             "lead": "Each box is an op, or a scope that opens; each line through the cut is a value that is kept.",

@@ -223,3 +223,14 @@ def test_a_saved_value_that_no_op_of_the_backward_reads_still_has_its_handle(ope
     section["values"]["saved"][value] = True
     tab = opened(graphs.report(section), **STILL)
     assert carried(tab) == saved_bytes(section)
+
+
+def test_a_graph_without_a_plan_speaks_of_no_cut(opened, sections):
+    section = sections["toy"]
+    values = section["values"] | {"saved": [False] * len(section["values"]["saved"])}
+    tab = opened(graphs.report(section | {"cut": False, "values": values}), **STILL)
+    assert tab.locator(".cut-name").text_content() == "not yet cut"
+    assert tab.locator(".cut-note").text_content() == ""
+    assert tab.locator(".graph-key strong").all_text_contents() == ["forward", "backward"]
+    assert tab.get_by_role("button", name="Open saved").count() == 0
+    assert "saved" not in tab.locator("svg.graph").get_attribute("aria-label")

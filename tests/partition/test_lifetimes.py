@@ -12,6 +12,7 @@ from jax import lax
 from drawn import rows
 from jointcut import aot
 from jointcut.partition import segments
+from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline
 from jointcut.partition.lifetimes import Lifetimes, lifetimes
 from jointcut.partition.memory import replay
@@ -107,3 +108,20 @@ def test_the_boundary_divides_the_sides_and_the_higher_half_has_the_peak(row):
 def test_an_empty_row_has_no_peak_and_no_bytes():
     empty = Lifetimes((), ())
     assert (empty.totals, empty.peak, empty.boundary, empty.peak_bytes(Side.FORWARD)) == ((), 0, 0, 0)
+
+
+def test_what_a_scan_stacks_is_named_by_the_line_of_its_body_that_makes_it():
+    def loss(w, x):
+        def cell(h, x):
+            h = jnp.tanh(w @ h + x)
+            return h, jnp.sin(h)
+
+        _, ys = lax.scan(cell, x[0], x)
+        return ys.sum()
+
+    made = aot.function(loss).trace(jnp.ones((64, 64)), jnp.ones((5, 64))).partition("save_all").split
+    row = lifetimes(segments.written(made.graph, classify(made.graph), made.plan), made.graph)
+    first = loss.__code__.co_firstlineno
+    lines = {b.place.line.partition(" ")[0] for b in row.buffers if b.type == "float32[5,64]"}
+    found = {int(line.rpartition(":")[2]) - first for line in lines}
+    assert {2, 3} <= found, found

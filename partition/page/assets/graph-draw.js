@@ -21,7 +21,7 @@
       orient: "auto", markerUnits: "userSpaceOnUse" }, J.svg("path", { class: "edge-tip", d: "M0 .5L5.5 3L0 5.5Z" })));
 
   /** The key to the picture, in the order in which one reads it. */
-  J.graphKey = (id) => {
+  J.graphKey = (id, cut) => {
     const shape = (name, ...children) =>
       J.svg("svg", { class: name, width: 24, height: 16, "aria-hidden": "true" }, children);
     const place = { x: 1, y: 1, width: 22, height: 14, rx: 4 };
@@ -30,10 +30,10 @@
     const entry = (picture, name, text) => J.element("li", {}, picture, J.element("strong", {}, name), text);
     return J.element("ul", { class: "graph-key" },
       entry(shape("forward", box()), "forward", "runs first, downward"),
-      entry(shape("saved", J.svg("path", { class: "curve", d: "M0 8H24", "stroke-width": 3 }),
+      cut && entry(shape("saved", J.svg("path", { class: "curve", d: "M0 8H24", "stroke-width": 3 }),
         J.svg("path", { class: "handle-shape", d: "M12 2L18 8L12 14L6 8Z" })), "saved", "kept for the backward"),
       entry(shape("backward", box()), "backward", "runs next, upward"),
-      entry(shape("backward again", box(), hatch()), "recomputed", "runs a second time"));
+      cut && entry(shape("backward again", box(), hatch()), "recomputed", "runs a second time"));
   };
 
   /** A text in the picture. */
@@ -53,10 +53,10 @@
    *
    * @param {Object} layout
    * @param {Object} model
-   * @param {number} savedBytes
+   * @param {Object} summary as J.graphSummary gives it
    * @param {string} id of the view, for its markers
    */
-  J.graphGround = (layout, model, savedBytes, id) => {
+  J.graphGround = (layout, model, summary, id) => {
     const { forward, backward } = layout.sides;
     const { ops, again } = model.roots.backward;
     const bottom = forward.h + 14;
@@ -69,8 +69,8 @@
       side(backward, "backward", ["↑ backward",
         J.count(ops, "op") + (again > 0 ? `, ${J.number(again)} of them recomputed` : "")]),
       J.svg("line", { class: "cut-line", x1: 0, x2: 0, y1: -14, y2: bottom + 18 }),
-      words("cut-name", 0, -44, "the cut"),
-      words("cut-note", 0, -25, `${J.bytes(savedBytes)} saved`),
+      words("cut-name", 0, -44, summary.cut ? "the cut" : "not yet cut"),
+      words("cut-note", 0, -25, summary.note),
       turn);
   };
 

@@ -136,11 +136,14 @@
     const { bytes } = model.section.values;
     const saved = model.crossings.filter((crossing) => crossing.saved);
     const total = saved.reduce((sum, { value }) => sum + bytes[value], 0);
+    const cut = `, of which ${J.number(backward.again)} are recomputed; ${J.count(saved.length, "value")}, `
+      + `${J.bytes(total)}, saved between them`;
     return {
-      bytes: total,
-      text: `Graph of ${J.count(forward.ops, "op")} in the forward and ${J.number(backward.ops)} in the backward, `
-        + `of which ${J.number(backward.again)} are recomputed; ${J.count(saved.length, "value")}, ${J.bytes(total)}, `
-        + "saved between them. Arrow keys move, Page Up and Page Down follow the order of the run, Enter opens.",
+      cut: model.section.cut,
+      note: model.section.cut ? `${J.bytes(total)} saved` : "",
+      text: `Graph of ${J.count(forward.ops, "op")} in the forward and ${J.number(backward.ops)} in the backward`
+        + `${model.section.cut ? cut : ", not yet cut"}. `
+        + "Arrow keys move, Page Up and Page Down follow the order of the run, Enter opens.",
     };
   };
 })();

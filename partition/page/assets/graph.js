@@ -1,7 +1,8 @@
 /**
  * Draw the graph with the cut through it, and let it be opened, searched, zoomed and walked by keyboard.
  *
- * Reads a section of kind `graph`: `scopes`, `nodes`, `values`, `edges`, `arguments`, `sources` and `texts`. Listens
+ * Reads a section of kind `graph`: `scopes`, `nodes`, `values`, `edges`, `arguments`, `sources`, `texts`, and as `cut`
+ * whether a plan is drawn. Listens
  * for `value`, whose maker it opens and shows; a handle on the cut tells `value` of the largest that it stands for. Why
  * that is saved is said below the picture, and `row` leads from there to the tables.
  */
@@ -30,7 +31,7 @@
         J.graphDefinitions(this.id), this.world);
       element.classList.add("graph-view");
       this.picked = J.element("p", { class: "graph-picked", hidden: true });
-      element.append(this.controls(), J.graphKey(this.id), J.element("div", { class: "graph-frame" }, this.svg),
+      element.append(this.controls(), J.graphKey(this.id, this.summary.cut), J.element("div", { class: "graph-frame" }, this.svg),
         this.picked);
       this.bindZoom();
       this.svg.addEventListener("keydown", (event) => this.press(event));
@@ -65,7 +66,7 @@
         J.element("form", { role: "search", onsubmit: find },
           J.element("label", { for: `${this.id}-search` }, "Find"), this.field, this.found),
         J.element("div", { class: "graph-buttons" },
-          button("Open saved", () => this.openSaved()),
+          this.summary.cut && button("Open saved", () => this.openSaved()),
           button("Collapse all", () => this.collapse()),
           button("Reset", () => this.reset()),
           J.element("span", { class: "graph-zoom", role: "group", "aria-label": "Zoom" },
@@ -199,7 +200,7 @@
         boxes: boxes.filter(({ open }) => !open).map((placed) => this.drawBox(placed)),
         handles: this.layout.handles.filter(({ saved }) => saved).map((handle) => this.drawHandle(handle)),
       };
-      this.world.replaceChildren(J.graphGround(this.layout, this.model, this.summary.bytes, this.id),
+      this.world.replaceChildren(J.graphGround(this.layout, this.model, this.summary, this.id),
         ...Object.entries(layers).map(([name, elements]) => J.svg("g", { class: `layer-${name}` }, elements)));
       this.order = this.ordered();
       this.enter(this.items.has(this.current) ? this.current : this.order[0]);
