@@ -2,6 +2,7 @@
 
     python -m benchmarks.pages             # gpt-scan and a joint graph of 5,000 ops
     python -m benchmarks.pages --opened 9  # the median of so many times that each page is opened
+    python -m benchmarks.pages --pictures docs/static  # measure nothing; draw the README's pictures of a report
 
 The report is made without compiling the step, so `explain` is the time of the cut, the front and the rows. The page is
 opened in a headless Chromium, the machine's own, driven by playwright; the first contentful paint is what the browser's
@@ -91,6 +92,23 @@ def table(pages: list[Shown]) -> Table:
     return made
 
 
+def pictures(browser: Any, folder: Path) -> None:
+    """Draw two sections of the report of gpt-scan, as it was compiled, in light and dark."""
+    program = load("gpt-scan")
+    with tempfile.TemporaryDirectory() as work:
+        report = aot.function(program.loss, has_aux=program.has_aux).explain(*program.arguments)
+        path = report.save(Path(work) / "report.html")
+        for theme in ("light", "dark"):
+            tab = browser.new_page(
+                viewport={"width": 1000, "height": 1500}, color_scheme=theme, reduced_motion="reduce"
+            )
+            tab.goto(path.as_uri())
+            tab.wait_for_selector("html[data-ready]")
+            for name in ("memory", "graph"):
+                tab.locator(f"#{name}").screenshot(path=folder / f"report-{name}-{theme}.png")
+            tab.close()
+
+
 def programs() -> Iterator[tuple[str, Program]]:
     """What is explained, by name."""
     yield "gpt-scan", load("gpt-scan")
@@ -101,6 +119,7 @@ def main() -> None:
     """Measure the pages, and print the table and the promise."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--opened", type=int, default=5, help="how often each page is opened (%(default)s)")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the README's pictures there instead")
     options = parser.parse_args()
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
@@ -111,6 +130,9 @@ def main() -> None:
         parser.error("needs playwright: pip install playwright")
     with driver.sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        if options.pictures:
+            pictures(browser, options.pictures)
+            return
         pages = [measure(browser, name, p, options.opened, Path(folder)) for name, p in programs()]
         browser.close()
     wide_console(100).print(table(pages))

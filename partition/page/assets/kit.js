@@ -149,11 +149,14 @@
     return least > 1 && J.width(cut(least), size, weight) <= room ? cut(least) : "";
   };
 
+  /** The ends of a source line that tell most: its file with the line, or where that is long the line alone. */
+  const TELLING = [/[^/\\]+:\d+[^:]*$/, /:\d+[^:]*$/];
+
   /** A text that the style sheet shortens in its middle where it does not fit; its last letters, or its line, stand. */
   J.middle = (text) => {
     const letters = Array.from(text);
-    const line = /:\d+[^:]*$/.exec(text)?.[0].length ?? 0;
-    const end = letters.length > 24 ? Math.max(12, Math.min(line, 26, letters.length - 6)) : 0;
+    const line = TELLING.map((end) => end.exec(text)?.[0].length ?? 0).find((length) => length <= 26) ?? 0;
+    const end = letters.length > 24 ? Math.max(12, Math.min(line, letters.length - 6)) : 0;
     return J.element("span", { class: "middle", title: end ? text : null },
       J.element("span", { class: "middle-start" }, letters.slice(0, letters.length - end).join("")),
       end > 0 && J.element("span", { class: "middle-end" }, letters.slice(-end).join("")));
