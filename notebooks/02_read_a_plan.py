@@ -116,7 +116,7 @@ print(report)
 #   begin to run twice. The first row costs less than nothing, by the model: to write an array to memory and
 #   read it back takes time too, and a product with as few terms as ours is done sooner.
 #
-# And the picture, this time by source line. A line of a notebook is called `cell:`, for want of a file.
+# And the picture, this time by source line. A line of a notebook is named by its cell, `In[3]:7`.
 
 # %%
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")

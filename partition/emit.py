@@ -17,6 +17,7 @@ from typing import Any, Literal
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import written_forward
+from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
 from jointcut.partition.hold import branched, can_witness, number, tied, waiting
 from jointcut.partition.plan import Plan, runs_forward
@@ -52,8 +53,11 @@ def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu:
 
     `hold` says how recomputation is held back. With `on_cpu` the habits of XLA:CPU (`cpu`) are met: an op that it takes
     apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and some
-    values are written out before the ops that read them.
+    values are written out before the ops that read them. Raises `PlanError` where the graph was read from text.
     """
+    if any(v.payload is None for v in graph.values):
+        what = "was read from text, so it has no equations that halves could be written of."
+        raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
     hold = hold if plan.runs_again else "none"
     with jaxprs.paused_collection():
         orders = schedule(graph, facts, plan)

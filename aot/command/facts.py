@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jointcut.aot.artefact import SIGNATURE
 from jointcut.aot.cache.store import StoredEntry
 from jointcut.aot.command.differences import wide
 from jointcut.aot.command.trial import Check, Trial
@@ -33,8 +34,9 @@ def of_report(report: Report, cut: Cut, where: Path | None) -> JSON:
 
 def of_artefact(folder: Path, signature: JSON, contract: Contract) -> JSON:
     """All that the signature of an artefact says, where it is, and what it and the saved residuals take in bytes."""
-    sizes = [file["bytes"] for file in signature["files"].values()]
-    totals = {"folder": str(folder), "total_bytes": sum(sizes), "saved_bytes": contract.saved_bytes}
+    sizes = [file["bytes"] for file in signature["files"].values()]  # of all but the one that lists them
+    total = sum(sizes) + (folder / SIGNATURE).stat().st_size
+    totals = {"folder": str(folder), "total_bytes": total, "saved_bytes": contract.saved_bytes}
     return {**totals, **signature}
 
 

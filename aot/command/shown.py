@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
+from jointcut.aot.artefact import SIGNATURE
 from jointcut.aot.command.facts import JSON
 from jointcut.aot.report.report import Report
 
@@ -56,6 +57,8 @@ def artefact(facts: JSON, everything: bool) -> str:
         lines += ["", *_residuals(facts["residuals"], everything)]
     lines += ["", f"files in {facts['folder']}, {facts['total_bytes']:,} bytes"]
     lines += [f"{file['bytes']:>14,}  {name}" for name, file in facts["files"].items()]
+    listed = sum(file["bytes"] for file in facts["files"].values())
+    lines.append(f"{facts['total_bytes'] - listed:>14,}  {SIGNATURE}")
     return "\n".join(lines)
 
 
@@ -117,7 +120,7 @@ def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
 def exported(facts: JSON) -> str:
     """What `jointcut export` prints."""
     where, platforms = facts["folder"], ", ".join(facts["platforms"])
-    files = f"{facts['total_bytes']:,} bytes in {_count(facts['files'], 'file')}"
+    files = f"{facts['total_bytes']:,} bytes in {_count([*facts['files'], SIGNATURE], 'file')}"
     return (
         f"{facts['name']} is in {where}, for {platforms}: {files}\njointcut show {where} tells what it takes and gives"
     )

@@ -11,7 +11,10 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import jaxprs
+from jointcut.partition import jaxprs, parse
+from jointcut.partition.classify import classify
+from jointcut.partition.emit import emit
+from jointcut.partition.errors import PlanError
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import split
 from jointcut.partition.verify import run, verify_meaning
@@ -197,3 +200,21 @@ def test_half_precision_is_rounded_where_it_is_made_for_both_sides(traced):
     rounded = [eqn for eqn in equations(cut.forward) if eqn.primitive.name == "reduce_precision"]
     half = [s for s in cut.plan.saved if s.dtype == "bfloat16" and s.op == "dot_general"]
     assert len(rounded) >= len(half) > 0
+
+
+def test_a_graph_that_was_read_from_text_cannot_be_written():
+    graph = parse(
+        """
+        primal %0:float32[8]
+        cotangent %1:float32[8]
+        %2:float32[8] = sin %0
+        backward:
+        %3:float32[8] = mul %1 %2
+        gradient %3"""
+    )
+    with pytest.raises(PlanError) as refused:
+        emit(graph, classify(graph), Plan.of(graph, [2]))
+    assert str(refused.value) == (
+        "The graph was read from text, so it has no equations that halves could be written of.\n"
+        "Trace a function; of text, plans are made by min_cut and Front."
+    )
