@@ -128,5 +128,7 @@ def _maker(eqn: Equation, v: Var) -> Equation:
         return eqn
     layout, place = jaxprs.scan_layout(eqn), eqn.outvars.index(v)
     part = layout.body.outvars[place]
+    if place < layout.num_carry or isinstance(part, jaxprs.Literal):
+        return eqn
     inner = next((e for e in reversed(layout.body.eqns) if part in e.outvars), None)
-    return eqn if place < layout.num_carry or inner is None else _maker(inner, part)
+    return eqn if inner is None else _maker(inner, part)

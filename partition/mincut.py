@@ -20,9 +20,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
-from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Value
-from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
+from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import FUSED, Constraint, Verdict, judge
 from jointcut.partition.roles import Role, Side
@@ -46,7 +45,7 @@ def minimum_cut(net: Network) -> Cut:
     """
     residual, flow = _saturated(net)
     if flow >= INFINITE:
-        raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
+        refuse_infinite(net)
     sink_side = _reaching_sink(residual)
     severed = np.flatnonzero(~sink_side[net.tails] & sink_side[net.heads])
     weight = int(net.capacities[severed].sum())

@@ -9,10 +9,13 @@ The construction is that of PyTorch's `solve_min_cut`, without its distance weig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.errors import PlanError, message
@@ -31,7 +34,7 @@ class Network:
 
     `capacities` (int64) are bytes, `INFINITE` where an arc may not be cut. `seconds` (float64) are what cutting an arc
     makes the backward compute again: nonzero on arcs from the source alone, whose capacity in bytes is then 0.
-    `places[node]` is the node's place in program order (int64), whatever its number.
+    `places[node]` is the node's place in program order (int64), whatever its number. `where` says which value an id is.
     """
 
     num_nodes: int
@@ -41,6 +44,7 @@ class Network:
     value_in: np.ndarray
     seconds: np.ndarray
     places: np.ndarray
+    where: Callable[[int], str] = "value {}".format
 
 
 def network(
@@ -85,13 +89,30 @@ def network(
             arcs.append((SOURCE, node, 0, seconds[op.id]))
     columns = list(zip(*arcs, strict=True)) or [()] * 4
     tails, heads, capacities = (np.array(column, np.int64) for column in columns[:3])
-    return Network(
-        len(places), tails, heads, capacities, value_in, np.array(columns[3], np.float64), np.array(places, np.int64)
-    )
+    seconds_cut, all_places = np.array(columns[3], np.float64), np.array(places, np.int64)
+    return Network(len(places), tails, heads, capacities, value_in, seconds_cut, all_places, graph.where)
 
 
 def _place(maker: int | None) -> int:
     return -1 if maker is None else 2 * maker + 1
+
+
+def refuse_infinite(net: Network) -> NoReturn:
+    """Raise the `PlanError` of a network whose every cut is infinite: it names the ends of a path that none severs."""
+    tied = net.capacities >= INFINITE
+    arcs = coo_array((np.ones(tied.sum()), (net.tails[tied], net.heads[tied])), (net.num_nodes, net.num_nodes))
+    _, before = breadth_first_order(csr_array(arcs), SOURCE, return_predecessors=True)
+    value_of = {int(node): v for v, node in enumerate(net.value_in) if node >= 0}
+    path, node = [], SINK
+    while node != SOURCE:
+        node = int(before[node])
+        path += [value_of[node]] if node in value_of else []
+    if not path:
+        raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
+    last, first = path[0], path[-1]
+    what = f"may not be recomputed, and nothing from it to {net.where(last)}, which the backward reads, may be saved."
+    what = "may be neither saved nor recomputed, and the backward reads it." if first == last else what
+    raise PlanError(message(net.where(first), what, "Lift one of the rules."))
 
 
 def _refuse(graph: Graph, v: int, verdict: Verdict) -> None:

@@ -23,8 +23,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order
 
-from jointcut.partition.errors import PlanError, message
-from jointcut.partition.network import INFINITE, SINK, SOURCE, Network
+from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, refuse_infinite
 
 #: After so many waves, what they leave lying looks for its way node by node.
 _WAVES = 2
@@ -58,7 +57,7 @@ def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
     early = _reached(net.num_nodes, net.tails[tied], net.heads[tied], SOURCE)
     late = _reached(net.num_nodes, net.heads[tied], net.tails[tied], SINK)
     if (early & late).any():
-        raise PlanError(message("The cut", "is infinite: rules forbid every choice.", "Lift one of the rules."))
+        refuse_infinite(net)
     costs = net.capacities + ticks > 0
     loose = ~early  # what no cut need ever pay for, such as inputs: it would only tie parts together
     loose[net.heads[costs]] = False

@@ -236,7 +236,9 @@ def test_equal_layers_leave_the_hull_one_by_one_from_the_last():
 def test_rules_that_forbid_every_cut_are_refused():
     with pytest.raises(PlanError) as refusal:
         front(net_of([Op((), (None,), (True,), None)]))
-    assert str(refusal.value) == "The cut is infinite: rules forbid every choice.\nLift one of the rules."
+    assert str(refusal.value) == (
+        "value 0 may be neither saved nor recomputed, and the backward reads it.\nLift one of the rules."
+    )
 
 
 # ------------------------------------------------------------------------------------ within a budget

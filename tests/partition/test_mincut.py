@@ -194,6 +194,15 @@ def test_among_equal_cuts_the_one_nearest_to_the_backward_is_taken():
 def test_rules_that_forbid_every_choice_along_a_path_are_refused():
     with pytest.raises(PlanError) as refusal:
         cut_under({2: Verdict("too big", "too slow"), 3: Verdict("too big", "")})
+    assert str(refusal.value) == (
+        "%2:float32[8] (dot_general) may not be recomputed, and nothing from it to %3:float32[8] (sin), which the "
+        "backward reads, may be saved.\nLift one of the rules."
+    )
+
+
+def test_an_infinite_cut_of_a_network_without_values_is_refused_as_such():
+    with pytest.raises(PlanError) as refusal:
+        minimum_cut(net_of(3, [(SOURCE, 2, INFINITE), (2, SINK, INFINITE)]))
     assert str(refusal.value) == "The cut is infinite: rules forbid every choice.\nLift one of the rules."
 
 
