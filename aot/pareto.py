@@ -44,11 +44,15 @@ class Pareto:
         name: of the function.
         points: the plans, the fastest and largest first.
         chosen: the plan that was chosen if one was, on the front or not.
+        plain: what plain JAX keeps, as a plan, where that is known.
+        common_seconds: what every plan takes, by the model, to compute what it computes once.
     """
 
     name: str
     points: tuple[ParetoPoint, ...]
     chosen: ParetoPoint | None = None
+    plain: ParetoPoint | None = None
+    common_seconds: float = 0.0
 
     def __iter__(self) -> Iterator[ParetoPoint]:
         """The points, the fastest and largest first."""
@@ -59,17 +63,26 @@ class Pareto:
         return len(self.points)
 
     def __str__(self) -> str:
-        """A line for each plan: predicted peak, time, what is saved, and how the plan came about.
+        """A line for each plan: predicted peak, extra time, time over plain JAX's, what is saved, how it came about.
 
         A star marks the plan that was chosen, which comes last where it is not on the front.
         """
         unit, name = self._unit
-        lines = [f"{self.name}: {len(self.points)} plans", f"   peak {name}   extra ms   saved {name}  plan"]
+        over = "" if self.plain is None else "   ÷ plain"
+        lines = [f"{self.name}: {len(self.points)} plans", f"   peak {name}   extra ms{over}   saved {name}  plan"]
         for point in self._shown:
             mark, (peak, seconds, plan) = "*" if _are_same(point, self.chosen) else " ", point
+            share = self.time_share(point)
+            ratio = "" if share is None else f"  {share:8.2f}"
             saved = plan.bytes_saved / unit
-            lines.append(f"{mark} {peak / unit:8.1f}  {1e3 * seconds:9.2f}  {saved:9.1f}  {plan.strategy}")
+            lines.append(f"{mark} {peak / unit:8.1f}  {1e3 * seconds:9.2f}{ratio}  {saved:9.1f}  {plan.strategy}")
         return "\n".join(lines)
+
+    def time_share(self, point: ParetoPoint) -> float | None:
+        """The predicted time of a step with a plan over that of plain JAX's; None where that is not known."""
+        if self.plain is None or not (whole := self.common_seconds + self.plain.seconds):
+            return None
+        return (self.common_seconds + point.seconds) / whole
 
     @property
     def _shown(self) -> tuple[ParetoPoint, ...]:
@@ -95,37 +108,54 @@ class Pareto:
             axes = shown(_SIZE)
         unit, name = self._unit
         peaks = [p.peak_bytes / unit for p in self.points]
-        times = [1e3 * p.seconds for p in self.points]
+        times = [self._height(p) for p in self.points]
         axes.step(peaks, times, where="pre", color=_BLUE, linewidth=1.5)  # from a peak down to the next, the next time
         axes.plot(peaks, times, "o", color=_BLUE, markersize=5, label="plans")
         if self.chosen is not None:
-            at = self.chosen.peak_bytes / unit, 1e3 * self.chosen.seconds
+            at = self.chosen.peak_bytes / unit, self._height(self.chosen)
             axes.plot(*at, "*", color=_ORANGE, markeredgecolor="black", markersize=14, label="chosen")
-        axes.set(xlabel=f"predicted peak of the step ({name})", ylabel="predicted extra time (ms)", title=self.name)
-        axes.set_ylim(bottom=0)
+        if self.plain is None:
+            axes.set_ylim(bottom=0)
+            ylabel = "predicted extra time (ms)"
+        else:
+            axes.plot(self.plain.peak_bytes / unit, 1, "X", color="black", markersize=8, label="plain JAX")
+            ylabel = "predicted time of a step ÷ plain JAX's"
+        axes.set(xlabel=f"predicted peak of the step ({name})", ylabel=ylabel, title=self.name)
         axes.grid(alpha=0.3)
         axes.legend()
         return axes
+
+    def _height(self, point: ParetoPoint) -> float:
+        """Where a plan stands in the picture: its time over plain JAX's, or its extra milliseconds."""
+        share = self.time_share(point)
+        return 1e3 * point.seconds if share is None else share
 
     def section(self, marks: Iterable[tuple[str, ParetoPoint]] = ()) -> dict[str, Any]:
         """The curve as a section of a page; `marks` are other plans by name, with their places."""
         shown = self._shown
         chosen = next((i for i, point in enumerate(shown) if _are_same(point, self.chosen)), None)
-        named = [{"name": name, **_place(point), "lines": point.plan.summary()} for name, point in marks]
+        named = [{"name": name, **self.place(point), "lines": point.plan.summary()} for name, point in marks]
         return {
             "kind": "pareto",
             "id": "pareto",
             "title": "What each budget would cost",
             "lead": _LEAD,
             "points": [
-                {**_place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
+                {**self.place(point), "saved_bytes": point.plan.bytes_saved, "strategy": point.plan.strategy,
                  "lines": point.plan.summary(), "saved": table(point.plan, shown=8)}
                 for point in shown
             ],
             "chosen": chosen,
             "marks": named,
             "plain": None,
+            "time": "extra time" if self.plain is None else "time of a step",
         }  # fmt: skip
+
+    def place(self, point: ParetoPoint) -> dict[str, Any]:
+        """Where a plan stands on the page: its peak, its time (of a step where plain JAX's is known), the share."""
+        share = self.time_share(point)
+        seconds = point.seconds + (0.0 if share is None else self.common_seconds)
+        return {"peak_bytes": point.peak_bytes, "seconds": seconds, "share": share}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """In a notebook the curve with its plans; for code hosts a picture, where matplotlib is there, and the text."""
@@ -137,13 +167,9 @@ class Pareto:
 
 
 _LEAD = (
-    "Each point is a plan: click it to see what it saves. The line is the fastest within a peak. Extra time is what "
-    "computing again takes, and writing and reading what is saved."
+    "Each point is a plan: click it to see what it saves. The line is the fastest within a peak. Peak and time are "
+    "predicted; time counts what is computed, what is computed again, and writing and reading what is saved."
 )
-
-
-def _place(point: ParetoPoint) -> dict[str, Any]:
-    return {"peak_bytes": point.peak_bytes, "seconds": point.seconds}
 
 
 def _are_same(point: ParetoPoint, other: ParetoPoint | None) -> bool:

@@ -134,10 +134,14 @@ class Traced(TracedCall):
 
     def _pareto(self, chosen: Plan | None) -> Pareto:
         with Stage("weigh", self.name) as now:
-            found = ranked(self.planner.menu)
+            menu = self.planner.menu
+            found = ranked(menu)
             mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
-            now.ends(lambda: f"weighed {len(self.planner.menu)} plans in {now}, {len(found)} on the front")
-        return Pareto(self.name, tuple(map(self._point, found)), mine and self._point(mine))
+            plain = next((c for c in menu if c.plan.strategy == "save_all"), None)
+            now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(found)} on the front")
+        points = tuple(map(self._point, found))
+        common = self.planner.common_seconds
+        return Pareto(self.name, points, mine and self._point(mine), plain and self._point(plain), common)
 
     def _point(self, c: Candidate) -> ParetoPoint:
         peak = self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes)

@@ -32,9 +32,7 @@ from benchmarks.programs import PROGRAMS, SIZES, Program, load
 from jointcut import aot
 from jointcut.partition import Plan
 from jointcut.partition.budget import Planner
-from jointcut.partition.cost import op_seconds
 from jointcut.partition.mincut import save_all
-from jointcut.partition.policy import FUSED
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS = 8
@@ -180,11 +178,8 @@ class Modelled:
     @classmethod
     def of(cls, planner: Planner) -> "Modelled":
         """Price each op of the joint program once, as if what is fused took no time, and plain as if it saved all."""
-        graph = planner.graph
-        ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
-        trips = [graph.values[op.outputs[0]].copies for op in ops]
-        common_s = sum(n * op_seconds(graph, op, planner.model) for n, op in zip(trips, ops, strict=True))
-        whole = planner.candidate(planner.priced(save_all(graph))).step_seconds
+        common_s = planner.common_seconds
+        whole = planner.candidate(planner.priced(save_all(planner.graph))).step_seconds
         return cls(planner, common_s, common_s + whole)
 
     def time(self, plan: Plan) -> float:

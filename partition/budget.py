@@ -18,7 +18,7 @@ import numpy as np
 from jointcut.partition import segments
 from jointcut.partition.chain import divisions
 from jointcut.partition.classify import classify
-from jointcut.partition.cost import CostModel, recompute_seconds, saving_bytes
+from jointcut.partition.cost import CostModel, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.emit import Halves
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
@@ -82,6 +82,14 @@ class Planner:
     def num_replayed(self) -> int:
         """How many plans of the menu were replayed so far."""
         return len(self._known)
+
+    @cached_property
+    def common_seconds(self) -> float:
+        """What every plan computes, once, by the model; what XLA fuses takes no time of its own."""
+        graph = self.graph
+        ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
+        trips = [graph.values[op.outputs[0]].copies for op in ops]
+        return sum(n * op_seconds(graph, op, self.model) for n, op in zip(trips, ops, strict=True))
 
     @cached_property
     def network(self) -> Network:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition.jaxprs import scope_of, source_of
+from jointcut.partition.jaxprs import scope_of
+from jointcut.partition.places import line_of
 from jointcut.partition.roles import Role, Side
 from jointcut.partition.shown import Shown
 
@@ -113,7 +114,7 @@ class Op:
     @property
     def source(self) -> str:
         """The line of the user's code that made it."""
-        return "" if self.payload is None or self.name == LITERAL else source_of(self.payload)
+        return "" if self.payload is None or self.name == LITERAL else line_of(self.payload)
 
 
 @dataclass(frozen=True, slots=True)

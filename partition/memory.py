@@ -18,6 +18,7 @@ from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.graph import Graph
 from jointcut.partition.jaxprs import Equation, Literal, Var
+from jointcut.partition.places import line_of
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import CALLS, DEAR, ELEMENTWISE, MOVEMENT, REDUCTIONS
 from jointcut.partition.roles import Role, Side
@@ -245,7 +246,7 @@ class Sweep:
     def _alive(self, at: int) -> list[Buffer]:
         """The buffers that are there while an equation runs, those inside its loop included."""
         found = [
-            Buffer(jaxprs.aval_bytes(v.aval), v.aval.str_short(), eqn.primitive.name, jaxprs.source_of(eqn))
+            Buffer(jaxprs.aval_bytes(v.aval), v.aval.str_short(), eqn.primitive.name, line_of(eqn))
             for v, last in self.last.items()
             if v in self.made and v not in self.free and v not in self.fused and self.made[v] <= at <= last
             for eqn in [self.eqns[self.made[v]]]

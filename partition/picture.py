@@ -24,6 +24,7 @@ from jointcut.partition.plan import Plan, runs_forward
 JSON = dict[str, Any]
 
 _MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
+_MOST_ALIVE = 12  # arrays that are told at the peak
 _MOST_GROUPS = 8  # that have a colour of their own
 _LEAST_SHARE = 0.02  # of all bytes and steps, that a group must have to be told apart
 _REST = "everything else"
@@ -123,10 +124,19 @@ def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more
             {"name": "module", "groups": _groups(ours, kept, _modules(ours))},
         ],
         "total": [ours.totals[i] for i in kept],
-        "peak": {"step": kept.index(ours.peak), "bytes": max(ours.totals, default=0)} if kept else None,
+        "peak": {"step": kept.index(ours.peak), "bytes": max(ours.totals), "arrays": _alive(ours)} if kept else None,
         "ghost": None if ghost is None else _ghost(*ghost),
         **more,
     }
+
+
+def _alive(row: Lifetimes) -> list[JSON]:
+    """The largest arrays at the peak, those of one type and one line as one."""
+    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    for b in row.alive(row.peak):
+        found[b.type, b.op, short(b.place.line)] += b.bytes
+    largest = sorted(found.items(), key=lambda item: -item[1])[:_MOST_ALIVE]
+    return [{"bytes": size, "type": type_, "op": op, "source": line} for (type_, op, line), size in largest]
 
 
 def _step(moment: Moment, path: str) -> JSON:
@@ -158,13 +168,14 @@ def _kept(row: Lifetimes) -> list[int]:
 
 
 def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JSON]:
-    """Bytes by group at the steps that are drawn: the groups that hold most at the peak and over all, then the rest."""
+    """Bytes by group at the steps that are drawn: what holds most at the peak and on average, then the rest."""
     members: dict[str, list[Lifetime]] = defaultdict(list)
     for buffer, key in zip(row.buffers, keys, strict=True):
         members[key].append(buffer)
     series = {key: np.asarray(row.bytes_of(own))[list(kept)] for key, own in members.items()}
     at = kept.index(row.peak) if kept else 0
-    order = sorted(series, key=lambda key: (-int(series[key][at]), -int(series[key].max(initial=0)), key))
+    weight = {key: int(own[at]) + (int(own.sum()) // len(own) if len(own) else 0) for key, own in series.items()}
+    order = sorted(series, key=lambda key: (-weight[key], key))
     shown = order if len(order) <= _MOST_GROUPS + 1 else order[:_MOST_GROUPS]
     groups = [{"name": key, "bytes": series[key].tolist()} for key in shown]
     if rest := order[len(shown) :]:

@@ -57,6 +57,11 @@ class Place:
 NOWHERE = Place()
 
 
+def line_of(eqn: Equation) -> str:
+    """`file:line (function)` of the user's code that led to an equation, not of a library's; empty if none is known."""
+    return _line(list(jaxprs.calls_of(eqn)))
+
+
 def place_of(eqn: Equation) -> Place:
     """Where an equation comes from."""
     return place(jaxprs.scope_of(eqn), jaxprs.calls_of(eqn))
@@ -64,9 +69,20 @@ def place_of(eqn: Equation) -> Place:
 
 def place(name_stack: str, calls: Iterable[str]) -> Place:
     """Where something comes from, by its name stack and its calls as `file:line (function)`, the innermost first."""
-    found = list(takewhile(lambda call: not call.startswith(_ours()), calls))  # what follows called us
-    users = [call for call in found if not call.startswith(_libraries())]
-    return Place(modules_of(name_stack), calls_of(tuple(users)), next(iter([*users, *found]), ""))
+    found = list(calls)
+    users = [call for call in _before_us(found) if not call.startswith(_libraries())]
+    return Place(modules_of(name_stack), calls_of(tuple(users)), _line(found))
+
+
+def _before_us(calls: Iterable[str]) -> list[str]:
+    """The calls without those that called us."""
+    return list(takewhile(lambda call: not call.startswith(_ours()), calls))
+
+
+def _line(calls: Sequence[str]) -> str:
+    """The innermost call of the user's own code, else of any."""
+    found = _before_us(calls)
+    return next((call for call in found if not call.startswith(_libraries())), next(iter(found), ""))
 
 
 @lru_cache(maxsize=4096)

@@ -153,7 +153,11 @@ class Plan(Shown):
     def summary(self) -> list[str]:
         """A line of totals, and one of seconds and peak where they are known."""
         total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
-        bound = "" if self.bound_bytes is None else f"; no plan saves less than {self.bound_bytes:,} bytes"
+        bound = (
+            ""
+            if self.bound_bytes is None
+            else f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
+        )
         lines = [f"{total}; {len(self.recomputed)} ops recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)

@@ -83,6 +83,7 @@ def gather(
     fixed, flops = cut.traced.program.fixed_bytes, rows.step_flops()
     ours = totals(mine, plan, here, fixed, again, flops)
     there = point(planner.candidate(uncut))
+    front = replace(front, plain=there)
     plain = totals(plains, uncut, there, fixed, (), flops)
     default = planner.default() if plan.strategy == uncut.strategy else None
     told = Report(
@@ -107,8 +108,20 @@ def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]], plain: ParetoPo
         {**p, "saved": table(_explained(told), shown=8)} if i == section["chosen"] else p
         for i, p in enumerate(section["points"])
     ]
-    place = None if plain is None else {"peak_bytes": plain.peak_bytes, "seconds": plain.seconds}
-    return {**section, "title": "Other budgets", "lead": section["lead"] + _POLICIES, "points": points, "plain": place}
+    place = None if plain is None else told.front.place(plain)
+    lead = section["lead"] + _POLICIES + _peaks(told)
+    return {**section, "title": "Other budgets", "lead": lead, "points": points, "plain": place}
+
+
+def _peaks(told: Report) -> str:
+    """How far the predicted peaks lie from XLA's account, where that is known."""
+    if told.account is None:
+        return ""
+    ours, plain = human_bytes(told.account.peak_bytes), human_bytes(told.account.plain_peak_bytes)
+    mine, other = human_bytes(told.totals.peak_bytes), human_bytes(told.plain.peak_bytes)
+    if told.is_plain:
+        return f" Predicted for plain JAX are {other}; XLA's account says {plain}."
+    return f" Predicted for this plan are {mine}, and XLA's account says {ours}; for plain JAX {other} and {plain}."
 
 
 def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
@@ -131,7 +144,7 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
         graph,
         sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
         *([sections.again(told.again)] if told.again else []),
-        *([sections.less(told.less)] if told.less else []),
+        *([sections.less(told.less, told.totals.peak_bytes, _peaks(told))] if told.less else []),
         budgets,
     )
 

@@ -135,7 +135,11 @@ class Report:
         yield table.headline(self.name, f", {self.subtitle}")
         yield self._figures()
         yield from table.notes(self.remarks)
-        parts = (table.saved(self.saved, everything, hint), table.again(self.again, everything), table.less(self.less))
+        parts = (
+            table.saved(self.saved, everything, hint),
+            table.again(self.again, everything),
+            table.less(self.less, self.totals.peak_bytes),
+        )
         for part in parts:
             lines = list(part)
             if lines:
@@ -149,10 +153,25 @@ class Report:
         return f"{how}; on {self.backend}, JAX {version('jax')}"
 
     @property
+    def verdict(self) -> str:
+        """What became of the function's memory, in a sentence."""
+        ours, plain = human_bytes(self.totals.saved_bytes), human_bytes(self.plain.saved_bytes)
+        if self.is_plain:
+            return f"The forward keeps {ours} for the backward"
+        known = self.account
+        both = (known.peak_bytes, known.plain_peak_bytes) if known else (self.totals.peak_bytes, self.plain.peak_bytes)
+        peak, other = map(human_bytes, both)
+        predicted = "" if known else ", as predicted"
+        kept = f"The forward keeps {ours} for the backward instead of {plain}"
+        return f"{kept}; a step peaks at {peak} instead of {other}{predicted}"
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What else there is to say of the totals."""
         again = [f"{self.totals.again_ops} ops run twice: {self._price}"] if self.totals.again_ops else []
-        return (*again, *self.bounds)
+        share = None if self.is_plain or self.front.chosen is None else self.front.time_share(self.front.chosen)
+        time = [] if share is None else [f"a step takes {share:.2f} of plain JAX's time, by the model"]
+        return (*again, *time, *self.bounds)
 
     @property
     def _price(self) -> str:
@@ -171,11 +190,16 @@ class Report:
             found.append(
                 f"no plan that computes nothing heavy twice saves less than {human_bytes(self.plan.bound_bytes)}"
             )
-        if self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes:
+        if self._is_held_less:
             found.append("XLA by itself computes again some of what plain JAX's backward reads, and holds less of it")
         if self.is_plain and self.default_saved_bytes is not None:
             found.append(f"jointcut would save {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
         return tuple(found)
+
+    @property
+    def _is_held_less(self) -> bool:
+        """Whether XLA holds less than plain JAX's backward reads."""
+        return self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes
 
     def _figures(self) -> RenderableType:
         rows = [(name, self._cells(ours, plain)) for name, ours, plain in self.compared()]
@@ -214,11 +238,13 @@ class Report:
             {"label": name, "value": human_bytes(ours), "detail": self._detail(ours, plain)}
             for name, ours, plain in self.compared()
         ]
+        if self._is_held_less and not self.is_plain:
+            totals[0]["detail"] += "; XLA computes some of that again, and holds less"
         again = {"label": "computed again", "value": f"{self.totals.again_ops} ops", "detail": self._price}
         return {
             "format": 1,
             "title": self.name,
-            "subtitle": self.subtitle,
+            "subtitle": f"{self.verdict} ({self.subtitle})",
             "totals": totals if self.is_plain else [*totals, again],
             "sections": list(self.sections),
         }

@@ -6,7 +6,7 @@ Made of a cut's graph and plan, priced by its planner; nothing is compiled for i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jointcut.aot.pareto import Pareto, ParetoPoint
@@ -63,19 +63,24 @@ def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
 
 @dataclass(frozen=True)
 class LessRow:
-    """The fastest plan within a `share` of this one's predicted peak, None where none was found.
+    """The fastest plan within a `share` of this one's predicted peak, or the smallest plan (a share of 0).
 
-    `extra_seconds` is what it takes beyond this one, `freed` what it no longer saves, largest first, `freed_bytes` of
-    all of them, `kept_bytes` what it saves instead, and `again` the ops that it runs beside this one's.
+    `peak_bytes` is None where no plan was found. `extra_seconds` is what it takes beyond this one, `extra_share` that
+    over the predicted time of a step with this one. `freed` is what it no longer saves, largest first, `freed_bytes` of
+    all of them, `kept` and `kept_bytes` what it saves instead, `again` the ops that it runs beside this one's, and
+    `lines` the same by the user's line, what takes longest first.
     """
 
     share: float
     peak_bytes: int | None
     extra_seconds: float = 0.0
+    extra_share: float = 0.0
     freed_bytes: int = 0
     kept_bytes: int = 0
     freed: tuple[SavedRow, ...] = ()
+    kept: tuple[SavedRow, ...] = ()
     again: str = ""
+    lines: tuple[AgainRow, ...] = ()
 
 
 class Rows:
@@ -116,7 +121,10 @@ class Rows:
         maker = graph.ops[graph.values[largest].maker or 0]
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         name = "the loop" if maker.name == SCAN else maker.name
-        return f"else {size} would be kept in its place: {name} at {short(self.outline.lines[maker.id])}{rest}"
+        why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
+        at = f"{name} at {short(self.outline.lines[maker.id])}{rest}"
+        what = f"the heavy {at}" if why == "heavy" else f"{at} ({why})"
+        return f"to compute it again, {size} would be kept in its place: {what}"
 
     def path(self, op: int) -> str:
         """The module path of an op."""
@@ -141,9 +149,13 @@ class Rows:
 
     def again(self, plan: Plan) -> tuple[AgainRow, ...]:
         """What runs twice, by the user's line, what takes longest first."""
+        return self._by_line(self.twice(plan), self.path)
+
+    def _by_line(self, ids: Iterable[int], path_of: Callable[[int], str]) -> tuple[AgainRow, ...]:
+        """Ops that run again by the user's line and by `path_of` each, what takes longest first."""
         groups: dict[tuple[str, str], list[Op]] = defaultdict(list)
-        for i in self.twice(plan):
-            groups[self.outline.lines[i], self.path(i)].append(self.graph.ops[i])
+        for i in ids:
+            groups[self.outline.lines[i], path_of(i)].append(self.graph.ops[i])
         rows = [
             AgainRow(path, line, len(ops), _names(ops), sum(map(self.flops, ops)), sum(map(self.seconds, ops)))
             for (line, path), ops in groups.items()
@@ -169,27 +181,37 @@ class Rows:
         return sum(self.flops(op) for op in self.graph.ops if op.id not in inside)
 
     def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
-        """What plans within smaller peaks give up, for each of `SHARES`; the first that none holds ends the list."""
+        """What plans within smaller peaks give up, for each of `SHARES`, and the smallest of all.
+
+        A share that no plan holds has a row that says so, and none below it has one.
+        """
         rows: list[LessRow] = []
         for share in SHARES:
             fitting = [p for p in front if p.peak_bytes <= share * here.peak_bytes]
             if not fitting:
-                return (*rows, LessRow(share, None))
+                rows.append(LessRow(share, None))
+                break
             row = self._less(plan, share, min(fitting, key=lambda p: p.seconds), here)
             if rows and rows[-1].peak_bytes == row.peak_bytes:
                 rows.pop()  # the same plan holds the smaller share as well
             rows.append(row)
+        least = min(front, key=lambda p: p.peak_bytes, default=here)
+        if least.peak_bytes < here.peak_bytes and all(row.peak_bytes != least.peak_bytes for row in rows):
+            rows.append(self._less(plan, 0.0, least, here))
         return tuple(rows)
 
     def _less(self, plan: Plan, share: float, other: ParetoPoint, here: ParetoPoint) -> LessRow:
-        kept = set(other.plan.values)
-        freed = tuple(row for row in self.saved(plan) if row.value not in kept)
-        new = sum(s.bytes for s in other.plan.saved if s.value not in plan.values)
-        again = [self.graph.ops[i] for i in sorted({*self.twice(other.plan)} - {*plan.recomputed})]
+        before, after = set(plan.values), set(other.plan.values)
+        freed = tuple(row for row in self.saved(plan) if row.value not in after)
+        kept = tuple(row for row in self.saved(other.plan) if row.value not in before)
+        again = sorted({*self.twice(other.plan)} - {*plan.recomputed})
         extra = other.seconds - here.seconds
+        step = self.planner.common_seconds + here.seconds
         loops = [f"loop {loop} in segments of {steps} steps" for loop, steps in other.plan.segments]
-        told = "; ".join([*([_names(again)] if again else []), *loops])
-        return LessRow(share, other.peak_bytes, extra, sum(row.bytes for row in freed), new, freed, told)
+        told = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *loops])
+        sizes = sum(row.bytes for row in freed), sum(row.bytes for row in kept)
+        lines = self._by_line(again, lambda _: "")
+        return LessRow(share, other.peak_bytes, extra, extra / step if step else 0.0, *sizes, freed, kept, told, lines)
 
 
 def _names(ops: Sequence[Op]) -> str:

@@ -11,8 +11,15 @@ from jointcut.partition.picture import JSON, human_bytes, human_seconds, reason,
 from jointcut.partition.plan import alike
 
 _SHOWN = 12
-_NAMED = 5  # arrays and kinds of ops in a cell
-_MOST_LINES = 3  # that are told above the saved arrays
+_NAMED = 5  # arrays in a cell
+_KINDS = 3  # of ops at a line
+_MOST_LINES = 3  # that are told above the saved arrays, and in a cell
+
+#: What the word says in reasons and bounds.
+HEAVY = (
+    "Heavy, and so not run twice unless a budget asks for it, is all but elementwise arithmetic, moving data and small "
+    "reductions: matrix products, convolutions, random bits, sorts."
+)
 _ORDER = (
     "What takes most comes first, equal arrays of several layers in one row; a row leads to its array in the graph."
 )
@@ -61,7 +68,7 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
         r = own[0]
         size = times(own) + human_bytes(r.bytes), sum(row.bytes for row in own)
         cells.append([size, r.type, f"{r.op} at {short(r.line)}", _ends(own, path_of), r.needed_by, reason(own)])
-    told = [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
+    told = [*(f"{remark[:1].upper()}{remark[1:]}." for remark in remarks), HEAVY]
     lead = " ".join([*_by_line(rows), _ORDER, *told])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
     made = _section("saved", "Saved for the backward", lead, columns, cells)
@@ -93,39 +100,70 @@ def _by_line(rows: Sequence[SavedRow]) -> list[str]:
 
 
 def again(rows: Sequence[AgainRow]) -> JSON:
-    """What runs twice."""
+    """What runs twice, where that takes time; of the rest how much there is."""
     path_of = _paths(rows)
-    cells = []
+    cells, free = [], []
     for own in by_line(rows):
         r, n = own[0], len(own)
+        if not r.seconds:
+            free += own
+            continue
         time = times(own) + human_seconds(r.seconds), n * r.seconds
         flops = f"{times(own)}{r.flops / 1e6:,.2f}", n * r.flops
         cells.append([time, flops, _ends(own, path_of), short(r.line), r.ops])
-    lead = "What runs in the forward and again in the backward, with its price by the cost model. What XLA computes "
-    lead += "within its readers takes no time of its own."
+    lead = "What runs in the forward and again in the backward, with its price by the cost model."
+    if free:
+        ops, lines = sum(r.count for r in free), len({r.line for r in free})
+        lead += f" {ops} more ops of {lines} line{'s' * (lines > 1)} are fused into what reads them and take no time."
     return _section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)
 
 
-def less(rows: Sequence[LessRow]) -> JSON:
-    """What smaller budgets would cost."""
+def less(rows: Sequence[LessRow], peak_bytes: int, note: str = "") -> JSON:
+    """What smaller budgets would cost; `peak_bytes` is the predicted peak of the plan at hand."""
     cells = []
     for r in rows:
-        share = f"−{1 - r.share:.0%}", 1 - r.share
+        bound = within(r, peak_bytes), r.share
         if r.peak_bytes is None:
-            cells.append([share, ("none was found", 0), ("", 0), ("", 0), "", ""])
+            cells.append([bound, ("none was found", 0), ("", 0), ("", 0), "", "", ""])
             continue
-        time = f"{'+' if r.extra_seconds >= 0 else '−'}{human_seconds(abs(r.extra_seconds))}", r.extra_seconds
         net = r.freed_bytes - r.kept_bytes
-        peak = human_bytes(r.peak_bytes), r.peak_bytes
-        cells.append([share, peak, time, (human_bytes(net), net), _freed(r.freed), _few(r.again)])
-    lead = "For each budget the fastest plan that was found within it: the time that it takes beyond this one, how "
-    lead += "much less it saves, and what it computes again instead. Give its peak as the budget to have it."
-    columns = ">memory, >predicted peak, >extra time, >saves less by, no longer saved, computed again instead"
+        peak = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−"), r.peak_bytes
+        time = extra_time(r), r.extra_seconds
+        cells.append([bound, peak, time, (human_bytes(net), net), _arrays(r.freed), _arrays(r.kept), _work(r)])
+    lead = (
+        "For each bound the fastest plan that was found: how much longer a step takes with it, by the model, how much "
+    )
+    lead += f"less it saves in all, and what changes. {recipe(rows)}{note}"
+    columns = ">at most, >found, >extra time, >saves less by, no longer saved, saved instead, computed again instead"
     return _section("less", "With less memory", lead, columns, cells)
 
 
-def _freed(rows: Sequence[SavedRow]) -> str:
-    """Arrays that are no longer saved, by op and line, the most bytes first."""
+def within(row: LessRow, peak_bytes: int) -> str:
+    """The bound that a row's plan was asked to hold: bytes, and the share of the peak at hand."""
+    return f"{human_bytes(row.share * peak_bytes)} (−{1 - row.share:.0%})" if row.share else "the least found"
+
+
+def extra_time(row: LessRow) -> str:
+    """How much longer a step takes, in seconds and as a part of it."""
+    sign = "+" if row.extra_seconds >= 0 else "−"
+    return f"{sign}{human_seconds(abs(row.extra_seconds))} ({sign}{abs(row.extra_share):.1%})"
+
+
+def recipe(rows: Sequence[LessRow]) -> str:
+    """How to have the plan of the first row that has one."""
+    peak = next((r.peak_bytes for r in rows if r.peak_bytes is not None), None)
+    if peak is None:
+        return ""
+    unit = 10 ** max(0, len(str(peak)) - 3)
+    return (
+        f'Give a row\'s peak, rounded up, as the budget: aot.function(budget="{human_bytes(-(-peak // unit) * unit)}").'
+    )
+
+
+def _arrays(rows: Sequence[SavedRow]) -> str:
+    """Arrays by op and line, the most bytes first, and the bytes of all of them."""
+    if not rows:
+        return "nothing"
     sizes: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         sizes[f"{row.op} at {short(row.line)}"].append(row.bytes)
@@ -134,13 +172,23 @@ def _freed(rows: Sequence[SavedRow]) -> str:
         f"{human_bytes(sum(own))}, {len(own)} × {name}" if len(own) > 1 else f"{human_bytes(sum(own))}, {name}"
         for name, own in found[:_NAMED]
     ]
-    rest = sum(len(own) for _, own in found[_NAMED:])
-    return "; ".join([*told, *([f"and {rest} more"] if rest else [])])
+    rest = [size for _, own in found[_NAMED:] for size in own]
+    more = [f"{human_bytes(sum(rest))}, {len(rest)} more"] if rest else []
+    return f"{human_bytes(sum(row.bytes for row in rows))}: {'; '.join([*told, *more])}"
+
+
+def _work(row: LessRow) -> str:
+    """What runs again beside what ran before: the lines that take longest, and loops in segments."""
+    lines = [r for r in row.lines if r.seconds]
+    told = [f"{human_seconds(r.seconds)} at {short(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
+    if rest := lines[_MOST_LINES:]:
+        told.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
+    loops = [part for part in row.again.split("; ") if part.startswith("loop ")]
+    return "; ".join([*told, *loops]) or "what is fused into its readers" * bool(row.again) or "nothing"
 
 
 def _few(ops: str) -> str:
-    """The first kinds of ops of a list of them, and how many more there are; what follows the list stays."""
-    names, semicolon, rest = ops.partition("; ")
-    kinds = names.split(", ")
-    more = [f"and {len(kinds) - _NAMED} more kinds"] if len(kinds) > _NAMED + 1 else kinds[_NAMED:]
-    return ", ".join([*kinds[:_NAMED], *more]) + semicolon + rest
+    """The first kinds of ops of a list of them, and how many more there are."""
+    kinds = ops.split(", ")
+    more = [f"{len(kinds) - _KINDS} more kinds"] if len(kinds) > _KINDS + 1 else kinds[_KINDS:]
+    return ", ".join([*kinds[:_KINDS], *more])

@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
+from jointcut.aot.report.sections import HEAVY, extra_time, recipe, within
 from jointcut.partition.picture import human_bytes, human_seconds, reason, short, times
 from jointcut.partition.plan import alike
 
@@ -80,15 +80,14 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     table.add_column("why", justify="right", no_wrap=True)
     for own in shown:
         row = own[0]
-        at = short(row.line)
-        at = at if len(at) <= 23 else tail(at.partition(" (")[0], 23)
-        cells = tail(row.type, 26), cut_off(row.op, 13), at, cut_off(row.needed_by, 13)
+        cells = tail(row.type, 26), cut_off(row.op, 13), line_within(row.line, 23), cut_off(row.needed_by, 13)
         table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
     yield Text(f"Saved for the backward, {len(rows)} arrays", style="bold")
     yield table
     yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
     for i, text in enumerate(reasons):
         yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
+    yield from notes([HEAVY])
 
 
 def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
@@ -111,7 +110,7 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
     for own in shown:
         row = own[0]
         cells = times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}"
-        table.add_row(*cells, tail(short(row.line), 36), cut_off(row.ops, 36))
+        table.add_row(*cells, line_within(row.line, 36), cut_off(row.ops, 36))
     yield Text("Computed again in the backward", style="bold")
     if shown:
         yield table
@@ -123,35 +122,24 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
         yield Text(told, style="dim")
 
 
-def less(rows: Sequence[LessRow]) -> Iterator[RenderableType]:
-    """What less memory would cost."""
+def less(rows: Sequence[LessRow], peak_bytes: int) -> Iterator[RenderableType]:
+    """What less memory would cost; `peak_bytes` is the predicted peak of the plan at hand."""
     if not rows:
         return
     table = _table()
-    for name in ("memory", "peak", "extra time", "saves less"):
+    for name in ("at most", "found", "extra time", "saves less"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("of it", no_wrap=True, max_width=27)
-    table.add_column("by computing again", no_wrap=True, max_width=27)
+    table.add_column("by computing again", no_wrap=True, max_width=31)
     for row in rows:
-        share = f"−{1 - row.share:.0%}"
+        bound = within(row, peak_bytes)
         if row.peak_bytes is None:
-            table.add_row(share, "none", "", "", Text("no plan was found", style="dim"), "")
+            table.add_row(bound, "none", "", "", "")
             continue
         net = human_bytes(row.freed_bytes - row.kept_bytes)
-        time = f"{'+' if row.extra_seconds >= 0 else '−'}{human_seconds(abs(row.extra_seconds))}"
-        table.add_row(
-            share, human_bytes(row.peak_bytes), time, net, _largest(row.freed), cut_off(row.again or "nothing", 27)
-        )
-    yield Text("With less memory", style="bold")
+        table.add_row(bound, human_bytes(row.peak_bytes), extra_time(row), net, cut_off(row.again or "nothing", 31))
+    yield Text(f"With less memory than the {human_bytes(peak_bytes)} that are predicted", style="bold")
     yield table
-
-
-def _largest(freed: Sequence[SavedRow]) -> str:
-    if not freed:
-        return "by running in pieces"
-    more = f" and {len(freed) - 1} more" if len(freed) > 1 else ""
-    largest = f"{freed[0].op} at {Path(short(freed[0].line)).name.partition(' (')[0]}"
-    return f"{cut_off(largest, 27 - len(more))}{more}"
+    yield from notes([recipe(rows)] if recipe(rows) else [])
 
 
 def _table() -> Table:
@@ -166,6 +154,18 @@ def cut_off(text: str, width: int) -> str:
 def tail(text: str, width: int) -> str:
     """The end of a text that is too long."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def line_within(line: str, width: int) -> str:
+    """A source line in so many letters: without its folder, and then without the function, if that is too long.
+
+    >>> line_within("/home/me/train/model.py:40 (loss)", 26), line_within("/home/me/train/model.py:40 (loss)", 16)
+    ('train/model.py:40 (loss)', 'model.py:40')
+    """
+    text = short(line)
+    name = text.rpartition("/")[2]
+    forms = text, text.partition(" (")[0], name, name.partition(" (")[0]
+    return next((form for form in forms if len(form) <= width), tail(forms[-1], width))
 
 
 def ratio(part: float, whole: float) -> str:

@@ -27,7 +27,7 @@ from jointcut.partition.errors import RecordError, choices, message
 
 FORMAT = 1
 KINDS = ("timeline", "graph", "pareto", "table", "diff")
-STYLES = ("page.css", "graph.css", "frame.css")
+STYLES = ("page.css", "tables.css", "graph.css", "frame.css")
 
 #: The scripts in the order they run, with the kinds of sections that need them; a page carries no others.
 SCRIPTS: dict[str, tuple[str, ...]] = {

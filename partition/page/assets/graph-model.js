@@ -36,7 +36,7 @@
    * @property {number} depth below its root
    * @property {number} ops how many it holds
    * @property {number} again how many of them are recomputed
-   * @property {number} seconds
+   * @property {number} seconds predicted of those with a price: of the forward, or what runs again
    * @property {number} saved bytes of what its ops make and the backward keeps
    * @property {number} first index of its first op
    * @property {number} turn when it runs: the mean index of its ops, without those recomputed where it has others
@@ -100,7 +100,7 @@
     const leaves = nodes.name.map((name, node) => {
       const side = sideOf(nodes.role[node]);
       const again = nodes.role[node] === "recomputed" ? 1 : 0;
-      const [ops, saved, seconds] = [1, kept[node], nodes.seconds[node] ?? 0];
+      const [ops, saved, seconds] = [1, kept[node], nodes.role[node] === "backward" ? 0 : nodes.seconds[node] ?? 0];
       const more = { node, first: node, turn: node, ops, again, saved, seconds };
       return makeBox("op", side, `n${node}`, name, scopeBox(nodes.scope[node], side), more);
     });

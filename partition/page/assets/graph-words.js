@@ -37,8 +37,15 @@
   const maker = ({ nodes, values }, value) =>
     (values.node[value] < 0 ? values.label[value] || "an argument" : nodes.name[values.node[value]]);
 
-  /** Why a value is saved, as the plan says. */
-  const reason = ({ values, texts }, value) => (values.reason[value] < 0 ? "" : texts[values.reason[value]]);
+  /** How long a box takes: in the backward only what runs again has a price. */
+  function time({ side, again, ops, seconds }) {
+    const part = side === "backward" && again < ops ? " of it for the second time" : "";
+    return seconds > 0 && `${J.seconds(seconds)}${part}, as predicted`;
+  }
+
+  /** Why a value is saved, as the plan says; "" where it says nothing. */
+  const reason = ({ values, texts }, value) =>
+    (values.reason[value] < 0 ? "" : `Why it is saved: ${texts[values.reason[value]]}`);
 
   /** What the tooltip of one op says. */
   function opTip(model, box, made) {
@@ -50,9 +57,10 @@
     return J.tooltip.content(box.name, [
       when(box),
       [sources[nodes.source[box.node]], model.path(box).join(" / ")].filter(Boolean).join(", in "),
-      box.seconds > 0 && `${J.seconds(box.seconds)}, as predicted`,
+      time(box),
       given.length > 0 && `reads ${reads}`,
-      ...saved.map((value) => `saved for the backward. ${reason(section, value)}`),
+      saved.length > 0 && "saved for the backward",
+      ...new Set(saved.map((value) => reason(section, value))),
     ], made.slice(0, LISTED).map((value) => ({ name: values.type[value], value: J.bytes(values.bytes[value]) })));
   }
 
@@ -71,7 +79,7 @@
       [steps(box), J.count(box.ops, "op")].filter(Boolean).join(", "),
       when(box),
       model.path(box).length > 0 && `in ${model.path(box).join(" / ")}`,
-      box.seconds > 0 && `${J.seconds(box.seconds)}, as predicted`,
+      time(box),
       model.isOpen(box) ? "Click or press Enter to close." : "Click or press Enter to open.",
     ]);
   };
@@ -91,7 +99,8 @@
       const rest = held.length - LISTED;
       return J.tooltip.content(`${J.count(held.length, "value")} saved, ${J.bytes(bytes)} in all`, [
         read,
-        `The largest is made by ${maker(section, largest)}. ${reason(section, largest)}`,
+        `The largest is made by ${maker(section, largest)}.`,
+        reason(section, largest),
       ], [
         ...held.slice(0, LISTED).map((value) =>
           ({ name: `${values.type[value]} of ${maker(section, value)}`, value: J.bytes(values.bytes[value]) })),
@@ -118,7 +127,7 @@
     return [
       `${J.bytes(values.bytes[value])}, ${values.type[value]}, made by ${maker({ nodes, values }, value)}`,
       `${where ? ` at ${where}` : ""}.`,
-      why && ` Why it is saved: ${why}.`,
+      why && ` ${why}.`,
       held.length > 1 && ` It is the largest of ${held.length} on this line.`,
     ].filter(Boolean).join("");
   };

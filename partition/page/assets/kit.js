@@ -149,17 +149,36 @@
     return least > 1 && J.width(cut(least), size, weight) <= room ? cut(least) : "";
   };
 
-  /** The ends of a source line that tell most: its file with the line, or where that is long the line alone. */
-  const TELLING = [/[^/\\]+:\d+[^:]*$/, /:\d+[^:]*$/];
+  /** A place in a source: its folder, its file with the line, and its function. */
+  const PLACE = /^(.*?)([^/\\]*:\d+)( \(.+\))?$/;
 
-  /** A text that the style sheet shortens in its middle where it does not fit; its last letters, or its line, stand. */
-  J.middle = (text) => {
-    const letters = Array.from(text);
-    const line = TELLING.map((end) => end.exec(text)?.[0].length ?? 0).find((length) => length <= 26) ?? 0;
-    const end = letters.length > 24 ? Math.max(12, Math.min(line, letters.length - 6)) : 0;
-    return J.element("span", { class: "middle", title: end ? text : null },
-      J.element("span", { class: "middle-start" }, letters.slice(0, letters.length - end).join("")),
-      end > 0 && J.element("span", { class: "middle-end" }, letters.slice(-end).join("")));
+  /** More letters than this, and a place is told without its function. */
+  const LONG = 40;
+
+  /** The file and the line of a place, without folder and function; another text as it is. */
+  J.line = (name) => PLACE.exec(name)?.[2] ?? name;
+
+  /** A text in three parts: one that gives way first, one that stands, and one that gives way last. */
+  function parts(text) {
+    const place = PLACE.exec(text);
+    const [, folder, file, rest] = place ?? [text, "", text, ""];
+    const letters = Array.from(file);
+    const most = place ? { whole: 26, end: 16 } : { whole: 0, end: letters.length > 24 ? 12 : 0 };
+    const start = letters.length > most.whole ? letters.length - most.end : 0;
+    return [folder + letters.slice(0, start).join(""), letters.slice(start).join(""), rest ?? ""];
+  }
+
+  /**
+   * A name that the style sheet shortens where it does not fit. Of a place the folder goes first, then the function,
+   * and never the end of the file with the line; a long one has no function. Of other texts the last letters stand.
+   */
+  J.middle = (name) => {
+    const text = Array.from(name).length > LONG ? name.replace(PLACE, "$1$2") : name;
+    const [start, end, rest] = parts(text);
+    return J.element("span", { class: "middle", title: end || text !== name ? name : null },
+      start && J.element("span", { class: "middle-start" }, start),
+      end && J.element("span", { class: "middle-end" }, end),
+      rest && J.element("span", { class: "middle-rest" }, rest));
   };
 
   /** What stands in one entry of a legend: its sign, its name, and a figure, below the name where there is no room. */

@@ -3,7 +3,8 @@
  *
  * Reads `points` (peak_bytes, seconds, saved_bytes, strategy, lines, saved: a table or null; the fastest first),
  * `chosen` (an index into them, or null), `marks` (name, peak_bytes, seconds, lines) and `plain` (peak_bytes, seconds,
- * or null). Points and marks are buttons: one tab stop, arrow keys between them, Enter shows the plan.
+ * or null). Points and marks are buttons: one tab stop, arrow keys between them, Enter shows the plan. A pointer has
+ * the nearest within its reach, so that each can be had where several stand together.
  */
 "use strict";
 
@@ -14,6 +15,8 @@
   const FONT = 12;
   const LINE = 16;
   const MARGIN = { top: 30, right: 20, bottom: 46, left: 58 };
+  const REACH = 24; // pixels within which a pointer has the nearest item
+  const TOLD = 2; // lines of an item that its tooltip says
   const MARKS = [d3.symbolSquare, d3.symbolTriangle, d3.symbolDiamond, d3.symbolWye, d3.symbolTriangle2];
 
   // -------------------------------------------------------------------------------------------------- the items
@@ -30,8 +33,8 @@
         size: 68 }));
     const marks = section.marks.map((mark, index) =>
       ({ ...mark, kind: "mark", label: mark.name, shape: MARKS[index % MARKS.length], size: 90 }));
-    const plain = section.plain && { ...section.plain, kind: "plain", name: "plain JAX", label: "plain JAX", lines: [],
-      shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
+    const plain = section.plain && { lines: [], ...section.plain, kind: "plain", name: "plain JAX",
+      label: "plain JAX", shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
     return [...points, ...marks, ...(plain ? [plain] : [])]
       .sort((a, b) => a.peak_bytes - b.peak_bytes || b.seconds - a.seconds);
   }
@@ -87,17 +90,28 @@
       { x: right - 2, y: Math.min(above, below), width: 4, height: Math.abs(below - above) }];
   });
 
+  /** The place of an item in the picture. */
+  const placeOf = (item, frame) => ({ x: frame.xOf(item.peak_bytes), y: frame.yOf(item.seconds) });
+
+  /** Half the side of the square that holds an item's shape and the ring around it. */
+  const half = (item) => (item.kind === "chosen" ? 17 : 12);
+
   /** Names beside the items that have one, where they touch no item, no other name, and better not the line. */
   function labels(items, frame, line) {
-    const at = (item) => ({ x: frame.xOf(item.peak_bytes), y: frame.yOf(item.seconds) });
-    const taken = items.map(at).map(({ x, y }) => ({ x: x - 7, y: y - 7, width: 14, height: 14 }));
+    const taken = items.map((item) => {
+      const [{ x, y }, room] = [placeOf(item, frame), half(item)];
+      return { x: x - room, y: y - room, width: 2 * room, height: 2 * room };
+    });
     const named = items.filter((item) => item.label).sort((a, b) => (b.kind === "chosen") - (a.kind === "chosen"));
     return named.map((item) => {
-      const { x, y } = at(item);
+      const { x, y } = placeOf(item, frame);
       const text = J.fitted(item.label, frame.plot.width - 24, FONT, 650);
       const width = J.width(text, FONT, 650) + 8;
-      const wished = [[10, -8], [-width - 10, -8], [-width / 2, -26], [-width / 2, 10], [4, -24], [4, 8],
-        [-width - 4, -24], [-width - 4, 8], [-width / 2, -36]];
+      const room = half(item);
+      const [left, right, above, below] = [-width - room, room, -LINE - room, room];
+      const wished = [[right, -8], [left, -8], [-width / 2, above], [-width / 2, below], [0, above], [0, below],
+        [-width, above], [-width, below], [right, above], [right, below], [left, above], [left, below],
+        [-width / 2, above - 10]];
       const place = J.place({ width, height: LINE, at: wished.map(([dx, dy]) => ({ x: x + dx, y: y + dy })) },
         frame.plot, taken, line);
       if (!place?.wished) return null; // farther away it would seem to name something else; the legend has it
@@ -106,31 +120,69 @@
     });
   }
 
+  /** What the tooltip of an item says. */
+  const told = (item) => J.tooltip.content(item.name, [item.strategy, facts(item), ...item.lines.slice(0, TOLD)]);
+
   /** The buttons of the plot: one of them takes the tab key, arrows go on from there. */
   function buttons(items, frame, state, pick) {
     const nodes = items.map((item, index) => {
+      const { x, y } = placeOf(item, frame);
       const node = J.svg("g", { class: "point", role: "button", "aria-pressed": String(index === state.picked),
         tabindex: index === state.focus ? "0" : "-1", "aria-label": `${item.name}: ${facts(item)}`,
-        "data-kind": item.kind, transform: `translate(${frame.xOf(item.peak_bytes)},${frame.yOf(item.seconds)})` },
+        "data-kind": item.kind, transform: `translate(${x},${y})` },
         J.svg("circle", { class: "point-reach", r: 12 }), J.svg("circle", { class: "point-ring", r: 10 }), shape(item));
-      J.tooltip.attach(node, () => J.tooltip.content(item.name, [item.strategy, facts(item)]));
-      node.addEventListener("click", () => pick(index));
+      node.addEventListener("focus", () => node.matches(":focus-visible") && J.tooltip.show(node, told(item)));
+      node.addEventListener("blur", () => J.tooltip.hide());
       node.addEventListener("keydown", (event) => steer(event, index));
       return node;
     });
+    const enter = (index, options) => {
+      nodes[state.focus].setAttribute("tabindex", "-1");
+      state.focus = index;
+      nodes[index].setAttribute("tabindex", "0");
+      nodes[index].focus(options);
+    };
     const steer = (event, index) => {
       const leads = { ArrowLeft: index - 1, ArrowDown: index - 1, ArrowRight: index + 1, ArrowUp: index + 1, Home: 0,
         End: items.length - 1 };
       if (event.key === "Enter" || event.key === " ") pick(index);
-      else if (event.key in leads) {
-        nodes[state.focus].setAttribute("tabindex", "-1");
-        state.focus = Math.max(0, Math.min(leads[event.key], items.length - 1));
-        nodes[state.focus].setAttribute("tabindex", "0");
-        nodes[state.focus].focus();
-      } else return;
+      else if (event.key in leads) enter(Math.max(0, Math.min(leads[event.key], items.length - 1)));
+      else return;
       event.preventDefault();
     };
-    return nodes;
+    return { nodes, enter };
+  }
+
+  /** Let a pointer have the nearest item: its tooltip while it moves, its plan by a click. */
+  function pointing(svg, items, frame, { nodes, enter }, pick) {
+    const nearest = (event) => {
+      const box = svg.getBoundingClientRect();
+      const apart = ({ x, y }) => Math.hypot(x + box.x - event.clientX, y + box.y - event.clientY);
+      const distances = items.map((item) => apart(placeOf(item, frame)));
+      const index = d3.minIndex(distances);
+      return distances[index] <= REACH ? index : -1;
+    };
+    const aim = (event) => {
+      const index = nearest(event);
+      svg.classList.toggle("aiming", index >= 0);
+      nodes.forEach((node, place) => node.classList.toggle("aimed", place === index));
+      if (index >= 0) J.tooltip.show(nodes[index], told(items[index]), { x: event.clientX, y: event.clientY });
+      else J.tooltip.hide();
+    };
+    const leave = () => {
+      for (const node of nodes) node.classList.remove("aimed");
+      J.tooltip.hide();
+    };
+    const click = (event) => {
+      const pressed = event.detail === 0; // by a screen reader, which has no pointer
+      const index = pressed ? nodes.indexOf(event.target.closest(".point")) : nearest(event);
+      if (index < 0) return;
+      enter(index, { preventScroll: true });
+      pick(index);
+      if (!pressed) aim(event);
+    };
+    const listen = { pointermove: aim, pointerdown: aim, pointerleave: leave, click };
+    for (const [name, listener] of Object.entries(listen)) svg.addEventListener(name, listener);
   }
 
   /** The picture in words. */
@@ -184,11 +236,14 @@
     const frame = frameOf(items, width);
     const line = d3.line().curve(d3.curveStepAfter).x((corner) => frame.xOf(corner.bytes))
       .y((corner) => frame.yOf(corner.seconds));
-    return J.svg("svg", { width: frame.width, height: frame.height, role: "group",
+    const points = buttons(items, frame, state, pick);
+    const svg = J.svg("svg", { width: frame.width, height: frame.height, role: "group",
       viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-label": summary(section, items) },
       J.svg("g", { "aria-hidden": "true" }, J.axes(frame, titles(frame), false)),
       J.svg("path", { class: "front-line", d: line(corners(section.points, frame.most)) }),
-      labels(items, frame, along(section.points, frame)), buttons(items, frame, state, pick));
+      labels(items, frame, along(section.points, frame)), points.nodes);
+    pointing(svg, items, frame, points, pick);
+    return svg;
   }
 
   /** Draw the section; see the top of this file for what it reads. */

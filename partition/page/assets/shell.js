@@ -119,13 +119,28 @@
     });
   }
 
-  /** Mark in the navigation the section that is being read. */
-  function followReading(elements, links) {
+  /** Say at which ends the navigation has more than its room shows; the style sheet fades those. */
+  function tellMore(nav) {
+    const look = () => {
+      const hidden = nav.scrollWidth - nav.clientWidth - nav.scrollLeft;
+      nav.classList.toggle("more-before", nav.scrollLeft > 1);
+      nav.classList.toggle("more-after", hidden > 1);
+    };
+    nav.addEventListener("scroll", look, { passive: true });
+    new ResizeObserver(look).observe(nav);
+  }
+
+  /** Mark in the navigation the section that is being read, and bring its link into the middle. */
+  function followReading(elements, links, nav) {
     const watcher = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         if (!entry.isIntersecting) continue;
         for (const each of links) each.removeAttribute("aria-current");
-        links[elements.indexOf(entry.target)].setAttribute("aria-current", "true");
+        const active = links[elements.indexOf(entry.target)];
+        active.setAttribute("aria-current", "true");
+        const [room, own] = [nav.getBoundingClientRect(), active.getBoundingClientRect()];
+        const left = nav.scrollLeft + own.x - room.x - (room.width - own.width) / 2;
+        nav.scrollTo({ left, behavior: J.still() ? "auto" : "smooth" });
       }
     }, { rootMargin: "-20% 0px -75% 0px" });
     for (const element of elements) watcher.observe(element);
@@ -138,11 +153,10 @@
     const elements = data.sections.map(frame);
     const links = data.sections.map((section) => link(section.id, section.title));
     const items = links.map((each) => J.element("li", {}, each));
+    const nav = J.element("nav", { "aria-label": "Sections" }, J.element("ul", {}, items));
     document.body.append(
       link("main", "Skip to the report", "skip"),
-      J.element("header", { class: "bar" },
-        J.element("nav", { "aria-label": "Sections" }, J.element("ul", {}, items)),
-        themeButton()),
+      J.element("header", { class: "bar" }, nav, themeButton()),
       J.element("main", { id: "main", tabindex: "-1" },
         J.element("div", { class: "head" },
           J.element("h1", {}, data.title),
@@ -151,7 +165,8 @@
         elements),
       J.element("footer", { class: "foot" }, "Written by jointcut. This file needs no network."));
     openForPrint();
-    followReading(elements, links);
+    tellMore(nav);
+    followReading(elements, links, nav);
     drawAll(elements, data.sections, conversation(data));
   };
 

@@ -1,9 +1,9 @@
 /**
  * Draw tables: rows that can be sorted, shown in part and followed to a value; and two plans side by side.
  *
- * A table reads `columns` (name, align, sort), `rows` (texts), `keys` (what to sort by, or null), `values` (for each row
- * the indices of the values that it is about, or null) and `shown` (rows at first). A diff reads `before` and `after` (title,
- * lines), `columns`, and `rows` (sign, cells).
+ * A table reads `columns` (name, align, sort), `rows` (texts), `keys` (what to sort by, or null), `values` (for each
+ * row the indices of the values that it is about, or null) and `shown` (rows at first, where there are many more). A
+ * diff reads `before` and `after` (title, lines), `columns`, and `rows` (sign, cells).
  */
 "use strict";
 
@@ -11,6 +11,7 @@
   const J = (globalThis.jointcut ??= {});
 
   const SHORT = 26; // letters that a cell may have without being broken into lines
+  const SPARE = 2; // rows beyond those at first that are shown with them: a button would take as much room
 
   /** The class of each column's cells: figures at the right, short texts on one line, long ones broken. */
   const looks = (columns, rows) => columns.map((column, index) => {
@@ -135,7 +136,7 @@
       return { showAll() {} };
     }
     const body = J.element("tbody");
-    const state = { order: rows.map((_, row) => row), column: null, direction: 1, all: rows.length <= shown };
+    const state = { order: rows.map((_, row) => row), column: null, direction: 1, all: rows.length <= shown + SPARE };
     const lay = () => {
       body.append(...state.order.map((row) => rows[row]));
       state.order.forEach((row, place) => (rows[row].hidden = !state.all && place >= shown));

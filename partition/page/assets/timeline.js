@@ -2,8 +2,9 @@
  * Draw the memory over a step: bytes alive, stacked by group, forward then backward.
  *
  * Reads `steps`, `boundary` (the index of the first backward step), `groupings` (each with groups whose `bytes` add up
- * to `total`), `total`, `peak`, `ghost` (another run, whose halves are stretched over ours), `lines` (levels in bytes)
- * and `note`. Step i is drawn from i to i + 1. The reader may leave the ghost out, and the rest grows into its room.
+ * to `total`), `total`, `peak` (step, bytes, and if known `arrays`, the largest alive there: bytes, type, op, source),
+ * `ghost` (another run, whose halves are stretched over ours), `lines` (levels in bytes) and `note`. Step i is drawn
+ * from i to i + 1. The reader may leave the ghost out, and the rest grows into its room.
  */
 "use strict";
 
@@ -210,18 +211,45 @@
     ].filter(Boolean).join(" ");
   }
 
-  /** A small table of what each group holds at the peak, and at its own most. */
-  function figures(element, section, groups) {
+  /** The operation that runs at the peak, in one line; its place whole in the title. */
+  function atPeak({ steps, peak }) {
+    const step = steps[peak.step];
+    const what = [step.op, J.line(step.source)].filter(Boolean).join(", ");
+    const turn = `(operation ${J.number(peak.step + 1)} of ${J.number(steps.length)})`;
+    return J.element("p", { class: "legend-title", title: J.where(step) }, `Alive at the peak: ${what} ${turn}`);
+  }
+
+  const left = (name) => ({ name, align: "left", sort: true });
+  const right = (name) => ({ name, align: "right", sort: true });
+
+  /** A table of what each group holds at the peak, and at its own most. */
+  function groupFigures(section, groups) {
+    const element = J.element("div", { class: "peak-groups" });
     const at = (group) => group.bytes[section.peak.step];
-    const right = (name) => ({ name, align: "right", sort: true });
-    element.replaceChildren();
     J.table(element, {
-      columns: [{ name: "group", align: "left", sort: true }, right("at the peak"), right("at its own most")],
+      columns: [left("group"), right("at the peak"), right("at its own most")],
       rows: groups.map((group) => [group.name, J.bytes(at(group)), J.bytes(d3.max(group.bytes))]),
       keys: groups.map((group) => [group.name, at(group), d3.max(group.bytes)]),
       values: null,
       shown: groups.length,
     }, "What is alive at the peak");
+    return element;
+  }
+
+  /** A table of the largest arrays at the peak, where they are known; their types only where any is. */
+  function arrayFigures({ peak: { arrays = [] } }) {
+    if (arrays.length === 0) return null;
+    const typed = arrays.some(({ type }) => type);
+    const cells = (bytes, { type, op, source }) => [bytes, ...(typed ? [type] : []), op, source];
+    const element = J.element("div", { class: "peak-arrays" }, J.element("h3", {}, "The largest arrays at the peak"));
+    J.table(element, {
+      columns: [right("bytes"), ...(typed ? [left("array")] : []), left("made by"), left("source line")],
+      rows: arrays.map((array) => cells(J.bytes(array.bytes), array)),
+      keys: arrays.map((array) => cells(array.bytes, array)),
+      values: null,
+      shown: arrays.length,
+    }, "The largest arrays at the peak");
+    return element;
   }
 
   /** A short stroke as the legend shows it for a line of the plot. */
@@ -260,7 +288,7 @@
       J.element("div", { class: "legend-entry" }, entry(stroke(name), line.name, line.bytes));
     const { ghost } = section;
     return [
-      J.element("p", { class: "legend-title" }, "Alive at the peak"),
+      atPeak(section),
       J.element("ul", { class: "legend" },
         buttons.map((button) => J.element("li", {}, button)),
         ghost && J.element("li", {}, still("ghost", { name: `${ghost.name}, its peak`, bytes: ghost.peak.bytes })),
@@ -320,7 +348,7 @@
       layer.classList.toggle("dimmed", name !== null && layer.dataset.group !== name));
     const write = () => {
       below.replaceChildren(...legend(shown.section, shown.groups, highlight));
-      figures(table, section, shown.groups);
+      table.replaceChildren(...[groupFigures(section, shown.groups), arrayFigures(section)].filter(Boolean));
     };
     const change = (changed) => {
       Object.assign(shown, changed);

@@ -120,12 +120,15 @@ def test_smaller_budgets_have_smaller_peaks_and_each_plan_stands_once(budgeted):
     cut, rows, front = budgeted
     less = rows.less(cut.plan, front, front.chosen)
     known = [row for row in less if row.peak_bytes is not None]
-    assert known and all(row.peak_bytes <= row.share * front.chosen.peak_bytes for row in known)
+    assert known and all(row.peak_bytes <= row.share * front.chosen.peak_bytes for row in known if row.share)
     peaks = [row.peak_bytes for row in known]
     assert peaks == sorted(set(peaks), reverse=True)
+    assert peaks[-1] == min(point.peak_bytes for point in front)
     assert [row.share for row in less] == sorted({row.share for row in less}, reverse=True)
-    assert {row.share for row in less} <= set(SHARES)
-    assert all(row.peak_bytes is not None for row in less[:-1])
+    assert {row.share for row in less} <= {*SHARES, 0.0}
+    assert all(row.peak_bytes is not None for row in less[:-1] if row is not less[-2])
+    step = cut.traced.planner.common_seconds + front.chosen.seconds
+    assert all(row.extra_share == pytest.approx(row.extra_seconds / step) for row in known)
 
 
 def test_what_a_smaller_budget_frees_is_saved_here_and_not_there(budgeted):
@@ -138,8 +141,11 @@ def test_what_a_smaller_budget_frees_is_saved_here_and_not_there(budgeted):
         assert {s.value for s in row.freed} == set(cut.plan.values) - set(there.values)
         assert [s.bytes for s in row.freed] == sorted((s.bytes for s in row.freed), reverse=True)
         assert row.freed_bytes == sum(s.bytes for s in row.freed)
-        kept = sum(s.bytes for s in there.saved if s.value not in cut.plan.values)
-        assert row.kept_bytes == kept
+        assert {s.value for s in row.kept} == set(there.values) - set(cut.plan.values)
+        assert row.kept_bytes == sum(s.bytes for s in row.kept)
+        twice = set(rows.twice(there)) - set(cut.plan.recomputed)
+        assert sum(line.count for line in row.lines) == len(twice)
+        assert len({line.line for line in row.lines}) == len(row.lines)
         here = front.chosen.seconds
         assert row.extra_seconds == min(p.seconds for p in front if p.peak_bytes <= row.peak_bytes) - here
         assert ("segments" in row.again) == bool(there.segments)
