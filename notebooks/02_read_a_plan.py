@@ -81,15 +81,15 @@ cut = traced.partition()
 print(cut.plan)
 
 # %% [markdown]
-# The first line is the balance. *No plan saves less*: as long as nothing heavy may run twice, this is not a
-# good plan but a best one, and the flow through the network proves it.
+# The first line is the balance. *No plan under the same rules*: as long as nothing heavy may run twice, this
+# is not a good plan but a best one, and the flow through the network proves it.
 #
-# Each further line is one saved value: its bytes, its type, the primitive that makes it, the line of ours
-# behind it, and the reason. There are two kinds of reason.
+# Each further line is a saved value: its bytes, its type, the primitive that makes it, the line of ours
+# behind it, and the reason; equal values of several layers share a line. There are two kinds of reason.
 #
 # - *Not recomputed: dot_general is heavy.* There was no choice. The backward reads the value, directly or
 #   through others, and to compute it again a matrix product would have to run twice.
-# - *Smaller than what it would be recomputed from.* It could be computed again, but then something else
+# - *No larger than what it would be recomputed from.* It could be computed again, but then something else
 #   would have to be saved in its place, and that would be as many bytes or more.
 #
 # ## 2. The report
@@ -111,9 +111,9 @@ print(report)
 # - **What is computed again, and why is that cheap?** The sigmoid and the multiplications around it: a little
 #   arithmetic for each element, with numbers that the backward reads anyway. What XLA computes within the
 #   loop of its reader has no time of its own: nothing of it is written to memory.
-# - **What would less memory cost?** *With less memory* lists the fastest plan for smaller peaks: what it
-#   would cost, what would no longer be saved, and what would be run again instead. Here matrix products
-#   begin to run twice. The first row costs less than nothing, by the model: to write an array to memory and
+# - **What would less memory cost?** *With less memory* lists the fastest plan for smaller peaks, and the
+#   smallest that was found: how much longer a step would take, how much less it would save, and what would
+#   be run again instead. Here matrix products begin to run twice. The first row costs less than nothing, by the model: to write an array to memory and
 #   read it back takes time too, and a product with as few terms as ours is done sooner.
 #
 # And the picture, this time by source line. A line of a notebook is named by its cell, `In[3]:7`.

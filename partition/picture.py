@@ -43,6 +43,15 @@ def short(line: str) -> str:
     return f"{'/'.join(Path(path).parts[-2:])}{colon}{rest}"
 
 
+def file_and_line(line: str) -> str:
+    """The file and the line of a `file:line (function)`, without folders.
+
+    >>> file_and_line("/home/me/train/model.py:40 (loss)")
+    'model.py:40'
+    """
+    return short(line).rpartition("/")[2].partition(" (")[0]
+
+
 def shared(paths: Iterable[Sequence[str]]) -> int:
     """How many names all paths begin with, the last name of each, and empty ones, left out.
 

@@ -3,6 +3,8 @@
 Files, in reading order:
 
     wire: Read protocol buffers without their schema.
+    frames: Read from a compiled program the Python calls that its instructions were traced in.
+    instructions: Hold the instructions of a compiled program, and say which op of the user's each stands for.
     schedule: Read from a compiled program which values it holds at each instruction.
     held: Say what a compiled program holds at each step, in the words of whoever wrote the model.
     rows: List what is saved, what runs again, and what other budgets would cost.

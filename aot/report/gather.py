@@ -146,6 +146,7 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
         *([sections.again(told.again)] if told.again else []),
         *([sections.less(told.less, told.totals.peak_bytes, _peaks(told))] if told.less else []),
         budgets,
+        sections.words(),
     )
 
 

@@ -15,13 +15,13 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from jointcut.aot.report.schedule import Assignment, Instruction, Program, Value
+from jointcut.aot.report.instructions import Instruction, Program
+from jointcut.aot.report.schedule import Assignment, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.places import Place, place
 from jointcut.partition.roles import Side
 
 _BACKWARD = "transpose("  # in the name of what a cotangent flows through
-_BARRIER = "/optimization_barrier"
 
 
 def held(compiled: Any) -> Lifetimes | None:
@@ -75,7 +75,7 @@ def _boundary(made: Sequence[Instruction]) -> int:
     The least variance within the parts, as where a regression tree divides; what runs again carries none, and stands
     in the backward. Barriers and what has no name count for nothing.
     """
-    named = [step for step, i in enumerate(made) if i.name and not i.name.endswith(_BARRIER)]
+    named = [step for step, i in enumerate(made) if i.is_users]
     late = list(accumulate((_BACKWARD in made[step].name for step in named), initial=0))
     if not late[-1]:
         return len(made)
@@ -90,8 +90,8 @@ def _boundary(made: Sequence[Instruction]) -> int:
 def _buffers(found: Assignment, times: Sequence[int], program: Program, where: Any) -> Iterator[Lifetime]:
     """The values as buffers, by what writes them; of two that share a place at one time, the bytes are the later one's.
 
-    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made, and
-    what XLA arranges anew by what it arranges.
+    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made, what
+    XLA arranges anew by what it arranges, and what it makes for an op of the user's by that op.
     """
     pieces: dict[tuple[int, int, Instruction], int] = defaultdict(int)
     filled = program.filled()
@@ -99,7 +99,10 @@ def _buffers(found: Assignment, times: Sequence[int], program: Program, where: A
         first, last = bisect_left(times, start), bisect_right(times, end) - 1
         if first <= last:
             author = filled.get(value.maker) or program.writer(value.maker, value.index)
-            pieces[first, last, program.named(author)] += size
+            known = program.named(author)
+            if not known.is_placed:
+                known = program.reader(value.maker) or known
+            pieces[first, last, known] += size
     for (first, last, i), size in sorted(pieces.items(), key=lambda piece: piece[0][:2]):
         yield Lifetime(size, "", _op(i), where(i.name, i.frame), first, last)
 

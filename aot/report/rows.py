@@ -14,7 +14,7 @@ from jointcut.partition.budget import Planner
 from jointcut.partition.flops import flops
 from jointcut.partition.graph import SCAN, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
-from jointcut.partition.picture import human_bytes, short, type_of
+from jointcut.partition.picture import file_and_line, human_bytes, type_of
 from jointcut.partition.plan import Plan, Saved
 
 #: The shares of the predicted peak whose plans are told.
@@ -122,7 +122,7 @@ class Rows:
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         name = "the loop" if maker.name == SCAN else maker.name
         why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
-        at = f"{name} at {short(self.outline.lines[maker.id])}{rest}"
+        at = f"{name} at {file_and_line(self.outline.lines[maker.id])}{rest}"
         what = f"the heavy {at}" if why == "heavy" else f"{at} ({why})"
         return f"to compute it again, {size} would be kept in its place: {what}"
 

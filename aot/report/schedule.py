@@ -14,145 +14,19 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+from jointcut.aot.report.frames import Frames
+from jointcut.aot.report.instructions import Index, Instruction, Program
 from jointcut.aot.report.wire import Message, decode, number, packed, text
-from jointcut.partition.cells import call_text
 
-Index = tuple[int, ...]  # where in a tuple-shaped result
 Held = dict[Index, int]  # the value at each index of a result
 
 NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 CALLERS = {"while", "call", "conditional"}
 _NOT_TEMP = (3, 5, 7, 12)  # of an allocation: thread-local, a parameter, maybe a result, a constant
 PASS_THROUGH = {"bitcast", "opt-barrier", "add-dependency", "while"}
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction, as far as lifetimes need it; `name` and `frame` say what it was lowered from."""
-
-    opcode: str
-    name: str
-    frame: int
-    operands: tuple[int, ...]
-    called: tuple[int, ...]
-    element: int
-    parameter: int
-    trips: int
-    computation: int
-
-
-@dataclass
-class Program:
-    """The instructions of a program, and the order in which each computation runs them."""
-
-    instructions: dict[int, Instruction]
-    sequences: dict[int, list[int]]
-    roots: dict[int, int]
-    entry: int
-    frames: Frames
-
-    def writer(self, identity: int, index: Index = (), depth: int = 12) -> Instruction:
-        """The instruction that computes what stands in a result, as far as it has a name: of a loop, in its body."""
-        own = self.instructions[identity]
-        inner = self._inner(own, index) if depth else None
-        found = own if inner is None else self.writer(*inner, depth - 1)
-        return found if found.name else own
-
-    @cached_property
-    def bodies(self) -> dict[int, int]:
-        """The body of the loop whose condition a computation is."""
-        return {loop.called[1]: loop.called[0] for loop in self.instructions.values() if loop.opcode == "while"}
-
-    def named(self, own: Instruction, depth: int = 8) -> Instruction:
-        """An instruction of the user's program; of one that XLA added, what it works on, if that is one."""
-        at = own
-        while not at.name and at.operands and depth:
-            at, depth = self.instructions[at.operands[0]], depth - 1
-        return at if at.name else own
-
-    def filled(self) -> dict[int, Instruction]:
-        """For each array that is handed to a loop to be written, the instruction of the loop's body that writes it."""
-        found: dict[int, Instruction] = {}
-        for identity, loop in self.instructions.items():
-            given = self.instructions[loop.operands[0]] if loop.opcode == "while" else loop
-            for place, at in enumerate(given.operands if given.opcode == "tuple" and given is not loop else ()):
-                author = self.writer(identity, (place,))
-                while author is not loop and self._is_blank(at):
-                    found[at] = author
-                    at = (self.instructions[at].operands or (at,))[0]
-        return found
-
-    def _is_blank(self, identity: int) -> bool:
-        """Whether an instruction only makes room: a copy, or one number everywhere."""
-        own = self.instructions[identity]
-        if own.opcode == "fusion":
-            own = self.instructions[self.roots[own.called[0]]]
-        return own.opcode in ("broadcast", "copy", "bitcast") and bool(own.operands)
-
-    def _inner(self, own: Instruction, index: Index) -> tuple[int, Index] | None:
-        """What an instruction passes on, or its body computes; None where it computes something itself."""
-        if own.opcode == "while":
-            return self.roots[own.called[0]], index  # the condition comes behind the body
-        if own.opcode == "fusion":
-            return self._updated(own)
-        if own.opcode == "parameter" and index:  # of a loop's body or condition: what the step before has written
-            return self.roots[self.bodies.get(own.computation, own.computation)], index
-        if own.opcode == "tuple" and index:
-            return own.operands[index[0]], index[1:]
-        if own.opcode == "get-tuple-element":
-            return own.operands[0], (own.element, *index)
-        if own.opcode == "dynamic-update-slice":
-            return own.operands[1], ()
-        if own.opcode in ("bitcast", "copy", "reshape") and own.operands:
-            return own.operands[0], index
-        return None
-
-    def _updated(self, fusion: Instruction) -> tuple[int, Index] | None:
-        """What a fusion writes into an array that it updates; None where it updates none."""
-        at = self.instructions[self.roots[fusion.called[0]]]
-        if at.opcode != "dynamic-update-slice":
-            return None
-        update = at.operands[1]
-        while self.instructions[update].opcode in ("bitcast", "broadcast", "copy", "reshape"):
-            update = self.instructions[update].operands[0]
-        found = self.instructions[update]
-        return (fusion.operands[found.parameter] if found.opcode == "parameter" else update), ()
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The Python calls that instructions were traced in: `of(frame)` lists them, the innermost first."""
-
-    files: tuple[str, ...]
-    functions: tuple[str, ...]
-    locations: tuple[tuple[int, int, int], ...]  # file, function, line
-    parents: tuple[tuple[int, int], ...]  # location, and the frame of the caller
-
-    @classmethod
-    def read(cls, module: Message) -> Frames:
-        """Read a `StackFrameIndexProto`; ids in it count from 1, and 0 is none."""
-        index = decode(module[17][0]) if 17 in module else {}
-        locations = [decode(raw) for raw in index.get(3, [])]
-        frames = [decode(raw) for raw in index.get(4, [])]
-        return cls(
-            tuple(raw.decode() for raw in index.get(1, [])),
-            tuple(raw.decode() for raw in index.get(2, [])),
-            tuple((number(at, 1), number(at, 2), number(at, 3)) for at in locations),
-            tuple((number(frame, 1), number(frame, 2)) for frame in frames),
-        )
-
-    def of(self, frame: int) -> tuple[str, ...]:
-        """The calls of a frame as `file:line (function)`, the innermost first."""
-        calls: list[str] = []
-        while frame:
-            location, frame = self.parents[frame - 1]
-            file, function, line = self.locations[location - 1]
-            calls.append(call_text(self.files[file - 1], line, self.functions[function - 1]))
-        return tuple(calls)
 
 
 @dataclass

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
-from jointcut.partition.picture import JSON, human_bytes, human_seconds, reason, shared, short, times
+from jointcut.partition.picture import JSON, file_and_line, human_bytes, human_seconds, reason, shared, short, times
 from jointcut.partition.plan import alike
 
-_SHOWN = 12
+_SHOWN = 14
 _NAMED = 5  # arrays in a cell
 _KINDS = 3  # of ops at a line
 _MOST_LINES = 3  # that are told above the saved arrays, and in a cell
@@ -85,7 +85,10 @@ def _paths(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
 def _ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
     """The modules of rows that read the same: the first, and the last if there are others."""
     first, last = path_of[rows[0].path], path_of[rows[-1].path]
-    return first if first == last else f"{first} … {last}"
+    names = first.split("/"), last.split("/")
+    if len(names[0]) != len(names[1]):
+        return f"{first} … {last}"
+    return "/".join(a if a == b else f"{a} … {b}" for a, b in zip(*names, strict=True))
 
 
 def _by_line(rows: Sequence[SavedRow]) -> list[str]:
@@ -166,7 +169,7 @@ def _arrays(rows: Sequence[SavedRow]) -> str:
         return "nothing"
     sizes: dict[str, list[int]] = defaultdict(list)
     for row in rows:
-        sizes[f"{row.op} at {short(row.line)}"].append(row.bytes)
+        sizes[f"{row.op} at {file_and_line(row.line)}"].append(row.bytes)
     found = sorted(sizes.items(), key=lambda item: -sum(item[1]))
     told = [
         f"{human_bytes(sum(own))}, {len(own)} × {name}" if len(own) > 1 else f"{human_bytes(sum(own))}, {name}"
@@ -180,7 +183,7 @@ def _arrays(rows: Sequence[SavedRow]) -> str:
 def _work(row: LessRow) -> str:
     """What runs again beside what ran before: the lines that take longest, and loops in segments."""
     lines = [r for r in row.lines if r.seconds]
-    told = [f"{human_seconds(r.seconds)} at {short(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
+    told = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
     if rest := lines[_MOST_LINES:]:
         told.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
     loops = [part for part in row.again.split("; ") if part.startswith("loop ")]
@@ -192,3 +195,26 @@ def _few(ops: str) -> str:
     kinds = ops.split(", ")
     more = [f"{len(kinds) - _KINDS} more kinds"] if len(kinds) > _KINDS + 1 else kinds[_KINDS:]
     return ", ".join([*kinds[:_KINDS], *more])
+
+
+def words() -> JSON:
+    """What the words of a report mean."""
+    return _section("words", "Words of this report", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
+
+
+_WORDS = {
+    "saved": "An array that the forward hands to the backward.",
+    "recomputed": "An op of the forward that the backward runs again, in place of reading what it made.",
+    "heavy": HEAVY,
+    "plan": "Which arrays are saved and which ops are recomputed.",
+    "min_cut": "The default plan: the fewest bytes with which nothing heavy runs twice.",
+    "save_all": "What plain JAX keeps, as a plan.",
+    "front": "A plan of the curve of budgets: among those that save as little, none computes less again, by the model.",
+    "pieces, stages kept": "The forward is divided into stages, and these into pieces. What passes from piece to piece "
+    "is saved, and the backward runs one piece again at a time; of the stages kept more is saved than that.",
+    "segments": "A loop runs in stretches of steps. What enters a stretch is kept, and each stretch runs again.",
+    "no plan of as few bytes": "A bound that is proved; the gap is how far above it the plan lies.",
+    "temporaries": "The memory that XLA takes for a step beside arguments and results.",
+    "XLA's account": "What the compiled step's memory_analysis() says.",
+    "predicted": "By the cost model and a replay of the plan, before anything is compiled.",
+}

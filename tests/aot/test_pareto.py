@@ -89,6 +89,29 @@ def test_the_picture_marks_the_plan_that_was_chosen_and_names_its_axes():
     assert axes.get_ylim()[0] == 0
 
 
+def test_with_plain_jax_beside_it_a_front_tells_the_time_of_a_step_over_plains():
+    """4 ms that every plan computes: plain's step takes 5 ms, the others 6 and 12."""
+    front = replace(FRONT, plain=POINTS[0], common_seconds=4e-3, chosen=POINTS[1])
+    assert [front.time_share(point) for point in front] == pytest.approx([1.0, 1.2, 2.4])
+    assert str(front) == (
+        "loss: 3 plans\n"
+        "   peak MB   extra ms   ÷ plain   saved MB  plan\n"
+        "      90.0       1.00      1.00        2.0  all\n"
+        "*     50.0       2.00      1.20        1.0  some\n"
+        "      20.0       8.00      2.40        0.0  -"
+    )
+    axes = front.plot(apart((4, 3)))
+    assert axes.get_ylabel() == "predicted time of a step ÷ plain JAX's"
+    assert {float(line.get_ydata()[0]) for line in axes.lines if line.get_label() in ("chosen", "plain JAX")} == {
+        1.2,
+        1,
+    }
+    section = front.section()
+    assert [(p["seconds"], p["share"]) for p in section["points"]] == [(5e-3, 1.0), (6e-3, 1.2), (12e-3, 2.4)]
+    assert section["time"] == "time of a step" and FRONT.section()["time"] == "extra time"
+    assert FRONT.time_share(POINTS[0]) is None
+
+
 def test_a_notebook_gets_a_page_a_picture_and_the_text_and_without_matplotlib_no_picture(monkeypatch):
     shown = FRONT._repr_mimebundle_(include=None, exclude=None)
     assert set(shown) == {"text/plain", "text/html", "image/png"}

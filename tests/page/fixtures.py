@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +23,7 @@ LINES = (
     "gpt.py:188 (logits)",
     "everything else",
 )
+PLACE = re.compile(r"(.*?)([^/]*:\d+)( \(.+\))?")  # folder, file with line, function
 MODULES = ("block/attention", "block/mlp", "block/norm", "embed", "head")
 REASONS = (
     "It costs 4.2 ms to compute again, and 1.5 MB to keep.",
@@ -29,6 +31,12 @@ REASONS = (
     "Drawn at random: computing it again would draw it anew.",
     "Two later products read it, and what it is made of is no longer alive there.",
 )
+
+
+def without_function(name: str) -> str:
+    """A place as it is told where there is little room: one of more than 40 letters without its function."""
+    place = PLACE.fullmatch(name)
+    return name if place is None or len(name) <= 40 else place[1] + place[2]
 
 
 def page_data(*sections: Section) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _reread(b: Builder, value: int) -> int:
         return value
     node = b.makers[value]
     if b.names[node] in SAVED_OPS:
-        b.save(value, "saved: a matrix product, which nothing may compute twice")
+        b.save(value, "a matrix product, which nothing may compute twice")
         return value
     for read in b.inputs[node]:
         _reread(b, read)
@@ -239,7 +239,7 @@ def _mlp(b: Builder, x: int, parent: int, name: str, gelu: bool) -> int:
 def _block(b: Builder, x: int, model: int, index: int, experts: int) -> int:
     """One layer: norm, attention, norm, and one or more mlps."""
     scope, shape, source = b.scope(model, f"block_{index}"), b.shapes[x], "model.py:21 (block)"
-    b.save(x, "saved: the input of a block, from which much can be recomputed")
+    b.save(x, "the input of a block, from which much can be recomputed")
     attended = _attention(b, _norm(b, x, scope, "norm_1", experts > 1), scope, heads=8)
     x = b.op("add", (x, attended), shape, scope, source)
     normed = _norm(b, x, scope, "norm_2", experts > 1)

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from jointcut.partition.picture import human_bytes
-from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline
+from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline, without_function
 from page.graphs import toy
 
 
@@ -23,7 +23,11 @@ def spoken(section: dict, groups: list[dict], step: int) -> list[str]:
     """What the tooltip must say of a step: its op and its place, and all bytes, the largest group first."""
     told, side = section["steps"][step], "forward" if step < section["boundary"] else "backward"
     alive = sorted(groups, key=lambda group: -group["bytes"][step])
-    figures = [(group["name"], human_bytes(group["bytes"][step])) for group in alive if group["bytes"][step] > 0]
+    figures = [
+        (without_function(group["name"]), human_bytes(group["bytes"][step]))
+        for group in alive
+        if group["bytes"][step] > 0
+    ]
     lines = [told["op"], told["source"], told["scope"], told["loop"], f"operation {step + 1} of {STEPS}, {side}"]
     figures.insert(0, ("alive in all", human_bytes(section["total"][step])))
     return [line for line in lines if line] + [part for figure in figures for part in figure]

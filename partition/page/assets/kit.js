@@ -235,6 +235,7 @@
     const [foot, wide] = [plot.y + plot.height, plot.x + plot.width];
     const ticks = x.ticks(Math.max(2, plot.width / 100)).filter((tick) => !whole || Number.isInteger(tick));
     return [
+      J.svg("line", { class: "base", x1: plot.x, x2: wide, y1: foot, y2: foot }),
       y.ticks(5).map((tick) => [
         J.svg("line", { class: tick === 0 ? "base" : "grid", x1: plot.x, x2: wide, y1: y(tick), y2: y(tick) }),
         J.svg("text", { class: "tick", x: plot.x - 8, y: y(tick) + 4, "text-anchor": "end" }, J.number(tick))]),

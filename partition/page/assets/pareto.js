@@ -1,10 +1,11 @@
 /**
- * Draw the front: for each predicted peak the extra time of the fastest plan within it, and the plan that one picks.
+ * Draw the front: for each predicted peak the time of the fastest plan within it, and the plan that one picks.
  *
  * Reads `points` (peak_bytes, seconds, saved_bytes, strategy, lines, saved: a table or null; the fastest first),
- * `chosen` (an index into them, or null), `marks` (name, peak_bytes, seconds, lines) and `plain` (peak_bytes, seconds,
- * or null). Points and marks are buttons: one tab stop, arrow keys between them, Enter shows the plan. A pointer has
- * the nearest within its reach, so that each can be had where several stand together.
+ * `chosen` (an index into them, or null), `marks` (name, peak_bytes, seconds, lines), `plain` (peak_bytes, seconds, or
+ * null), and what the seconds are, `time` ("extra time" where it is missing). Where plain JAX's time of a step is
+ * known, each may have its `share` of that. Points and marks are buttons: one tab stop, arrow keys between them, Enter
+ * shows the plan. A pointer has the nearest within its reach, so that each can be had where several stand together.
  */
 "use strict";
 
@@ -27,6 +28,7 @@
    * @returns {Array<Object>}
    */
   function itemsOf(section) {
+    const time = section.time ?? "extra time";
     const points = section.points.map((point, index) => (index === section.chosen
       ? { ...point, kind: "chosen", name: "the chosen plan", label: "chosen", shape: d3.symbolStar, size: 260 }
       : { ...point, kind: "plan", name: `plan ${index + 1} of ${section.points.length}`, shape: d3.symbolCircle,
@@ -35,14 +37,15 @@
       ({ ...mark, kind: "mark", label: mark.name, shape: MARKS[index % MARKS.length], size: 90 }));
     const plain = section.plain && { lines: [], ...section.plain, kind: "plain", name: "plain JAX",
       label: "plain JAX", shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
-    return [...points, ...marks, ...(plain ? [plain] : [])]
+    return [...points, ...marks, ...(plain ? [plain] : [])].map((item) => ({ ...item, time }))
       .sort((a, b) => a.peak_bytes - b.peak_bytes || b.seconds - a.seconds);
   }
 
   /** The figures of an item in one line. */
   const facts = (item) => [
     `peak ${J.bytes(item.peak_bytes)}`,
-    `extra time ${J.seconds(item.seconds)}`,
+    `${item.time} ${J.seconds(item.seconds)}`,
+    typeof item.share === "number" && item.kind !== "plain" && `${item.share.toFixed(2)} of plain JAX's`,
     item.saved_bytes !== undefined && `saves ${J.bytes(item.saved_bytes)}`,
   ].filter(Boolean).join(", ");
 
@@ -58,20 +61,26 @@
 
   // ------------------------------------------------------------------------------------------------ the picture
 
-  /** Scales and sizes of a picture `width` pixels wide; the axis of bytes begins at zero unless all peaks are near. */
+  /** Where an axis begins: at zero, or where all its figures are near each other, a little below them. */
+  function beginning(least, most) {
+    return least > 0.6 * most ? Math.max(0, least - 0.4 * (most - least) - 0.02 * most) : Math.min(0, least);
+  }
+
+  /** Scales and sizes of a picture `width` pixels wide. */
   function frameOf(items, width) {
     const height = Math.round(Math.max(280, Math.min(440, 0.62 * width)));
     const plot = { x: MARGIN.left, y: MARGIN.top, width: width - MARGIN.left - MARGIN.right,
       height: height - MARGIN.top - MARGIN.bottom };
     const [least, most] = d3.extent(items, (item) => item.peak_bytes);
-    const start = least > 0.6 * most ? Math.max(0, least - 0.4 * (most - least) - 0.02 * most) : 0;
+    const start = beginning(least, most);
     const end = most + 0.16 * (most - start); // room for a name beside the last
     const slowest = Math.max(1e-6, d3.max(items, (item) => item.seconds));
-    const fastest = Math.min(0, d3.min(items, (item) => item.seconds));
+    const fastest = beginning(d3.min(items, (item) => item.seconds), slowest);
+    const roof = slowest + 0.14 * (slowest - fastest);
     const [bytes, seconds] = [J.byteUnit(most), J.secondUnit(slowest)];
     const x = d3.scaleLinear([start / bytes.divisor, end / bytes.divisor],
       [plot.x, plot.x + plot.width]);
-    const y = d3.scaleLinear([fastest / seconds.divisor, (1.14 * slowest) / seconds.divisor],
+    const y = d3.scaleLinear([fastest / seconds.divisor, roof / seconds.divisor],
       [plot.y + plot.height, plot.y]);
     return { width, height, plot, x, y, bytes, seconds, most: end,
       xOf: (item) => x(item / bytes.divisor), yOf: (item) => y(item / seconds.divisor) };
@@ -190,7 +199,7 @@
     const [least, most] = d3.extent(section.points, (point) => point.peak_bytes);
     const chosen = items.find((item) => item.kind === "chosen");
     return [
-      `${J.count(section.points.length, "plan")} by predicted peak and extra time`,
+      `${J.count(section.points.length, "plan")} by predicted peak and ${items[0].time}`,
       section.points.length > 0 && `from ${J.bytes(least)} to ${J.bytes(most)}`,
       chosen && `chosen: ${facts(chosen)}`,
       section.plain && `plain JAX: ${facts(section.plain)}`,
@@ -215,8 +224,8 @@
   }
 
   /** The texts of the axes, with their units. */
-  const titles = (frame) => ({ x: `predicted peak of the step (${frame.bytes.name})`,
-    y: `predicted extra time (${frame.seconds.name})` });
+  const titles = (frame, time) => ({ x: `predicted peak of the step (${frame.bytes.name})`,
+    y: `predicted ${time} (${frame.seconds.name})` });
 
   /** Write what is known of an item: its figures and lines into the panel, what it saves below. */
   function tell(panel, below, item, page) {
@@ -239,7 +248,7 @@
     const points = buttons(items, frame, state, pick);
     const svg = J.svg("svg", { width: frame.width, height: frame.height, role: "group",
       viewBox: `0 0 ${frame.width} ${frame.height}`, "aria-label": summary(section, items) },
-      J.svg("g", { "aria-hidden": "true" }, J.axes(frame, titles(frame), false)),
+      J.svg("g", { "aria-hidden": "true" }, J.axes(frame, titles(frame, items[0].time), false)),
       J.svg("path", { class: "front-line", d: line(corners(section.points, frame.most)) }),
       labels(items, frame, along(section.points, frame)), points.nodes);
     pointing(svg, items, frame, points, pick);

@@ -130,20 +130,39 @@
     new ResizeObserver(look).observe(nav);
   }
 
-  /** Mark in the navigation the section that is being read, and bring its link into the middle. */
+  /** Scroll the navigation until a link stands in its middle, or as near to it as there are links beyond. */
+  function centre(nav, link) {
+    const [room, own] = [nav.getBoundingClientRect(), link.getBoundingClientRect()];
+    const left = nav.scrollLeft + own.x - room.x - (room.width - own.width) / 2;
+    nav.scrollTo({ left, behavior: J.still() ? "auto" : "smooth" });
+  }
+
+  /**
+   * The height in the window at which one reads: a quarter down, and towards the end of the page ever lower, so that
+   * also short sections there have their turn.
+   */
+  function readingLine() {
+    const whole = document.documentElement.scrollHeight - innerHeight;
+    const last = Math.min(whole, 0.75 * innerHeight);
+    const done = last > 0 ? Math.max(0, 1 - (whole - scrollY) / last) : 0;
+    return innerHeight * (0.25 + 0.75 * done);
+  }
+
+  /** Mark in the navigation the section that is being read, and show its link; also one that the keyboard reaches. */
   function followReading(elements, links, nav) {
-    const watcher = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        if (!entry.isIntersecting) continue;
-        for (const each of links) each.removeAttribute("aria-current");
-        const active = links[elements.indexOf(entry.target)];
-        active.setAttribute("aria-current", "true");
-        const [room, own] = [nav.getBoundingClientRect(), active.getBoundingClientRect()];
-        const left = nav.scrollLeft + own.x - room.x - (room.width - own.width) / 2;
-        nav.scrollTo({ left, behavior: J.still() ? "auto" : "smooth" });
-      }
-    }, { rootMargin: "-20% 0px -75% 0px" });
-    for (const element of elements) watcher.observe(element);
+    let active;
+    const look = () => {
+      const line = readingLine();
+      const link = links[elements.findLastIndex((element) => element.getBoundingClientRect().top <= line)];
+      if (link === active) return;
+      active?.removeAttribute("aria-current");
+      active = link;
+      active?.setAttribute("aria-current", "true");
+      if (active) centre(nav, active);
+    };
+    addEventListener("scroll", look, { passive: true });
+    new ResizeObserver(look).observe(document.body);
+    nav.addEventListener("focusin", ({ target }) => target.matches(":focus-visible") && centre(nav, target));
   }
 
   /** Build the page out of its data. */

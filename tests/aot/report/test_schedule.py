@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jointcut.aot.report.schedule import Assignment, Frames, Value, merged, occupied
+from jointcut.aot.report.frames import Frames
+from jointcut.aot.report.schedule import Assignment, Value, merged, occupied
 from jointcut.aot.report.wire import decode, number, packed, text, varint
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)

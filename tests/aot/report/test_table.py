@@ -205,8 +205,7 @@ Saved for the backward, 3 arrays
       bytes  array           made by  at                      needed by   why
 2 × 16.4 kB  float32[64,64]  tanh     here/train.py:9 (loss)  2 mul, sub    1
     16.4 kB  float32[64,64]  sin      here/train.py:9 (loss)  mul           2
-  1  to compute it again, 16.4 kB would be kept in its place: the heavy dot_general at
-  here/train.py:8 (loss)
+  1  to compute it again, 16.4 kB would be kept in its place: the heavy dot_general at train.py:8
   2  not recomputed: it ends a chain of transcendental functions
 Heavy, and so not run twice unless a budget asks for it, is all but elementwise arithmetic, moving
 data and small reductions: matrix products, convolutions, random bits, sorts.

@@ -1,0 +1,40 @@
+"""Read from a compiled program the Python calls that its instructions were traced in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jointcut.aot.report.wire import Message, decode, number
+from jointcut.partition.cells import call_text
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The Python calls that instructions were traced in: `of(frame)` lists them, the innermost first."""
+
+    files: tuple[str, ...]
+    functions: tuple[str, ...]
+    locations: tuple[tuple[int, int, int], ...]  # file, function, line
+    parents: tuple[tuple[int, int], ...]  # location, and the frame of the caller
+
+    @classmethod
+    def read(cls, module: Message) -> Frames:
+        """Read a `StackFrameIndexProto`; ids in it count from 1, and 0 is none."""
+        index = decode(module[17][0]) if 17 in module else {}
+        locations = [decode(raw) for raw in index.get(3, [])]
+        frames = [decode(raw) for raw in index.get(4, [])]
+        return cls(
+            tuple(raw.decode() for raw in index.get(1, [])),
+            tuple(raw.decode() for raw in index.get(2, [])),
+            tuple((number(at, 1), number(at, 2), number(at, 3)) for at in locations),
+            tuple((number(frame, 1), number(frame, 2)) for frame in frames),
+        )
+
+    def of(self, frame: int) -> tuple[str, ...]:
+        """The calls of a frame as `file:line (function)`, the innermost first."""
+        calls: list[str] = []
+        while frame:
+            location, frame = self.parents[frame - 1]
+            file, function, line = self.locations[location - 1]
+            calls.append(call_text(self.files[file - 1], line, self.functions[function - 1]))
+        return tuple(calls)
