@@ -44,7 +44,7 @@ def include(root: Path, stage: Path) -> None:
 def _fitted(text: str, folder: str, root: Path, stage: Path, pages: dict[str, str]) -> str:
     """A Markdown text that lies in `folder`, with its links pointed at pages and its pictures copied."""
     _copy_pictures(text, folder, root, stage)
-    return relinked(text, folder, pages)
+    return relinked(text, folder, pages).replace('"docs/static/', '"_static/')  # in HTML, where Sphinx looks at no path
 
 
 def relinked(text: str, folder: str, pages: dict[str, str]) -> str:
