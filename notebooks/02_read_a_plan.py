@@ -113,8 +113,9 @@ print(report)
 #   loop of its reader has no time of its own: nothing of it is written to memory.
 # - **What would less memory cost?** *With less memory* lists the fastest plan for smaller peaks, and the
 #   smallest that was found: how much longer a step would take, how much less it would save, and what would
-#   be run again instead. Here matrix products begin to run twice. The first row costs less than nothing, by the model: to write an array to memory and
-#   read it back takes time too, and a product with as few terms as ours is done sooner.
+#   be run again instead. Here matrix products begin to run twice. The first row costs less than nothing, by
+#   the model: to write an array to memory and read it back takes time too, and a product with as few terms
+#   as ours is done sooner.
 #
 # And the picture, this time by source line. A line of a notebook is named by its cell, `In[3]:7`.
 

@@ -14,6 +14,8 @@ from jointcut.aot.report.frames import Frames
 
 Index = tuple[int, ...]  # where in a tuple-shaped result
 
+_NEAR = 64  # instructions without a line that are followed from one
+
 
 @dataclass(frozen=True)
 class Instruction:
@@ -65,17 +67,17 @@ class Program:
     def named(self, own: Instruction) -> Instruction:
         """An instruction of the user's program; of another one what it works on, if that is one."""
         seen: set[tuple[int, Index]] = set()
-        found = None if own.is_placed else next(filter(None, (self._origin(i, (), seen) for i in own.operands)), None)
-        return own if found is None else found
+        steps = () if own.is_placed else ((operand, (), seen) for operand in own.operands)
+        return next(filter(None, (self._origin(*step) for step in steps)), own)
 
     def reader(self, identity: int) -> Instruction | None:
-        """The first instruction of a known line that reads a result, or what others make of it; None if none does."""
+        """The first instruction of a known line near a result that reads it, or what others make of it; else None."""
         row, seen = [identity], {identity}
         for at in row:
             for reader in self._readers.get(at, ()):
                 if self.instructions[reader].is_placed:
                     return self.instructions[reader]
-                if reader not in seen:
+                if reader not in seen and len(seen) < _NEAR:
                     seen.add(reader)
                     row.append(reader)
         return None
@@ -90,11 +92,11 @@ class Program:
         return found
 
     def _origin(self, identity: int, index: Index, seen: set[tuple[int, Index]]) -> Instruction | None:
-        """What of the user's program stands in a result, or in one of those that it is computed from."""
+        """What of the user's program stands in a result, or in one of those near it that it is computed from."""
         at = self.instructions[identity]
         if at.is_placed:
             return self.writer(identity, index)
-        if (identity, index) in seen:
+        if (identity, index) in seen or len(seen) >= _NEAR:
             return None
         seen.add((identity, index))
         if at.opcode == "get-tuple-element":

@@ -103,7 +103,8 @@ def test_every_plan_of_the_front_means_what_the_joint_program_means(function):
         verify_structure(made.graph, made.halves)
         outputs, gradients = run(made.halves, made.graph, [w, x], [jnp.float32(1)])
         for got, want in zip([*outputs, *gradients], wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+            largest = float(np.max(np.abs(want), initial=1))  # XLA compiles each scan, and may reassociate in it
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=2e-6 * largest)
 
 
 @programs
