@@ -28,8 +28,8 @@ from jointcut.wrappers.metadata import (
 )
 from oracle import cotangents, is_inexact, kind, numbers, weigh
 
-few = settings(deadline=None, max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
-many = settings(deadline=None, max_examples=40, derandomize=True, database=None, phases=[Phase.generate])
+few = settings(deadline=None, max_examples=14, derandomize=True, database=None, phases=[Phase.generate])
+many = settings(deadline=None, max_examples=28, derandomize=True, database=None, phases=[Phase.generate])
 
 FLOAT0 = jax.dtypes.float0
 
