@@ -9,8 +9,7 @@ from io import BytesIO
 from typing import Any
 
 from jointcut.partition.errors import JointcutError, message
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+from jointcut.partition.picture import BYTE_UNITS
 
 
 class MissingLibrary(JointcutError):
@@ -49,7 +48,7 @@ def unit_of(most: float) -> tuple[float, str]:
     >>> unit_of(47_200_000), unit_of(0)
     ((1000000.0, 'MB'), (1000.0, 'kB'))
     """
-    return next((unit, name) for unit, name in _UNITS if most >= unit or name == "kB")
+    return next((unit, name) for unit, name in BYTE_UNITS if most >= unit or name == "kB")
 
 
 def _module(name: str) -> Any:

@@ -98,7 +98,7 @@ class Pareto:
         return unit_of(largest / 10)  # two figures before the point, as rows of a table have one behind it
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw peak against extra time with matplotlib, on new axes if none are given; returns the axes.
+        """Draw peak against time with matplotlib, on new axes if none are given; returns the axes.
 
         The line gives for each peak the time of the fastest plan within it. Without `axes` the figure is pyplot's: a
         notebook shows it, elsewhere `matplotlib.pyplot.show()` does, and `axes.figure.savefig("front.png")` keeps it.

@@ -172,20 +172,18 @@ class Modelled:
     """The seconds that the cost model gives to a step: what every plan computes, and what a plan adds to it."""
 
     planner: Planner
-    common_s: float
     plain_s: float
 
     @classmethod
     def of(cls, planner: Planner) -> "Modelled":
         """Price each op of the joint program once, as if what is fused took no time, and plain as if it saved all."""
-        common_s = planner.common_seconds
         whole = planner.candidate(planner.priced(save_all(planner.graph))).step_seconds
-        return cls(planner, common_s, common_s + whole)
+        return cls(planner, planner.common_seconds + whole)
 
     def time(self, plan: Plan) -> float:
         """How long a step takes with a plan, over plain's."""
         added_s = self.planner.candidate(self.planner.priced(plan)).step_seconds
-        return (self.common_s + added_s) / self.plain_s
+        return (self.planner.common_seconds + added_s) / self.plain_s
 
 
 def others(program: Program) -> dict[str, Step]:

@@ -8,7 +8,7 @@ from typing import Any
 from jointcut.partition.graph import Graph
 from jointcut.partition.outline import PSEUDO
 from jointcut.partition.picture import JSON, graph_view, human_bytes, reason, short, times, type_of
-from jointcut.partition.plan import Plan, Saved, equals
+from jointcut.partition.plan import Plan, Saved, grouped, in_segments
 from jointcut.partition.plandiff import PlanDiff
 from jointcut.partition.shown import Told, told
 
@@ -26,7 +26,7 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
 
 def table(plan: Plan, shown: int = 12) -> JSON:
     """What a plan saves, a row for all that reads the same, those of most bytes first, as the table of a page."""
-    rows = equals(plan.saved)
+    rows = grouped(plan.saved)
     columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
     cells = [_cells(s) for s in rows]
     keys = [[_size(own), *texts[1:]] for own, texts in zip(rows, cells, strict=True)]
@@ -65,8 +65,8 @@ def _plan(shown: Plan) -> Told:
 
 @told.register
 def _difference(shown: PlanDiff) -> Told:
-    signed = [("-", own) for own in equals(shown.saved_only_before)]
-    signed += [("+", own) for own in equals(shown.saved_only_after)]
+    signed = [("-", own) for own in grouped(shown.saved_only_before)]
+    signed += [("+", own) for own in grouped(shown.saved_only_after)]
     rows: list[dict[str, Any]] = [
         {"sign": sign, "cells": _cells(own)} for sign, own in sorted(signed, key=lambda pair: -_size(pair[1]))
     ]
@@ -89,7 +89,7 @@ def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:
         [
             f"{len(saved)} arrays that only this one saves, {human_bytes(sum(s.bytes for s in saved))}",
             f"{len(again)} ops that only this one computes again",
-            *(f"loop {loop} in segments of {steps} steps" for loop, steps in loops),
+            *in_segments(loops),
         ]
         for saved, again, loops in sides
     )

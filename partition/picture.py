@@ -23,6 +23,9 @@ from jointcut.partition.plan import Plan, runs_forward
 
 JSON = dict[str, Any]
 
+#: Decimal units of bytes, the largest first.
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
 _MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
 _MOST_ALIVE = 12  # arrays that are told at the peak
 _MOST_GROUPS = 8  # that have a colour of their own
@@ -89,7 +92,7 @@ def human_bytes(count: float) -> str:
     >>> human_bytes(47_200_000), human_bytes(960), human_bytes(0)
     ('47.2 MB', '960 B', '0 B')
     """
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, name in BYTE_UNITS:
         if abs(count) >= 0.9995 * unit:
             number = count / unit
             return (

@@ -81,14 +81,19 @@ def alike(rows: Iterable[Row], **apart: Any) -> list[list[Row]]:
     return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
 
 
-def equals(saved: Iterable[Saved]) -> list[list[Saved]]:
+def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
     """Saved values that read the same together, as those of equal layers, those of most bytes first."""
     return alike(saved, value=0, scope="")
 
 
+def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """What is told of loops that run in segments, each given as its id and the steps of one segment."""
+    return (f"loop {loop} in segments of {steps} steps" for loop, steps in loops)
+
+
 def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
     """Bytes and text of the lines that tell saved values, one for all that read the same."""
-    for own in equals(saved):
+    for own in grouped(saved):
         times = f"{len(own)} times " if len(own) > 1 else ""
         yield sum(s.bytes for s in own), f"{times}{own[0]}"
 
@@ -153,11 +158,9 @@ class Plan(Shown):
     def summary(self) -> list[str]:
         """A line of totals, and one of seconds and peak where they are known."""
         total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
-        bound = (
-            ""
-            if self.bound_bytes is None
-            else f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
-        )
+        bound = ""
+        if self.bound_bytes is not None:
+            bound = f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
         lines = [f"{total}; {len(self.recomputed)} ops recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
@@ -171,8 +174,7 @@ class Plan(Shown):
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
             yield f"peak {self.peak_bytes:,} bytes"
-        for loop, steps in self.segments:
-            yield f"loop {loop} in segments of {steps} steps"
+        yield from in_segments(self.segments)
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.plan import Plan, Saved, listed
+from jointcut.partition.plan import Plan, Saved, in_segments, listed
 from jointcut.partition.shown import Shown
 
 
@@ -58,8 +58,8 @@ class PlanDiff(Shown):
         totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
         totals += [] if self.delta_seconds is None else [f"{1e3 * self.delta_seconds:+,.3f} ms"]
         totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
-        lines = [f"- loop {loop} in segments of {steps} steps" for loop, steps in self.segments_only_before]
-        lines += [f"+ loop {loop} in segments of {steps} steps" for loop, steps in self.segments_only_after]
+        lines = [f"- {told}" for told in in_segments(self.segments_only_before)]
+        lines += [f"+ {told}" for told in in_segments(self.segments_only_after)]
         signed = [("-", *row) for row in listed(self.saved_only_before)]
         signed += [("+", *row) for row in listed(self.saved_only_after)]
         lines += [f"{sign} {size:>13,}  {text}" for sign, size, text in sorted(signed, key=lambda row: -row[1])]

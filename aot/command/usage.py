@@ -81,7 +81,7 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
   less              smaller budgets: share, peak_bytes,
                     extra_seconds, extra_share, freed_bytes,
                     kept_bytes, freed and kept (as in saved), again,
-                    lines (as in recomputed)
+                    lines (as in recomputed), segments (loop, steps)
   segments          loops that run in segments: loop, steps
   bound_bytes       which no plan goes below, if that is known
   account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -287,8 +287,8 @@ class Report:
             "plain": asdict(self.plain),
             "saved": [asdict(row) for row in self.saved],
             "recomputed": [asdict(row) for row in self.again],
-            "less": [asdict(row) for row in self.less],
-            "segments": [{"loop": loop, "steps": steps} for loop, steps in self.plan.segments],
+            "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
+            "segments": _segments(self.plan.segments),
             "bound_bytes": self.plan.bound_bytes,
             "account": None if self.account is None else asdict(self.account),
         }
@@ -323,6 +323,10 @@ class Report:
         if ending == ".txt":
             return (self.table(everything=True, in_colour=False) + "\n").encode()
         return drawing.picture(self.name, self.sections[0], ending.removeprefix("."), dpi=150)
+
+
+def _segments(loops: Iterable[tuple[int, int]]) -> list[JSON]:
+    return [{"loop": loop, "steps": steps} for loop, steps in loops]
 
 
 def totals(

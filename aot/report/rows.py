@@ -15,7 +15,7 @@ from jointcut.partition.flops import flops
 from jointcut.partition.graph import SCAN, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
 from jointcut.partition.picture import file_and_line, human_bytes, type_of
-from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.plan import Plan, Saved, in_segments
 
 #: The shares of the predicted peak whose plans are told.
 SHARES = (0.9, 0.8, 0.6, 0.4)
@@ -68,7 +68,8 @@ class LessRow:
     `peak_bytes` is None where no plan was found. `extra_seconds` is what it takes beyond this one, `extra_share` that
     over the predicted time of a step with this one. `freed` is what it no longer saves, largest first, `freed_bytes` of
     all of them, `kept` and `kept_bytes` what it saves instead, `again` the ops that it runs beside this one's, and
-    `lines` the same by the user's line, what takes longest first.
+    `lines` the same by the user's line, what takes longest first. `segments` are its loops that run in segments, each
+    as its id and the steps of one.
     """
 
     share: float
@@ -81,6 +82,7 @@ class LessRow:
     kept: tuple[SavedRow, ...] = ()
     again: str = ""
     lines: tuple[AgainRow, ...] = ()
+    segments: tuple[tuple[int, int], ...] = ()
 
 
 class Rows:
@@ -207,11 +209,12 @@ class Rows:
         again = sorted({*self.twice(other.plan)} - {*plan.recomputed})
         extra = other.seconds - here.seconds
         step = self.planner.common_seconds + here.seconds
-        loops = [f"loop {loop} in segments of {steps} steps" for loop, steps in other.plan.segments]
-        told = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *loops])
+        segments = other.plan.segments
+        told = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *in_segments(segments)])
         sizes = sum(row.bytes for row in freed), sum(row.bytes for row in kept)
         lines = self._by_line(again, lambda _: "")
-        return LessRow(share, other.peak_bytes, extra, extra / step if step else 0.0, *sizes, freed, kept, told, lines)
+        times = extra, extra / step if step else 0.0
+        return LessRow(share, other.peak_bytes, *times, *sizes, freed, kept, told, lines, segments)
 
 
 def _names(ops: Sequence[Op]) -> str:

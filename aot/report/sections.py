@@ -8,7 +8,7 @@ from typing import Any
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
 from jointcut.partition.picture import JSON, file_and_line, human_bytes, human_seconds, reason, shared, short, times
-from jointcut.partition.plan import alike
+from jointcut.partition.plan import alike, in_segments
 
 _SHOWN = 14
 _NAMED = 5  # arrays in a cell
@@ -186,8 +186,9 @@ def _work(row: LessRow) -> str:
     told = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
     if rest := lines[_MOST_LINES:]:
         told.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
-    loops = [part for part in row.again.split("; ") if part.startswith("loop ")]
-    return "; ".join([*told, *loops]) or "what is fused into its readers" * bool(row.again) or "nothing"
+    if found := [*told, *in_segments(row.segments)]:
+        return "; ".join(found)
+    return "what is fused into its readers" if row.again else "nothing"
 
 
 def _few(ops: str) -> str:
