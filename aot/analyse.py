@@ -36,7 +36,9 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
-    outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(program.results.avals)])
+    returned = program.results.avals[: program.results.num_returned]
+    outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
+    states = {place for place, _ in program.results.states}
     inputs = [jaxpr.invars[start + place] for place in bound.places]
     return ViewAndMutationMeta(
         input_info=tuple(
@@ -44,9 +46,10 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
                 path=path,
                 is_read=var in uses.read,
                 requires_grad=i in wanted,
-                mutates_data=var in uses.written,
+                mutates_data=var in uses.written or i in states,
                 mutates_in_backward=var in uses.written_late,
                 is_reference=jaxprs.is_reference(var.aval),
+                keep_input_mutations=i not in states,
                 is_donated=i in donated,
                 duplicate_of=bound.duplicates.get(i),
                 consumes_key=var in uses.drawn,
@@ -141,7 +144,7 @@ def _output_infos(
     program: Joint, jaxpr: Any, inputs: Sequence[Any], wanted: Sequence[Any]
 ) -> Iterator[OutputAliasInfo]:
     """What each output shares with an input or with an earlier output."""
-    ends = jaxpr.outvars[: len(program.results.avals)]
+    ends = jaxpr.outvars[: program.results.num_returned]
     makers = {
         v: eqn for eqn in jaxpr.eqns[: program.roles.forward_ops] if eqn.primitive.name in VIEWS for v in eqn.outvars
     }

@@ -1,24 +1,25 @@
 """Call a jitted function, and look closer where its arguments ask for it.
 
 The call path costs what it costs `jax.jit`, until a program meets what that does not take: an array that stands twice
-among the arguments, which then enters a program of its own once, or an object that can give its array. From then on it
-looks for such at each call.
+among the arguments, an object that can give its array or that can be written, a leaf that is no array. From then on each
+call is looked at, and its arrays alone enter a program, each once.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from jointcut.aot import pipeline
+from jointcut.aot.joint import Results
 from jointcut.aot.progress import Stage
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import JointcutError
-from jointcut.wrappers.tree import Statics, bind, duplicates
+from jointcut.wrappers.tree import Statics, bind
 
 KEPT_SIGNATURES = 256
 
@@ -35,14 +36,30 @@ class _Pending(threading.local):
 _pending = _Pending()
 
 
-class _Twice(Exception):
-    """Raised while a program is traced for arguments among which an array stands twice."""
+class _NotPlain(Exception):
+    """Raised while a program is traced for arguments that `jax.jit` cannot take as they are."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pieces:
+    """Flat results of a program whose caller puts them into trees, since objects stand among the arguments.
+
+    Attributes:
+        outputs: those of the function, states too; an alias stands for one that is handed back.
+        rest: gradients, or the pullback.
+        results: what the outputs are.
+    """
+
+    outputs: list[Any]
+    rest: Any
+    results: Results = field(metadata={"static": True})
 
 
 class Jitted:
     """A jitted function that says by the user's path which argument it cannot take.
 
-    `front` arguments come before the user's own; `options` are those of `jax.jit`.
+    `run` takes `front` arguments and a call that was bound to the user's parameters; `options` are those of `jax.jit`.
     """
 
     def __init__(
@@ -55,7 +72,7 @@ class Jitted:
         self.deduplicated: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program, or the one for the places where an array stands twice."""
+        """Run the program, or one that takes the arrays alone where something else stands among the arguments."""
         if self.looks_closer:
             return self._closer(args, kwargs)
         _pending.call = args[self.front :], kwargs
@@ -64,7 +81,7 @@ class Jitted:
             if _pending.compiling is not None:
                 _compiled(None)
             return result
-        except _Twice:
+        except _NotPlain:
             return self._closer(args, kwargs)
         except JointcutError:
             raise
@@ -73,7 +90,7 @@ class Jitted:
             raise
         except (TypeError, ValueError):
             bound = bind(args[self.front :], kwargs, self.statics)
-            if not bound.has_objects and not bound.duplicates:
+            if bound.is_plain:
                 raise
         finally:
             _pending.call = None
@@ -83,25 +100,26 @@ class Jitted:
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """Run in a trace; from its end until the call returns, the program is compiled."""
-        result = self.run(*args, **kwargs)
+        if _pending.call is not None and not bind(*_pending.call, self.statics).is_plain:
+            raise _NotPlain
+        result = self.run(*args[: self.front], bind(args[self.front :], kwargs, self.statics))
         if _pending.compiling is None and _pending.call is not None and jaxprs.tracing():
             _pending.compiling = Stage("compile", self.name).__enter__()
         return result
 
     def _closer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run with the arrays of objects, and each array once."""
+        """Run a program of the arrays alone, each once."""
         self.looks_closer, _pending.call = True, None
         front, bound = args[: self.front], bind(args[self.front :], kwargs, self.statics)
-        if not bound.duplicates:
+        if not (bound.duplicates or bound.has_fixed or bound.has_taken):
             given, named = bound.rebuild(bound.leaves)
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)
         if key not in self.deduplicated:
-            empty, places = replace(bound, leaves=()), bound.places  # no array is kept alive
+            empty, places = replace(bound, leaves=(), live=()), bound.places  # no array is kept alive
 
             def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
-                given, named = empty.rebuild([unique[p] for p in places])
-                return self.run(*front, *given, **named)
+                return self.run(*front, replace(empty, leaves=tuple(unique[p] for p in places)))
 
             kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
             keep(self.deduplicated, key, jax.jit(run, **kept))
@@ -113,12 +131,6 @@ def _compiled(error_type: type[BaseException] | None) -> None:
     stage, _pending.compiling = _pending.compiling, None
     if stage is not None:
         stage.__exit__(error_type)
-
-
-def refuse_twice() -> None:
-    """Stop a trace that was set off by a call in which an array stands twice: that one has a program of its own."""
-    if _pending.call is not None and duplicates(jax.tree.leaves(_pending.call)):
-        raise _Twice
 
 
 def keep(known: dict[Any, Any], key: Any, value: Any) -> None:

@@ -96,7 +96,7 @@ class Checked:
     def call(self) -> Any:
         """The function's result, forward only."""
         with Stage("check", self.traced.name):
-            main, aux = self.traced.results(self._forward()[0])
+            main, aux = self.traced.results(self._forward()[0], self.bound)
         return (main, aux) if self.traced.options.has_aux else main
 
     def value_and_grad(self) -> Any:
@@ -127,7 +127,7 @@ class Checked:
     def _vjp(self, positions: Sequence[int]) -> tuple[Any, Any, Callable[..., Any]]:
         with Stage("check", self.traced.name):
             outputs, residuals, run = self._forward()
-        main, aux = self.traced.results(outputs)
+        main, aux = self.traced.results(outputs, self.bound)
 
         def pullback(cotangent: Any) -> tuple[Any, ...]:
             given = self.traced.cotangents(cotangent)

@@ -72,6 +72,8 @@ class Compiled:
             bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
             halves = compiling.halves_for(made, True)
             outputs, gradients = compiling.run_step(made, halves, [*consts, *bound.unique], ones)
+            if not self._in_trees:
+                return alias.replaced(outputs, traced.handed_back), gradients
             return unfinished(traced, traced.value_and_gradients(outputs, gradients, bound))
 
         args, kwargs = traced.bound.arguments
@@ -84,6 +86,11 @@ class Compiled:
         )
         lowered = program.lower(list(map(struct, traced.consts)), *args, **kwargs)
         return lowered.compile(compiler_options=compiling.compiler_options())
+
+    @property
+    def _in_trees(self) -> bool:
+        """Whether the one program takes and gives the caller's own trees: so where they hold arrays alone."""
+        return not (self.cut.traced.bound.has_fixed or self.cut.traced.bound.has_taken)
 
     @property
     def _forward(self) -> Any:
@@ -180,7 +187,7 @@ class Compiled:
         traced = self.cut.traced
         if checked.is_on():
             return traced.wrapped.post_compile(lambda bound: self._checked(bound).value_and_grad())(*args, **kwargs)
-        if self.executables == 2 or traced.bound.statics or traced.bound.duplicates:
+        if self.executables == 2 or not self._in_trees or traced.bound.statics or traced.bound.duplicates:
             return traced.wrapped.post_compile(self._run_value_and_grad)(*args, **kwargs)
         try:  # JAX compares the arguments with those the program was made for, in no time
             result = self._step(list(traced.consts), *args, **kwargs)
@@ -205,7 +212,11 @@ class Compiled:
         traced = self.cut.traced
         if self.executables == 1:
             args, kwargs = bound.arguments
-            return self._step(list(traced.consts), *args, **kwargs)
+            result = self._step(list(traced.consts), *args, **kwargs)
+            if self._in_trees:
+                return result
+            outputs, gradients = result
+            return traced.value_and_gradients(alias.finished(outputs, bound.leaves), gradients, bound)
         outputs, residuals = self._run_forward(traced.flat(bound))
         gradients = self._backward(*residuals, *traced.ones())
         return traced.value_and_gradients(outputs, gradients, bound)
@@ -237,7 +248,7 @@ class Compiled:
     def _run_forward_in_trees(self, bound: Bound) -> tuple[Any, list[Any]]:
         traced = self.cut.traced
         outputs, residuals = self._run_forward(traced.flat(bound))
-        main, aux = traced.results(outputs)
+        main, aux = traced.results(outputs, bound)
         return ((main, aux) if traced.options.has_aux else main), residuals
 
     def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:

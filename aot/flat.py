@@ -42,9 +42,9 @@ class FlatCall(Trees):
         """What was differentiated."""
         return self.derivative
 
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
+    def results(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
         """As `Trees.results`, of the outputs in the order of the program."""
-        return super().results([outputs[i] for i in self.derivative.order])
+        return super().results([outputs[i] for i in self.derivative.order], bound)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from jointcut.aot import checked, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.cache.caching import store_for
-from jointcut.aot.calls import Jitted, keep, refuse_twice
+from jointcut.aot.calls import Jitted, Pieces, keep
 from jointcut.aot.export import PLATFORMS, export, refuse_request
 from jointcut.aot.exportable import exportable
 from jointcut.aot.inside import cut_inside
-from jointcut.aot.joint import Primal, joint, primal
+from jointcut.aot.joint import Primal, Results, joint, primal
 from jointcut.aot.keeper import Keeper
 from jointcut.aot.limits import Budget
 from jointcut.aot.method import Method
@@ -104,7 +104,7 @@ class Function:
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
         if jaxprs.tracing():
-            return self._value_and_grad(False, None, *args, **kwargs)
+            return self._value_and_grad(False, None, bind(args, kwargs, self._statics))
         if checked.is_on():
             return self._checked(self._options.chosen, args, kwargs).value_and_grad()
         if (found := self._kept("step", self._options.chosen, args, kwargs)) is not None:
@@ -125,7 +125,7 @@ class Function:
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
         if jaxprs.tracing():
-            main, aux, pullback = self._vjp(False, None, *args, **kwargs)
+            main, aux, pullback = self._vjp(False, None, bind(args, kwargs, self._statics))
         elif checked.is_on():
             return self._checked(None, args, kwargs).vjp()
         elif (found := self._kept("pair", None, args, kwargs)) is not None:
@@ -219,10 +219,21 @@ class Function:
         return self._captured
 
     def _finished(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A program's result, with the caller's own arrays where outputs are inputs."""
-        if type(result) is not alias.Unfinished:
+        """A program's result, with the caller's own arrays where outputs are inputs, in trees with its objects."""
+        if type(result) not in (alias.Unfinished, Pieces):
             return result
-        return alias.finished(result.result, bind(args, kwargs, self._statics).leaves)
+        bound = bind(args, kwargs, self._statics)
+        if type(result) is alias.Unfinished:
+            return alias.finished(result.result, bound.leaves)
+        outputs = alias.finished(result.outputs, bound.leaves)
+        main, aux = result.results.given_back(outputs, bound)
+        if isinstance(result.rest, Pullback):
+            return main, aux, result.rest
+        whole = (main, aux) if self._options.has_aux else main
+        if result.rest is None:
+            return whole
+        traced = self._cut(bound, self._options.chosen).traced
+        return whole, traced.in_argnums(result.rest, bound, keep_structure=True)
 
     def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         program = self.__dict__.get(f"_jit_{name}")
@@ -248,40 +259,41 @@ class Function:
         known = {id(c): given for c, given in zip(self._captured or (), captured or (), strict=False)}
         return [known.get(id(c), c) for c in cut.traced.flat(bound)]
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, bound: Bound) -> Any:
         """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        refuse_twice()
         with pipeline.explained(self._name):
-            out = self._function(*args, **kwargs)
-        leaves, tree = jax.tree.flatten(out)
-        refs.refuse_results(tree, leaves)
-        bound = bind(args, kwargs, self._statics)
-        donated = bound.leaves_of(*self._options.donated)
-        found = alias.kept_out(alias.identities(bound.leaves, leaves), donated)
-        return alias.Unfinished(jax.tree.unflatten(tree, alias.replaced(leaves, found))) if found else out
+            out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
+        leaves, results = Results.flat(out, has_aux=False)
+        count = results.num_returned
+        found = alias.identities(bound.leaves, leaves[:count])
+        found = alias.kept_out(found, bound.leaves_of(*self._options.donated))
+        outputs = alias.replaced(leaves, found)
+        if bound.has_fixed or bound.has_taken:
+            return Pieces(outputs, None, results)
+        whole = jax.tree.unflatten(results.out_tree, outputs)
+        return alias.Unfinished(whole) if found else whole
 
-    def _value_and_grad(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-        if ours:
-            refuse_twice()
-        bound = bind(args, kwargs, self._statics)
+    def _value_and_grad(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
         halves = compiling.halves_for(cut.split, ours)
         flat = self._flat(cut, bound, captured)
         outputs, gradients = compiling.run_step(cut.split, halves, flat, traced.ones())
+        if ours and (bound.has_fixed or bound.has_taken):
+            return Pieces(alias.replaced(outputs, traced.handed_back), gradients, traced.program.results)
         result = traced.value_and_gradients(outputs, gradients, bound)
         return unfinished(traced, result) if ours else result
 
-    def _vjp(self, ours: bool, captured: list[Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-        if ours:
-            refuse_twice()
-        bound = bind(args, kwargs, self._statics)
+    def _vjp(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, None)
+        traced = cut.traced
         halves = compiling.halves_for(cut.split, ours)
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
-        main, aux = cut.traced.results(outputs)
-        result = main, aux, Pullback.of(cut, halves, residuals)
-        return unfinished(cut.traced, result) if ours else result
+        pullback = Pullback.of(cut, halves, residuals)
+        if ours and (bound.has_fixed or bound.has_taken):
+            return Pieces(alias.replaced(outputs, traced.handed_back), pullback, traced.program.results)
+        result = *traced.results(outputs, bound), pullback
+        return unfinished(traced, result) if ours else result
 
     def _checked(
         self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
@@ -314,7 +326,7 @@ class Function:
             if not any(map(jaxprs.is_tracer, source.consts)):
                 keep(self._insides, key, (source, call))
         outputs = call(*source.consts, *bound.leaves)
-        return jax.tree.unflatten(source.results.out_tree, outputs)
+        return source.results.given_back(outputs, bound)[0]
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
         """A flat function with the halves as its derivative."""

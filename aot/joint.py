@@ -17,16 +17,18 @@ import jax
 from jointcut.partition import jaxprs, rewrite, rows, views
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
-from jointcut.wrappers import alias, refs
+from jointcut.wrappers import alias, objects, refs
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.tree import tree_paths
+from jointcut.wrappers.tree import Bound, Outcome, tree_paths
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a function returns, flat: `avals` of all outputs, the trailing `num_aux` of them those of `aux`.
+    """What a function returns, flat: `avals` of all outputs, behind the first ones those of `aux`, then the states.
 
-    `out_tree` is the tree of what is differentiated, `aux_tree` that of `aux` (None without `has_aux`).
+    `out_tree` is the tree of what is differentiated, `aux_tree` that of the `num_aux` outputs of `aux` (None without
+    `has_aux`). A state is what the function wrote to an object that it was given: `states` has the flat position of its
+    argument, and its path.
     """
 
     avals: tuple[Any, ...]
@@ -34,32 +36,41 @@ class Results:
     aux_tree: Any
     num_aux: int
     repeated: tuple[tuple[int, int], ...] = ()  # outputs that are the same object as an earlier one, and which
+    states: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
         """Flatten what the user's function returned; raises `TraceError` where `has_aux` asks for a pair in vain."""
+        out, states, paths = (out.result, out.states, out.paths) if isinstance(out, Outcome) else (out, {}, ())
         if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
             cure = "Return (output, aux), or leave has_aux out."
             raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
         main, aux = out if has_aux else (out, None)
+        (main, aux), _ = objects.taken_apart((main, aux))
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
-        avals = tuple(map(jax.typeof, leaves))
         repeated = tuple((i, found.alias) for i, found in alias.identities((), leaves).items())
-        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated)
+        avals = tuple(map(jax.typeof, (*leaves, *states.values())))
+        written = tuple(zip(states, paths, strict=True))
+        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated, written)
         refs.refuse_results(results.tree, leaves)
-        return leaves, results
+        return [*leaves, *states.values()], results
+
+    @property
+    def num_returned(self) -> int:
+        """How many outputs the function returned itself: all but the states."""
+        return len(self.avals) - len(self.states)
 
     @property
     def main(self) -> tuple[Any, ...]:
         """The types of the outputs outside aux."""
-        return self.avals[: len(self.avals) - self.num_aux]
+        return self.avals[: self.num_returned - self.num_aux]
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """How the user reaches each output, `result['loss']`."""
-        return tree_paths("result", self.tree)
+        """How the user reaches each output, `result['loss']`; a state by its argument, `args[0].count.value`."""
+        return (*tree_paths("result", self.tree), *(path for _, path in self.states))
 
     @property
     def tree(self) -> Any:
@@ -71,8 +82,22 @@ class Results:
     @property
     def with_cotangent(self) -> tuple[bool, ...]:
         """Which outputs can carry a cotangent: floating-point ones, outside aux."""
-        main = len(self.avals) - self.num_aux
+        main = len(self.main)
         return tuple(is_inexact(a.dtype) and i < main for i, a in enumerate(self.avals))
+
+    def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
+        """The function's output and its aux (None without `has_aux`) in trees; states are written to their objects.
+
+        Raises `CallError` for an object that must not be written here; then none is.
+        """
+        count = len(self.main)
+        places = (place for place, _ in self.states)
+        bound.write(dict(zip(places, outputs[self.num_returned :], strict=True)))
+        main = jax.tree.unflatten(self.out_tree, outputs[:count])
+        aux = None
+        if self.aux_tree is not None:
+            aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_returned])
+        return objects.built((main, aux))[0]
 
 
 def _shown(out: Any) -> str:
@@ -183,9 +208,11 @@ def joint(
 
     def again(*xs: Any) -> Any:
         out = jaxprs.evaluate(source.closed, *xs)
-        main = len(out) - results.num_aux
+        main, end = len(results.main), results.num_returned
         trees = jax.tree.unflatten(results.out_tree, out[:main])
-        return (trees, jax.tree.unflatten(results.aux_tree, out[main:])) if has_aux else trees
+        whole = (trees, jax.tree.unflatten(results.aux_tree, out[main:end])) if has_aux else trees
+        written = dict(zip((place for place, _ in results.states), out[end:], strict=True))
+        return Outcome(whole, written, tuple(path for _, path in results.states))
 
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]

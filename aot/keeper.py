@@ -171,7 +171,7 @@ class Keeper:
         count = len(source.consts)
         inputs = [jaxpr.invars[count + p] for p in wanted.bound.places]
         donated = wanted.bound.leaves_of(*self.options.donated)
-        found = alias.kept_out(alias.identities(inputs, jaxpr.outvars), donated)
+        found = alias.kept_out(alias.identities(inputs, jaxpr.outvars[: source.results.num_returned]), donated)
         rest = [v for i, v in enumerate(jaxpr.outvars) if i not in found]
         closed = jaxprs.build(jaxpr.invars, rest, jaxpr.eqns)
         structs = [*map(type_of, source.consts), *wanted.bound.abstract().unique]

@@ -89,13 +89,13 @@ class Loaded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result; raises `CallError` where the arguments do not fit."""
-        call, _, flat = self._bound(args, kwargs)
+        call, bound, flat = self._bound(args, kwargs)
         if jaxprs.tracing():
             with self._explained():
                 outputs = self._differentiable(*flat)
         else:
             outputs = self._run("inference", self._alone)(*flat)
-        main, aux = call.results(outputs)
+        main, aux = call.results(outputs, bound)
         return (main, aux) if self.contract.has_aux else main
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class Loaded:
         results = replace(call.derivative.results, avals=avals)
         call = replace(call, derivative=replace(call.derivative, results=results))
         pullback = FlatPullback(self._run("backward", self._backward), residuals, call, bound)
-        main, aux = call.results(outputs)
+        main, aux = call.results(outputs, bound)
         return (main, pullback, aux) if self.contract.has_aux else (main, pullback)
 
     # ------------------------------------------------------------------------------------------- flat programs

@@ -46,7 +46,7 @@ class Traced(TracedCall):
     def __repr__(self) -> str:
         """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
         inner, _ = jaxprs.opened(self.joint)
-        outputs = len(self.program.results.avals)
+        outputs = self.program.results.num_returned
         return (
             f"<Traced {self.name}: {len(self.bound.leaves)} inputs, {outputs} output{'s' * (outputs != 1)}, "
             f"{len(inner.eqns)} equations>"

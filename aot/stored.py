@@ -97,7 +97,7 @@ class StoredCall:
     def result(self, bound: Bound) -> Any:
         """The function's result."""
         flat = self._flat(bound)
-        main, aux = self.call.results(self._restored(self.programs[0](*flat), flat))
+        main, aux = self.call.results(self._restored(self.programs[0](*flat), flat), bound)
         return (main, aux) if self.call.options.has_aux else main
 
     def value_and_grad(self, bound: Bound) -> Any:
@@ -115,7 +115,7 @@ class StoredCall:
         where = {"input": flat, "output": results[:count], "saved": results[count:]}
         residuals = [where[kind][index] for kind, index in self.entry.residuals]
         pullback = FlatPullback(self._backward, residuals, self.call, bound, range(len(bound.spans)))
-        main, aux = self.call.results(results[:count])
+        main, aux = self.call.results(results[:count], bound)
         return (main, pullback, aux) if self.call.options.has_aux else (main, pullback)
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:

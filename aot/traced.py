@@ -85,7 +85,7 @@ class TracedCall(Trees):
         jaxpr, _ = jaxprs.opened(self.program.closed)
         start = len(self.consts)
         inputs = [jaxpr.invars[start + place] for place in self.bound.places]
-        same = alias.identities(inputs, jaxpr.outvars[: len(self.program.results.avals)])
+        same = alias.identities(inputs, jaxpr.outvars[: self.program.results.num_returned])
         # What XLA may compute once is still two arrays for a caller who computed it twice, and may give one up.
         found = {i: TensorAlias("output", j) for i, j in self.program.results.repeated}
         found |= {i: twin for i, twin in same.items() if twin.source == "input"}

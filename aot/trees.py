@@ -62,15 +62,12 @@ class Trees:
         sparse = self.differentiated.sparse
         return tuple(i for k, i in enumerate(self.wanted) for _ in range(1 + (k in sparse)))
 
-    def results(self, outputs: Sequence[Any]) -> tuple[Any, Any]:
-        """The function's output and its aux (None without `has_aux`) in the caller's trees."""
-        results = self.differentiated.results
-        count = len(outputs) - results.num_aux
-        main = jax.tree.unflatten(results.out_tree, outputs[:count])
-        aux = None
-        if results.aux_tree is not None:
-            aux = jax.tree.unflatten(results.aux_tree, outputs[count:])
-        return main, aux
+    def results(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
+        """The function's output and its aux (None without `has_aux`) in the caller's trees.
+
+        What the function wrote to objects of the call `bound` is written to them.
+        """
+        return self.differentiated.results.given_back(outputs, bound)
 
     def gradients(
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
@@ -88,18 +85,13 @@ class Trees:
             i: self._of_rows(next(given), next(given), i, bound) if k in sparse else next(given)
             for k, i in enumerate(self.wanted)
         }
-        out = []
-        fixed = {i for i, _ in bound.static_args}
-        for place in positions:
-            if place in fixed:
-                out.append(None)
-                continue
-            leaves = [
-                by_leaf[i] if i in by_leaf else bound.leaves[i] if i in kept else _float0(bound.leaves[i])
-                for i in bound.spans[place]
-            ]
-            out.append(jax.tree.unflatten(bound.argument_tree(place), leaves))
-        return tuple(out)
+        asked = {i for place in positions for i in bound.spans[place]}
+        leaves = [
+            by_leaf[i] if i in by_leaf else leaf if i in kept else _float0(leaf) if i in asked else None
+            for i, leaf in enumerate(bound.leaves)
+        ]
+        trees = bound.gradients(leaves)
+        return tuple(trees[place] for place in positions)
 
     def _of_rows(self, rows: Any, places: Any, i: int, bound: Bound) -> Any:
         """The gradient of a table as a sparse array of the rows that were read."""
@@ -135,7 +127,7 @@ class Trees:
 
     def value_and_gradients(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
         """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""
-        main, aux = self.results(outputs)
+        main, aux = self.results(outputs, bound)
         value = (main, aux) if self.options.has_aux else main
         return value, self.in_argnums(gradients, bound, keep_structure=True)
 

@@ -156,11 +156,12 @@ class InputAliasInfo(Record):
         path: how the caller reaches it, `args[0]['w']`.
         is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input.
         requires_grad: whether a gradient with respect to it is asked for (`requires_grad`).
-        mutates_data: whether it is a `jax.Ref` that the forward writes (`mutates_data`).
+        mutates_data: whether the forward writes it (`mutates_data`): a `jax.Ref`, or an array of an object that the
+            caller passed, an NNX module above all.
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
         is_reference: whether it is a `jax.Ref`.
-        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): so in our own
-            programs; inside somebody's transformation the program is pure.
+        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): those to a `jax.Ref`
+            in our own programs. What is written to an object leaves the program as a result.
         is_donated: whether its buffer is given up to the program (`donate_argnums`).
         duplicate_of: position of an earlier input that is the same array, None if there is none.
         consumes_key: whether it is a random key that something is drawn from.

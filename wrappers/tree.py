@@ -18,10 +18,12 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, TraceError, choices, message
-from jointcut.partition.jaxprs import is_reference, is_tracer
-from jointcut.wrappers import containers
+from jointcut.partition.jaxprs import is_reference, is_tracer, tracing
+from jointcut.wrappers import containers, fixed, objects
 from jointcut.wrappers.containers import needs_opening, opened
 from jointcut.wrappers.convention import Convention, slots
+from jointcut.wrappers.objects import Live
+from jointcut.wrappers.paths import Paths
 from jointcut.wrappers.wrapper import Target
 
 
@@ -67,20 +69,53 @@ class Bound:
     spans: tuple[range, ...] = field(compare=False)
     duplicates: Mapping[int, int] = field(default_factory=dict)  # a leaf's position to that of the same array before it
     has_objects: bool = field(default=False, compare=False)  # whether leaves were objects that gave their arrays
+    has_fixed: bool = field(default=False, compare=False)  # whether leaves that are no arrays are nodes of the tree
+    has_taken: bool = field(default=False, compare=False)  # whether objects that can be written were taken apart
+    live: tuple[Live, ...] = field(default=(), compare=False, repr=False)  # the caller's objects, at a call
 
     def rebuild(self, leaves: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The call's arguments with other leaves in place."""
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return self.rebuilt(leaves)[0]
+
+    def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[Live, ...]]:
+        """The call's arguments with other leaves in place, and the new objects among them that can be written."""
+        given, live = jax.tree.unflatten(self.tree, leaves), ()
+        if self.has_taken:
+            given, live = objects.built(given)
+        args, kwargs = fixed.released(given) if self.has_fixed else given
         args = list(args)
         for i, value in self.static_args:
             args.insert(i, value)
-        return args, {**kwargs, **dict(self.static_kwargs)}
+        return (args, {**kwargs, **dict(self.static_kwargs)}), live
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `jax.jit` could take the call as it is: arrays and nothing else, each once."""
+        return not (self.has_objects or self.has_fixed or self.has_taken or self.duplicates)
 
     def paths(self) -> list[str]:
         """How the user reaches each leaf: `args[0]['w']`, `kwargs['mask']`."""
-        shifted = dict(enumerate(self.dynamic))
-        found, _ = tree_flatten_with_path(self.rebuild_places())
-        return [_path(keys, shifted) for keys, _ in found]
+        return Paths(self.dynamic).leaves(self.rebuild_places())
+
+    def write(self, states: Mapping[int, Any]) -> None:
+        """Write new arrays, by flat positions, to the caller's objects.
+
+        Raises `CallError` for an object that the transformation under way must not write.
+        """
+        if self.live and states:
+            arrays = jax.tree.unflatten(self.tree, [states.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            written = jax.tree.unflatten(self.tree, [i in states for i in range(len(self.leaves))])
+            objects.write(self.live, arrays, written, Paths(self.dynamic))
+
+    def gradients(self, leaves: Sequence[Any]) -> list[Any]:
+        """The gradients of all positional arguments in their trees, None for one that is static."""
+        made = jax.tree.unflatten(self.tree, leaves)
+        if self.has_taken:
+            made, _ = objects.built(made)
+        trees = list(fixed.gradients(made)[0] if self.has_fixed else made[0])
+        for i, _ in self.static_args:
+            trees.insert(i, None)
+        return trees
 
     def rebuild_places(self) -> Any:
         """The dynamic arguments as a tree of positions."""
@@ -103,7 +138,7 @@ class Bound:
 
     def abstract(self) -> Bound:
         """The same call with shapes in the place of arrays, so that keeping it keeps no array alive."""
-        return replace(self, leaves=tuple(map(struct, self.leaves)))
+        return replace(self, leaves=tuple(map(struct, self.leaves)), live=())
 
     def signature(self) -> Any:
         """Everything about the call that could change what it traces to, as one hashable value."""
@@ -129,8 +164,8 @@ class Bound:
     @property
     def dynamic(self) -> list[int]:
         """Positions of the positional arguments that are not static."""
-        fixed = {i for i, _ in self.static_args}
-        return [i for i in range(len(self.spans)) if i not in fixed]
+        static = {i for i, _ in self.static_args}
+        return [i for i in range(len(self.spans)) if i not in static]
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -143,40 +178,53 @@ class Bound:
         """The leaves, each array once."""
         return tuple(leaf for i, leaf in enumerate(self.leaves) if i not in self.duplicates)
 
-    def argument_tree(self, position: int) -> Any:
-        """The tree of one positional argument."""
-        fixed = [i for i, _ in self.static_args]
-        place = position - sum(i < position for i in fixed)
-        return self.tree.children()[0].children()[place]
-
 
 def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound:
     """Flatten a call.
 
-    Raises `TraceError` for a leaf that is not an array, a scalar, a random key or a reference.
+    Objects that can be written are taken apart (`wrappers.objects`), leaves that are no arrays are fixed
+    (`wrappers.fixed`); an integer is fixed inside somebody's transformation, where JAX would keep it as it is. Raises
+    `TraceError` for a leaf that JAX cannot take, `CallError` for a call that no program can be made for.
     """
     dynamic = tuple(a for i, a in enumerate(args) if i not in statics.argnums)
     named = {k: v for k, v in kwargs.items() if k not in statics.argnames}
-    leaves, tree = jax.tree.flatten((dynamic, named))
-    objects = any(map(needs_opening, leaves))
-    leaves = list(map(opened, leaves)) if objects else leaves
-    fixed = tuple((i, a) for i, a in enumerate(args) if i in statics.argnums)
-    fixed_named = tuple((k, v) for k, v in sorted(kwargs.items()) if k in statics.argnames)
-    bound = Bound(tuple(leaves), tree, fixed, fixed_named, _spans(args, statics), duplicates(leaves), objects)
+    paths = Paths([i for i in range(len(args)) if i not in statics.argnums])
+    given, live = objects.taken_apart((dynamic, named))
+    given, has_fixed = fixed.fixed(given, tracing(), paths)
+    leaves, tree = jax.tree.flatten(given)
+    gave = any(map(needs_opening, leaves))
+    leaves = list(map(opened, leaves)) if gave else leaves
+    bound = Bound(
+        tuple(leaves),
+        tree,
+        tuple((i, a) for i, a in enumerate(args) if i in statics.argnums),
+        tuple((k, v) for k, v in sorted(kwargs.items()) if k in statics.argnames),
+        _spans(tree, len(args), statics),
+        duplicates(leaves),
+        gave,
+        has_fixed,
+        bool(live),
+        live,
+    )
+    _refuse(bound)
+    return bound
+
+
+def _refuse(bound: Bound) -> None:
+    """Raise `TraceError` or `CallError` for a call that no program can be made for."""
     for path, kind, value in bound.statics:
         if not _has_hash(value):
             cure = "Pass a tuple instead of a list, a frozen dataclass instead of a dict, or make it dynamic."
             raise CallError(message(path, f"is static but a {kind.__name__}, which has no hash.", cure))
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(bound.leaves):
         if not is_array_like(leaf):
             cure = "Pass an array or a number, or name the argument in static_argnums or static_argnames."
             raise TraceError(message(bound.paths()[i], _what(leaf), cure))
     for i, j in bound.duplicates.items():
-        if is_reference(jax.typeof(leaves[i])):
+        if is_reference(jax.typeof(bound.leaves[i])):
             paths = bound.paths()
             cure = "Pass it once: a function that writes through two names could not tell which write comes last."
             raise CallError(message(paths[i], f"is the same jax.Ref as {paths[j]}.", cure))
-    return bound
 
 
 def duplicates(leaves: Sequence[Any]) -> dict[int, int]:
@@ -235,13 +283,14 @@ def _key(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
 
 
-def _spans(args: Sequence[Any], statics: Statics) -> tuple[range, ...]:
-    """For each positional argument the leaves that belong to it; none for a static one."""
+def _spans(tree: Any, count: int, statics: Statics) -> tuple[range, ...]:
+    """For each of `count` positional arguments the leaves that belong to it; none for a static one."""
+    children = iter(tree.children()[0].children())
     spans, start = [], 0
-    for i, arg in enumerate(args):
-        count = 0 if i in statics.argnums else len(jax.tree.leaves(arg))
-        spans.append(range(start, start + count))
-        start += count
+    for i in range(count):
+        size = 0 if i in statics.argnums else next(children).num_leaves
+        spans.append(range(start, start + size))
+        start += size
     return tuple(spans)
 
 
@@ -251,11 +300,16 @@ def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
     return tuple(name + keystr(keys) for keys, _ in places)
 
 
-def _path(keys: Any, shifted: dict[int, int]) -> str:
-    head, *rest = keys
-    if head.idx == 1:
-        return "kwargs" + keystr(tuple(rest))
-    return f"args[{shifted[rest[0].idx]}]{keystr(tuple(rest[1:]))}"
+@dataclass(frozen=True)
+class Outcome:
+    """What a function returned that was given objects, and what it wrote to them.
+
+    `states` are the new arrays by flat positions of the call, `paths` how the user reaches these.
+    """
+
+    result: Any
+    states: Mapping[int, Any]
+    paths: tuple[str, ...]
 
 
 @dataclass
@@ -270,12 +324,19 @@ class TreeWrapper:
         return Target(self.flat(target.function), Convention(inputs, (), self.bound.tree))
 
     def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's function over flat leaves."""
+        """The user's function over flat leaves; an `Outcome` where it was given objects that it can write."""
+        bound = self.bound
 
         @functools.wraps(function)
         def call(*leaves: Any) -> Any:
-            args, kwargs = self.bound.rebuild(leaves)
-            return function(*args, **kwargs)
+            (args, kwargs), live = bound.rebuilt(leaves)
+            result = function(*args, **kwargs)
+            if not live:
+                return result
+            paths = Paths(bound.dynamic)
+            states = objects.states(leaves, jax.tree.unflatten(bound.tree, leaves), live, paths)
+            names = bound.paths() if states else ()
+            return Outcome(result, states, tuple(names[i] for i in states))
 
         return call
 
