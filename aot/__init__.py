@@ -44,6 +44,7 @@ Files, in reading order:
     stored: Run a call by programs that another process compiled.
     keeper: Look up what another process compiled, and compile what none did.
     method: Bind a function of ours to an instance.
+    written: Write what an exported function wrote to its objects into what stands for them in a call.
     loaded: Run an exported pair without the source of its model.
     function: The decorator, and the object it returns.
     explain: Tell what any function keeps for its backward, whether it is one of ours or not.

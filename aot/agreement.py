@@ -99,13 +99,15 @@ def _about_inputs(c: Contract) -> Claims:
     expected = [("constant", f"constant {i}", ()) for i in range(n)]
     yield [(i.kind, i.path, i.keys) for i in c.inputs[:n]] == expected, "does not have its constants first."
     chosen = {p % c.positional for p in _chosen(c)}
+    written = {o.keys for o in c.states}
     for i in c.inputs[n:]:
         half, *rest = i.keys or ("",)
         by_position = half == "args" and bool(rest) and type(rest[0]) is int and rest[0] < c.positional
         by_name = half == "kwargs" and bool(rest) and isinstance(rest[0], str)
         yield by_position or by_name, f"does not tell where {i.name} stands among the arguments."
         parameter = by_position and rest[0] in chosen and is_inexact(read_dtype(i.dtype, i.path))
-        yield i.kind == ("parameter" if parameter else "user_input"), f"calls {i.name} a {i.kind}, which it is not."
+        kind = "buffer" if i.keys in written else "parameter" if parameter else "user_input"
+        yield i.kind == kind, f"calls {i.name} a {i.kind}, which it is not."
     yield apart([i.keys for i in c.inputs[n:]]), "has two inputs in one place."
 
 
@@ -115,10 +117,15 @@ def _about_inputs(c: Contract) -> Claims:
 def _about_outputs(c: Contract) -> Claims:
     yield _numbered("output", c.outputs)
     kinds = [o.kind for o in c.outputs]
-    main = kinds.count("output")
-    yield kinds == ["output"] * main + ["aux"] * (len(kinds) - main), "does not have its outputs before its aux."
-    yield c.has_aux or main == len(kinds), "has aux without has_aux."
-    yield apart([o.keys for o in c.outputs]), "has two outputs in one place."
+    counts = {kind: kinds.count(kind) for kind in ("output", "aux", "state")}
+    ordered = [kind for kind, count in counts.items() for _ in range(count)]
+    yield kinds == ordered, "does not have its outputs before its aux, and its states last."
+    yield c.has_aux or not counts["aux"], "has aux without has_aux."
+    yield apart([o.keys for o in c.returned]), "has two outputs in one place."
+    inputs = {i.keys: (i.path, i.dtype, i.shape) for i in c.inputs[c.num_constants :]}
+    for o in c.states:
+        yield inputs.get(o.keys) == (o.path, o.dtype, o.shape), f"has the state {o.name} of {o.path}, and no such input."
+    yield len({o.keys for o in c.states}) == counts["state"], "has two states of one input."
 
 
 def _about_residuals(c: Contract) -> Claims:
@@ -174,16 +181,16 @@ def _about_results(c: Contract) -> Claims:
     if own is None:
         return
     is_tree = isinstance(own, jax.tree_util.PyTreeDef) and is_sound(own)
-    yield is_tree and own.num_leaves == len(c.outputs), _CHANGED
+    yield is_tree and own.num_leaves == len(c.returned), _CHANGED
     try:
-        found, tree = tree_flatten_with_path(jax.tree.unflatten(own, range(len(c.outputs))))
+        found, tree = tree_flatten_with_path(jax.tree.unflatten(own, range(len(c.returned))))
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
         yield False, f"{_CHANGED[:-1]} ({error})."
         return
-    yield [plain_keys(keys) for keys, _ in found] == [o.keys for o in c.outputs], _CHANGED
+    yield [plain_keys(keys) for keys, _ in found] == [o.keys for o in c.returned], _CHANGED
     main = sum(o.kind == "output" for o in c.outputs)
     counts = [child.num_leaves for child in tree.children()]
-    yield not c.has_aux or counts == [main, len(c.outputs) - main], "has aux, and a result that is no pair."
+    yield not c.has_aux or counts == [main, len(c.returned) - main], "has aux, and a result that is no pair."
 
 
 _CHANGED = "has a result_tree that is not the tree of its outputs, or its classes have changed since."
@@ -211,9 +218,10 @@ def _about_signature(c: Contract) -> Claims:
         s.inputs_to_parameters == parameters
         and s.parameters == tuple(parameters.values())
         and s.user_inputs == tuple(others)
-        and s.user_outputs == tuple(o.name for o in c.outputs)
+        and s.user_outputs == tuple(o.name for o in c.returned)
+        and s.buffers_to_mutate == {o.name: o.path for o in c.states}
         and _is_plain(s.in_spec, (i.keys for i in c.inputs[c.num_constants :]))
-        and _is_plain(s.out_spec, (o.keys for o in c.outputs))
+        and _is_plain(s.out_spec, (o.keys for o in c.returned))
         and (s.backward_signature is not None) == c.is_train
     )
     yield same, "has a graph_signature that is not that of its inputs and outputs."

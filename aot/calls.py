@@ -1,8 +1,8 @@
 """Call a jitted function, and look closer where its arguments ask for it.
 
 The call path costs what it costs `jax.jit`, until a program meets what that does not take: an array that stands twice
-among the arguments, an object that can give its array or that can be written, a leaf that is no array. From then on each
-call is looked at, and its arrays alone enter a program, each once.
+among the arguments, an object that can give its array or that can be written, a leaf that is no array. From then on
+each call is looked at, and its arrays alone enter a program, each once.
 """
 
 from __future__ import annotations

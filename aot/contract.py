@@ -128,6 +128,16 @@ class Contract:
         """Whether there is a backward."""
         return "backward" in self.programs
 
+    @property
+    def returned(self) -> tuple[Output, ...]:
+        """The outputs that the function returned itself: all but the states, which come last."""
+        return tuple(o for o in self.outputs if o.kind != "state")
+
+    @property
+    def states(self) -> tuple[Output, ...]:
+        """The outputs that are new values of inputs."""
+        return self.outputs[len(self.returned) :]
+
     @cached_property
     def own_result_spec(self) -> Any | None:
         """The tree that the function itself returned, None where its classes are not at hand."""
@@ -146,16 +156,19 @@ class Contract:
 
     @cached_property
     def result_order(self) -> tuple[int, ...]:
-        """For each leaf of `result_spec` the output that stands there: dicts sort their keys, classes need not."""
-        return tuple(
-            range(len(self.outputs)) if self.own_result_spec is not None else jax.tree.leaves(self._plain_result)
-        )
+        """For each leaf of `result_spec` the output that stands there, then the states.
+
+        Dicts sort their keys, classes need not.
+        """
+        count = len(self.returned)
+        order = range(count) if self.own_result_spec is not None else jax.tree.leaves(self._plain_result)
+        return (*order, *range(count, len(self.outputs)))
 
     @property
     def _plain_result(self) -> Any:
         """The numbers of the outputs, each at its place in dicts and tuples."""
         if not self.has_aux:
-            return plain_tree([(o.keys, i) for i, o in enumerate(self.outputs)])
+            return plain_tree([(o.keys, i) for i, o in enumerate(self.returned)])
         halves = [[(o.keys[1:], i) for i, o in enumerate(self.outputs) if o.kind == kind] for kind in ("output", "aux")]
         return tuple(map(plain_tree, halves))
 

@@ -86,8 +86,8 @@ class Input(Described):
     """A leading input of `inference` and `forward`.
 
     Attributes:
-        kind: `constant` (closed over, its value in `constants.npz`), `parameter` (a leaf of the arguments in
-            `argnums`), or `user_input`.
+        kind: `constant` (closed over, its value in `constants.npz`), `buffer` (an array of an object that the function
+            writes), `parameter` (a leaf of the arguments in `argnums`), or `user_input`.
         path: `args[0]['w']`; `constant 0` for a constant.
         keys: the same taken apart: `("args", 0, "w")`; none for a constant.
         sharding: how it lay on the devices, as text, where it had been put there.
@@ -104,8 +104,9 @@ class Output(Described):
     """A result of the function.
 
     Attributes:
-        kind: `output`, or `aux` for what `has_aux` sets apart.
-        path: `result['loss']`.
+        kind: `output`, `aux` for what `has_aux` sets apart, or `state` for what the function wrote to an object that it
+            was given (an NNX module): the value that this input, of the kind `buffer`, has in the next call.
+        path: `result['loss']`; for a state that of the input.
         keys: the same taken apart.
     """
 
@@ -193,9 +194,9 @@ def same_sizes(given: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
     """A path of JAX's as names and positions: an attribute, a key of a dict and a position are told by what they say.
 
-    Thereby a dict can stand where a module stood whose class is not at hand.
+    Thereby a dict can stand where a module stood whose class is not at hand. A key that shows nothing is left out.
     """
-    return tuple(_plain_key(key) for key in keys)
+    return tuple(_plain_key(key) for key in keys if str(key))
 
 
 def _plain_key(key: Any) -> Size:

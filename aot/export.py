@@ -119,7 +119,8 @@ def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
 
 def _refuse_same_keys(pair: Pair) -> None:
     """Raise `ArtefactError` where a class calls two of its parts the same: by keys is how they are told later."""
-    for arrays in (pair.inputs[len(pair.constants) :], pair.outputs):
+    returned = [output for output in pair.outputs if output.kind != "state"]
+    for arrays in (pair.inputs[len(pair.constants) :], returned):
         for n, array in enumerate(arrays):
             if not agreement.apart([a.keys for a in arrays[: n + 1]]):
                 cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."

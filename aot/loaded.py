@@ -38,6 +38,7 @@ from jointcut.aot.pair import argument_keys
 from jointcut.aot.programs import constants, program
 from jointcut.aot.progress import Stage
 from jointcut.aot.trees import dense
+from jointcut.aot.written import GivenCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.convention import is_inexact, slot
@@ -248,6 +249,8 @@ class Loaded:
         if key not in self._calls:
             keep(self._calls, key, self._call(bound))
         call = self._calls[key]
+        if self.contract.states:
+            bound = GivenCall.of(bound, args, kwargs, argument_keys(bound.rebuild_places(), bound.dynamic))
         self._same_statics(bound)
         flat = [bound.leaves[i] for i in call.places]
         for info, want, leaf in zip(self._leaves, self._dtypes, flat, strict=True):
@@ -292,7 +295,9 @@ class Loaded:
         owners = dict.fromkeys((g.of for g in c.gradients) if c.is_train else parameters)
         rows = {g.of for g in c.gradients if g.part == "rows"}
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
-        derivative = Derivative(self._results, c.result_order, sparse, c.is_train)
+        written = {i.keys: place[i.name] for i in self._leaves}
+        results = replace(self._results, states=tuple((written[o.keys], o.path) for o in c.states))
+        derivative = Derivative(results, c.result_order, sparse, c.is_train)
         options = Options(c.argnums, c.has_aux)
         return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), derivative, tuple(order))
 

@@ -96,8 +96,9 @@ class Pair:
             made.append(Input.like(struct(constant), name=f"primals_{i + 1}", **rest))
         chosen = {i for place in self.traced.options.chosen for i in bound.spans[place % len(bound.spans)]}
         parameters = chosen & set(self.traced.wanted)
+        written = {place for place, _ in self.traced.program.results.states}
         for i, (path, keys, leaf) in enumerate(zip(bound.paths(), self._keys(), bound.leaves, strict=True)):
-            kind = "parameter" if i in parameters else "user_input"
+            kind = "buffer" if i in written else "parameter" if i in parameters else "user_input"
             where = getattr(leaf, "sharding", None)
             rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if where is None else str(where)}
             made.append(Input.like(leaf, name=f"primals_{len(self.constants) + i + 1}", **rest))
@@ -112,18 +113,14 @@ class Pair:
     def outputs(self) -> tuple[Output, ...]:
         """The results of the function."""
         results = self.traced.program.results
-        found, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(len(results.avals))))
-        main = len(results.avals) - results.num_aux
-        described = zip(results.avals, results.paths, found, strict=True)
+        found, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(results.num_returned)))
+        arguments = self._keys()
+        keys = [*(plain_keys(path) for path, _ in found), *(arguments[place] for place, _ in results.states)]
+        kinds = ["output"] * len(results.main) + ["aux"] * results.num_aux + ["state"] * len(results.states)
+        described = zip(results.avals, results.paths, keys, kinds, strict=True)
         return tuple(
-            Output.like(
-                aval,
-                name=f"output_{i + 1}",
-                kind="output" if i < main else "aux",
-                path=path,
-                keys=plain_keys(keys),
-            )
-            for i, (aval, path, (keys, _)) in enumerate(described)
+            Output.like(aval, name=f"output_{i + 1}", kind=kind, path=path, keys=names)
+            for i, (aval, path, names, kind) in enumerate(described)
         )
 
     @property
@@ -178,7 +175,7 @@ class Pair:
     def graph_signature(self) -> GraphSignature:
         """PyTorch's record, its trees of dicts and tuples only, so that it can be read anywhere."""
         arguments = _plain_spec([i.keys for i in self.inputs if i.keys])
-        results = _plain_spec([o.keys for o in self.outputs])
+        results = _plain_spec([o.keys for o in self.outputs if o.kind != "state"])
         return replace(graph_signature(self.traced, len(self.constants)), in_spec=arguments, out_spec=results)
 
 

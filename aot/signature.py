@@ -20,9 +20,11 @@ def graph_signature(traced: TracedCall, num_constants: int | None = None) -> Gra
     chosen = {i for place in traced.options.chosen if place < len(bound.spans) for i in bound.spans[place]}
     names = {i: f"primals_{start + place + 1}" for i, place in enumerate(bound.places)}
     infos = dict(enumerate(metadata.input_info))
-    parameters = [i for i in infos if i in chosen and infos[i].requires_grad]
-    buffers = [i for i in infos if infos[i].is_reference]
+    buffers = [i for i in infos if infos[i].is_reference or infos[i].mutates_data]
+    parameters = [i for i in infos if i in chosen and infos[i].requires_grad and i not in buffers]
     others = [i for i in infos if i not in {*parameters, *buffers}]
+    references = [i for i in buffers if infos[i].is_reference]
+    states = traced.program.results.states
     return GraphSignature(
         parameters=tuple(infos[i].path for i in parameters),
         buffers=tuple(infos[i].path for i in buffers),
@@ -30,7 +32,8 @@ def graph_signature(traced: TracedCall, num_constants: int | None = None) -> Gra
         user_outputs=tuple(f"output_{i + 1}" for i in range(metadata.num_outputs)),
         inputs_to_parameters={names[i]: infos[i].path for i in parameters},
         inputs_to_buffers={names[i]: infos[i].path for i in buffers},
-        buffers_to_mutate={f"state_{k + 1}": infos[i].path for k, i in enumerate(buffers) if infos[i].mutates_data},
+        buffers_to_mutate={f"state_{k + 1}": infos[i].path for k, i in enumerate(references) if infos[i].mutates_data}
+        | {f"output_{metadata.num_outputs + k + 1}": path for k, (_, path) in enumerate(states)},
         in_spec=bound.tree,
         out_spec=traced.program.results.tree,
         backward_signature=_backward(traced, chosen) if metadata.is_train else None,
@@ -41,6 +44,7 @@ def graph_signature(traced: TracedCall, num_constants: int | None = None) -> Gra
 
 def _backward(traced: TracedCall, chosen: set[int]) -> BackwardSignature:
     infos = traced.metadata.input_info
+    chosen = {i for i in chosen if not infos[i].mutates_data}
     gradients = {f"gradient_{n + 1}": i for n, i in enumerate(traced.owners)}
     carrying = [i for i, info in enumerate(traced.metadata.output_info) if info.requires_grad]
     return BackwardSignature(

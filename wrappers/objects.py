@@ -101,8 +101,8 @@ class NnxObjects:
         self.nnx = nnx
 
     def owns(self, x: Any) -> bool:
-        """Whether it is a node of NNX's graphs."""
-        return self.nnx.graph.is_graph_node(x)
+        """Whether it is a node of NNX's graphs; a `jax.Ref` is JAX's own."""
+        return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref | jax.core.Tracer)
 
     def keeps(self, x: Any) -> bool:
         """An `nnx.State` is a tree of arrays, as for `jax.jit`."""
@@ -139,7 +139,7 @@ class NnxObjects:
                 yield (i,), part
 
     def _state(self, ends: Mapping[tuple[Any, ...], Any]) -> Any:
-        return self.nnx.State.from_flat_path(ends) if ends else self.nnx.State({})
+        return self.nnx.from_flat_state(ends) if ends else self.nnx.State({})
 
     def _refuse_foreign(self, objects: Sequence[Any], ends: Mapping[tuple[Any, ...], Any]) -> None:
         """Raise `CallError` for a variable that was made outside of the transformation that is under way."""
@@ -245,6 +245,12 @@ def built(tree: Any) -> tuple[Any, tuple[Live, ...]]:
     for i, made in zip(places, objects, strict=True):
         leaves[i] = made
     return jax.tree.unflatten(structure, leaves), (Live(adapter, objects),)
+
+
+def inside(tree: Any) -> list[Any]:
+    """The leaves of a tree that belong to objects which were taken apart."""
+    nodes = jax.tree.leaves(tree, is_leaf=_is_taken)
+    return [leaf for node in nodes if _is_taken(node) for leaf in jax.tree.leaves(node)]
 
 
 def _is_taken(x: Any) -> bool:

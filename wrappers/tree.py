@@ -107,6 +107,11 @@ class Bound:
             written = jax.tree.unflatten(self.tree, [i in states for i in range(len(self.leaves))])
             objects.write(self.live, arrays, written, Paths(self.dynamic))
 
+    @cached_property
+    def in_objects(self) -> frozenset[int]:
+        """Positions of the leaves that belong to objects which were taken apart."""
+        return frozenset(objects.inside(self.rebuild_places()))
+
     def gradients(self, leaves: Sequence[Any]) -> list[Any]:
         """The gradients of all positional arguments in their trees, None for one that is static."""
         made = jax.tree.unflatten(self.tree, leaves)

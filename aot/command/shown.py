@@ -45,7 +45,7 @@ def artefact(facts: JSON, everything: bool) -> str:
     """What `jointcut show` prints."""
     lists: list[tuple[str, Callable[[JSON], str]]] = [
         ("inputs", lambda a: f"{a['path']}  ({a['kind'].replace('_', ' ')})"),
-        ("outputs", lambda a: f"{a['path']}" + "  (aux)" * (a["kind"] == "aux")),
+        ("outputs", lambda a: f"{a['path']}" + f"  ({a['kind']})" * (a["kind"] != "output")),
         ("tangents", lambda a: f"the cotangent of {a['of']}"),
         ("gradients", lambda a: a["path"] + f", {a['part']}" * (a["part"] != "whole")),
     ]
