@@ -34,6 +34,8 @@ Files, in reading order:
     backward: Call a compiled backward, which gives up its residuals.
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
     report: Show what a partition keeps, what it computes again, and what less memory would cost.
+    escapes: Find traced values that a function kept outside of itself.
+    wanted: Say which leaves of a call are differentiated.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
     symbolic: Cut a function whose arguments have symbolic sizes.

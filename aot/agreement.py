@@ -107,7 +107,8 @@ def _about_inputs(c: Contract) -> Claims:
         yield by_position or by_name, f"does not tell where {i.name} stands among the arguments."
         parameter = by_position and rest[0] in chosen and is_inexact(read_dtype(i.dtype, i.path))
         kind = "buffer" if i.keys in written else "parameter" if parameter else "user_input"
-        yield i.kind == kind, f"calls {i.name} a {i.kind}, which it is not."
+        filtered = kind == "parameter" and i.kind == "user_input"
+        yield i.kind == kind or filtered, f"calls {i.name} a {i.kind}, which it is not."
     yield apart([i.keys for i in c.inputs[n:]]), "has two inputs in one place."
 
 

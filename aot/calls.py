@@ -8,7 +8,7 @@ each call is looked at, and its arrays alone enter a program, each once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from jointcut.aot import pipeline
 from jointcut.aot.joint import Results
 from jointcut.aot.progress import Stage
 from jointcut.partition import jaxprs
-from jointcut.partition.errors import JointcutError
-from jointcut.wrappers.tree import Statics, bind
+from jointcut.partition.errors import CallError, JointcutError, message
+from jointcut.wrappers.tree import Bound, Statics, bind
 
 KEPT_SIGNATURES = 256
 
@@ -116,14 +116,41 @@ class Jitted:
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)
         if key not in self.deduplicated:
-            empty, places = replace(bound, leaves=(), live=()), bound.places  # no array is kept alive
-
-            def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
-                return self.run(*front, replace(empty, leaves=tuple(unique[p] for p in places)))
-
-            kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
-            keep(self.deduplicated, key, jax.jit(run, **kept))
+            keep(self.deduplicated, key, _Flat(self, bound))
         return self.deduplicated[key](front, bound.unique)
+
+
+class _Flat:
+    """A jitted program of the arrays of one call, each once."""
+
+    def __init__(self, jitted: Jitted, bound: Bound) -> None:
+        """Jit it for calls of the structure of `bound`; raises `CallError` where an object is donated."""
+        self.donated = _donated(jitted, bound)
+        empty, places = replace(bound, leaves=(), live=()), bound.places  # no array is kept alive
+
+        def run(front: Sequence[Any], kept: Mapping[int, Any], given_up: Mapping[int, Any]) -> Any:
+            unique = {**kept, **given_up}
+            return jitted.run(*front, replace(empty, leaves=tuple(unique[p] for p in places)))
+
+        options = {k: v for k, v in jitted.options.items() if k in ("keep_unused", "compiler_options")}
+        self.program = jax.jit(run, donate_argnums=2, **options)
+
+    def __call__(self, front: Sequence[Any], unique: Sequence[Any]) -> Any:
+        """Run it."""
+        given_up = {p: x for p, x in enumerate(unique) if p in self.donated}
+        return self.program(front, {p: x for p, x in enumerate(unique) if p not in self.donated}, given_up)
+
+
+def _donated(jitted: Jitted, bound: Bound) -> frozenset[int]:
+    """Places among the distinct arrays of those that a call gives up: never of one that stands twice."""
+    positions = [n - jitted.front for n in jitted.options.get("donate_argnums", ())]
+    leaves = bound.leaves_of(positions, jitted.options.get("donate_argnames", ()))
+    for i in sorted(leaves & bound.in_objects):
+        what = "belongs to an object that the function can write, and its argument is donated."
+        cure = "Take it out of donate_argnums and donate_argnames: the object keeps the arrays that are not written."
+        raise CallError(message(bound.paths()[i], what, cure))
+    twice = {*bound.duplicates, *bound.duplicates.values()}
+    return frozenset(bound.places[i] for i in leaves if i not in twice)
 
 
 def _compiled(error_type: type[BaseException] | None) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.aot import checked, pipeline
+from jointcut.aot import checked, escapes, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.cache.caching import store_for
@@ -261,7 +261,7 @@ class Function:
 
     def _call(self, bound: Bound) -> Any:
         """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        with pipeline.explained(self._name):
+        with pipeline.explained(self._name), escapes.refused(self._function, self._name):
             out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
         leaves, results = Results.flat(out, has_aux=False)
         count = results.num_returned
@@ -320,7 +320,7 @@ class Function:
         if key in self._insides:
             source, call = self._insides[key]
         else:
-            with pipeline.explained(self._name):
+            with pipeline.explained(self._name, bound.paths()), escapes.refused(self._function, self._name):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
             call = self._call_inside(source, bound.abstract())
             if not any(map(jaxprs.is_tracer, source.consts)):
@@ -372,6 +372,7 @@ def function(
     cost: CostModel | None = None,
     plan: Plan | str | None = None,
     cache: str | os.PathLike[str] | bool | None = None,
+    filter: Any = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -397,6 +398,9 @@ def function(
         cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with
             True. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set. What was used
             longest ago goes first when there is more than `JOINTCUT_CACHE_SIZE` says ("10GiB").
+        filter: which arrays of the arguments in `argnums` are differentiated: a predicate on arrays
+            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
+            begins with (a tuple of trees where `argnums` is one). The gradient of any other array is None.
 
     Raises:
         BudgetError: the budget says nothing; at a call, where no plan was found that holds it.
@@ -406,7 +410,7 @@ def function(
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

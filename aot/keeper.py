@@ -31,6 +31,7 @@ from jointcut.aot.options import Options
 from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
 from jointcut.aot.stored import Entry, StoredCall
+from jointcut.aot.wanted import differentiated
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
 from jointcut.wrappers import alias
@@ -120,7 +121,7 @@ class Keeper:
         """Flat positions of the leaves that are differentiated."""
         if wanted.kind == "call":
             return ()
-        return pipeline.differentiated(wanted.bound, wanted.positions, self.options)
+        return differentiated(wanted.bound, wanted.positions, self.options)
 
     def _key(self, wanted: _Wanted, program: Any) -> str:
         options, bound = self.options, wanted.bound

@@ -39,6 +39,9 @@ class Options(Record):
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
         cost: what ops take in seconds; by default a roofline of what the device was measured to do.
         plan: a plan made before, or its text.
+        filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
+            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
+            begins with, a tuple of such where `argnums` is one. The gradient of any other is None.
         cache: the folder in which compiled programs are kept for other processes; True for
             `~/.cache/jointcut/programs`, False for none. By default that of the environment variable
             `JOINTCUT_CACHE_DIR`, where it is set.
@@ -57,6 +60,7 @@ class Options(Record):
     cost: CostModel | None = None
     plan: Plan | str | None = None
     cache: str | os.PathLike[str] | bool | None = None
+    filter: Any = None
 
     @property
     def chosen(self) -> tuple[int, ...]:

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 
+from jointcut.aot import escapes
 from jointcut.aot.joint import joint, with_rows
 from jointcut.aot.options import Options, name_of
 from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
+from jointcut.aot.wanted import differentiated
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import DerivativeError, TraceError, choices, message
 from jointcut.wrappers import stack
@@ -42,10 +44,10 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         wanted = differentiated(bound, positions, options)
         shapes = bound.abstract()
         wrapped = wrapped_for(function, shapes)
-        with explained(name), jaxprs.paused_collection():
+        target = wrapped.target
+        paths = [slot.path for slot in target.convention.inputs]
+        with explained(name, paths), escapes.refused(function, name), jaxprs.paused_collection():
             mask = [i in wanted for i in range(len(bound.leaves))]
-            target = wrapped.target
-            paths = [slot.path for slot in target.convention.inputs]
             program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
@@ -57,38 +59,6 @@ def wrapped_for(function: Callable[..., Any], shapes: Bound) -> stack.Wrapped:
     """What the wrappers make of a function for calls of one signature."""
     wrappers = (TreeWrapper(shapes), GuardsWrapper(shapes), AliasWrapper(shapes))
     return stack.pre_compile(wrappers, Target(function, Convention((), ())))
-
-
-def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:
-    """Flat positions of the leaves that are differentiated.
-
-    Raises `TraceError` where `argnums` names an argument that is not there or holds something but real numbers.
-    """
-    spans = bound.spans
-    if positions is None:
-        leaves = [i for span in spans for i in span]
-        return tuple(i for i in leaves if _carries_derivative(bound.leaves[i]))
-    for place in positions:
-        if not -len(spans) <= place < len(spans):
-            what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {len(spans)}."
-            raise TraceError(message(f"argnums={options.argnums}", what, "Pass it by position, or change argnums."))
-    if len({place % len(spans) for place in positions}) < len(positions):
-        raise TraceError(message(f"argnums={options.argnums}", "names an argument twice.", "Name each once."))
-    chosen = [i for place in positions for i in spans[place]]
-    chosen = [i for i in chosen if _carries_derivative(bound.leaves[i]) or i not in bound.contained]
-    for i in chosen:
-        if isinstance(bound.leaves[i], jax.Ref):
-            what = "is a jax.Ref: value_and_grad differentiates arrays."
-            cure = (
-                f"Leave it out of argnums={options.argnums}, or pass what it holds, ref[...], and differentiate that."
-            )
-            raise TraceError(message(bound.paths()[i], what, cure))
-        found = slot("", bound.leaves[i])
-        if not is_inexact(found.dtype):
-            what = f"is {found.dtype}: value_and_grad differentiates floating-point arguments."
-            cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
-            raise TraceError(message(bound.paths()[i], what, cure))
-    return tuple(sorted(set(chosen)))
 
 
 def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
@@ -104,16 +74,16 @@ def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, s
     return {known[path]: path for path in options.sparse_gradients}
 
 
-def _carries_derivative(leaf: Any) -> bool:
-    return not jaxprs.is_reference(jax.typeof(leaf)) and is_inexact(slot("", leaf).dtype)
-
-
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Say of an error that JAX raises while tracing which function of ours it was, and what helps."""
+def explained(name: str, paths: Sequence[str] = ()) -> Iterator[None]:
+    """Say of an error that JAX raises while tracing which function of ours it was, and what helps.
+
+    `paths` are the user's names of the arrays that it is traced with, which JAX counts: `args[3]`.
+    """
     try:
         yield
     except jax.errors.JAXTypeError as error:
+        _name_argument(error, paths)
         note(error, name)
         raise
     except NotImplementedError as error:
@@ -130,11 +100,22 @@ def explained(name: str) -> Iterator[None]:
         raise TraceError(message(name, what, cure)) from error
 
 
+def _name_argument(error: BaseException, paths: Sequence[str]) -> None:
+    """Put the user's path of an argument into JAX's message."""
+    counted = re.search(r"the argument args\[(\d+)\]", str(error))
+    if counted and int(counted[1]) < len(paths) and not _is_noted(error):
+        error.args = (str(error).replace(counted[0], f"the argument {paths[int(counted[1])]}"), *error.args[1:])
+
+
 def note(error: BaseException, name: str) -> None:
     """Add to an error of JAX's which function was traced and what helps, once."""
-    if any("jointcut traced" in text for text in getattr(error, "__notes__", ())):
+    if _is_noted(error):
         return
     error.add_note(
         f"This happened while jointcut traced {name}. A traced value has a shape and a dtype but no number yet: "
         "do not branch on it, convert it or keep it outside the function. Pass Python values as static_argnums."
     )
+
+
+def _is_noted(error: BaseException) -> bool:
+    return any("jointcut traced" in text for text in getattr(error, "__notes__", ()))

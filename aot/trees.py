@@ -85,7 +85,8 @@ class Trees:
             i: self._of_rows(next(given), next(given), i, bound) if k in sparse else next(given)
             for k, i in enumerate(self.wanted)
         }
-        asked = {i for place in positions for i in bound.spans[place]}
+        asked = {i for place in positions for i in bound.spans[place]} - bound.in_modules
+        asked = asked if self.options.filter is None else set()
         leaves = [
             by_leaf[i] if i in by_leaf else leaf if i in kept else _float0(leaf) if i in asked else None
             for i, leaf in enumerate(bound.leaves)

@@ -8,6 +8,7 @@ Files, in reading order:
     paths: Say how the user reaches each part of a call: `args[0]['w']`, `kwargs['mask']`.
     fixed: Keep leaves that are no arrays out of programs: functions, strings, flags, the numbers of an Equinox module.
     objects: Take objects that can be written apart into their arrays, and write back what became of them.
+    copies: Refuse a function that writes to an object of which it got a copy.
     containers: Open array-like objects into arrays, and close them again.
     wrapper: Define a wrapper: one half before compiling, one half after.
     tree: Flatten nested arguments and results, and build them again.

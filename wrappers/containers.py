@@ -151,5 +151,22 @@ def inside(tree: Any) -> frozenset[int]:
     return frozenset(plain.unwrapped_idx for meta in owned for plain in plain_metas(meta))
 
 
+def held_by(tree: Any, kind: type) -> list[int]:
+    """Flat positions of the leaves of a tree below nodes of a class."""
+    found: list[int] = []
+
+    def walk(node: Any, start: int) -> None:
+        data = node.node_data()
+        if data is not None and issubclass(data[0], kind):
+            found.extend(range(start, start + node.num_leaves))
+            return
+        for child in node.children():
+            walk(child, start)
+            start += child.num_leaves
+
+    walk(tree, 0)
+    return found
+
+
 def _placed(tree: Any) -> tuple[Meta, ...]:
     return metas(tree, [PlainTensorMeta(i, (), np.dtype(bool)) for i in range(tree.num_leaves)])

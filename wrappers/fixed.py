@@ -143,6 +143,15 @@ def _refuse_incomparable(tree: Any, paths: Paths) -> None:
             raise CallError(message(path, what, "Pass it as an array, or wrap it in an object with an == of its own."))
 
 
+def inside_modules(tree: Any) -> list[Any]:
+    """The leaves of a tree that belong to Equinox modules."""
+    module = _module_class()
+    if module is None:
+        return []
+    nodes = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, module))
+    return [leaf for node in nodes if isinstance(node, module) for leaf in jax.tree.leaves(node)]
+
+
 def is_fixed(x: Any) -> bool:
     """Whether a node of a tree stands for a fixed leaf."""
     return isinstance(x, Fixed)

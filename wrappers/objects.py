@@ -58,6 +58,10 @@ class Adapter(Protocol):
         """How two forms differ, in words."""
         ...
 
+    def ends(self, x: Any) -> list[tuple[str, Any]]:
+        """What an object can be written at, with the way there from the object: `.bn.mean`."""
+        ...
+
 
 @jax.tree_util.register_pytree_with_keys_class
 class Part:
@@ -131,6 +135,11 @@ class NnxObjects:
         gone = [name for name, what in before if (name, what) not in after]
         return list(dict.fromkeys(name for name in (*changed, *gone) if not name.startswith("_pytree__")))
 
+    def ends(self, x: Any) -> list[tuple[str, Any]]:
+        """Its variables."""
+        _, (part,) = self.split((x,))
+        return [(_way(path[1:]), end) for path, end in self._items([part])]
+
     def _items(self, parts: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         for i, part in enumerate(parts):
             if isinstance(part, Part):
@@ -147,8 +156,11 @@ class NnxObjects:
         live = dict(self._items([Part.of(dict(state).get(i, {})) for i in range(len(objects))]))
         for path in ends:
             if not getattr(live[path], "_can_update", True):
-                name = "".join(f"[{n}]" if isinstance(n, int) else f".{n}" for n in path[1:])
-                raise _Foreign(path[0], name)
+                raise _Foreign(path[0], _way(path[1:]))
+
+
+def _way(path: Sequence[Any]) -> str:
+    return "".join(f"[{n}]" if isinstance(n, int) else f".{n}" for n in path)
 
 
 class _Foreign(Exception):
@@ -209,6 +221,17 @@ class Live:
     adapter: Adapter
     objects: tuple[Any, ...]
 
+    def shared(self) -> tuple[tuple[int, str], tuple[int, str]] | None:
+        """The first end that two objects have in common: in each its number and the way there."""
+        known: dict[int, tuple[int, str]] = {}
+        for k, x in enumerate(self.objects):
+            mine = self.adapter.ends(x)
+            for way, end in mine:
+                if id(end) in known:
+                    return known[id(end)], (k, way)
+            known |= {id(end): (k, way) for way, end in mine}
+        return None
+
 
 def taken_apart(tree: Any) -> tuple[Any, tuple[Live, ...]]:
     """A tree with a `Taken` in the place of each object that can be written, and these objects."""
@@ -245,6 +268,16 @@ def built(tree: Any) -> tuple[Any, tuple[Live, ...]]:
     for i, made in zip(places, objects, strict=True):
         leaves[i] = made
     return jax.tree.unflatten(structure, leaves), (Live(adapter, objects),)
+
+
+def is_known(x: Any) -> bool:
+    """Whether some library's objects look like this: they are written back, or are plain trees of arrays."""
+    return any(a.owns(x) or a.keeps(x) for a in _adapters())
+
+
+def paths_of(tree: Any, paths: Paths) -> list[str]:
+    """The paths of the objects of a call that were taken apart."""
+    return [path for path, _ in paths.nodes(tree, _is_taken)]
 
 
 def inside(tree: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from jointcut.partition.jaxprs import is_reference, is_tracer, tracing
 from jointcut.wrappers import containers, fixed, objects
 from jointcut.wrappers.containers import needs_opening, opened
 from jointcut.wrappers.convention import Convention, slots
+from jointcut.wrappers.copies import Copies
 from jointcut.wrappers.objects import Live
 from jointcut.wrappers.paths import Paths
 from jointcut.wrappers.wrapper import Target
@@ -107,10 +108,32 @@ class Bound:
             written = jax.tree.unflatten(self.tree, [i in states for i in range(len(self.leaves))])
             objects.write(self.live, arrays, written, Paths(self.dynamic))
 
+    @property
+    def fixed_leaves(self) -> list[tuple[str, fixed.Fixed]]:
+        """The leaves that are no arrays, with their paths."""
+        return Paths(self.dynamic).nodes(self.rebuild_places(), fixed.is_fixed)
+
+    @cached_property
+    def in_modules(self) -> frozenset[int]:
+        """Positions of the leaves that belong to Equinox modules."""
+        return frozenset(fixed.inside_modules(self.rebuild_places()))
+
     @cached_property
     def in_objects(self) -> frozenset[int]:
         """Positions of the leaves that belong to objects which were taken apart."""
         return frozenset(objects.inside(self.rebuild_places()))
+
+    def refuse_shared(self, positions: Collection[int]) -> None:
+        """Raise `CallError` where an object of the arguments at `positions` has something in common with another."""
+        nodes = objects.paths_of(self.rebuild_places(), Paths(self.dynamic)) if self.live else []
+        starts = tuple(f"args[{n}]" for n in positions)
+        for group in self.live:
+            found = group.shared()
+            if found is None or not any(nodes[k].startswith(starts) for k, _ in found):
+                continue
+            first, second = (nodes[k] + way for k, way in found)
+            what = f"is the same as {first}, and one of them is differentiated: its gradient belongs to one argument."
+            raise CallError(message(second, what, "Pass what they share once, or take it out of argnums."))
 
     def gradients(self, leaves: Sequence[Any]) -> list[Any]:
         """The gradients of all positional arguments in their trees, None for one that is static."""
@@ -335,7 +358,9 @@ class TreeWrapper:
         @functools.wraps(function)
         def call(*leaves: Any) -> Any:
             (args, kwargs), live = bound.rebuilt(leaves)
+            copies = Copies.of(args, kwargs)
             result = function(*args, **kwargs)
+            copies.refuse_written()
             if not live:
                 return result
             paths = Paths(bound.dynamic)

@@ -1,0 +1,105 @@
+"""Find traced values that a function kept outside of itself.
+
+What a function writes to a Python object while it is traced is written once, when it is traced, and not at each call;
+and where a traced value was written, it stands for no number. JAX notices when such a value is used later. Here it is
+noticed when it is written, as far as the function itself leads to the place: by what it closes over, its instance, the
+arguments of a `functools.partial`, its defaults and the global names that it reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from jointcut.partition import jaxprs
+from jointcut.partition.errors import TraceError, message
+
+_MOST_VISITED = 5_000
+_DEEPEST = 6
+_CLOSED = (types.ModuleType, type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex)
+
+
+@contextmanager
+def refused(function: Callable[..., Any], name: str) -> Iterator[None]:
+    """Raise `TraceError` where traced values were written to what a function leads to."""
+    before = [value for _, value in _traced(function)]
+    yield
+    for path, value in _traced(function):
+        if not any(value is known for known in before):
+            what = f"was written while {name} was traced, and holds a traced value now, which has no number."
+            cure = (
+                "Return it (as aux, with has_aux=True), or print it with jax.debug.print: a compiled function runs no "
+                "Python and writes to no object. A Flax NNX module is written where it is an argument."
+            )
+            raise TraceError(message(path, what, cure))
+
+
+def _traced(function: Any) -> list[tuple[str, Any]]:
+    """The traced values that a function leads to, with the way to each; a value is met once."""
+    waiting = [(path, root, 0) for path, root in _roots(function)]
+    seen: set[int] = set()
+    found = []
+    while waiting and len(seen) < _MOST_VISITED:
+        path, value, depth = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if jaxprs.is_tracer(value):
+            found.append((path, value))
+        elif not isinstance(value, _CLOSED) and depth < _DEEPEST:
+            waiting.extend((way, part, depth + 1) for way, part in _parts(path, value))
+    return found
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", part) for key, part in list(value.items()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        yield from _roots(value)
+    else:
+        yield from ((f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _roots(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function leads to, by the names that it uses."""
+    if isinstance(function, functools.partial):
+        yield from _roots(function.func)
+        yield from ((f"argument {i} of the partial", x) for i, x in enumerate(function.args))
+        yield from function.keywords.items()
+    elif isinstance(function, types.MethodType):
+        yield "self", function.__self__
+        yield from _roots(function.__func__)
+    elif isinstance(function, types.FunctionType):
+        yield from _closed_over(function)
+        yield from _globals(function, function.__code__)
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield from _roots(wrapped)
+    elif callable(function):
+        yield type(function).__name__, function
+
+
+def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from ((f"a default of {function.__name__}", x) for x in function.__defaults__ or ())
+
+
+def _globals(function: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, Any]]:
+    """The global names that its code, and the functions written in it, read."""
+    known = function.__globals__
+    yield from ((name, known[name]) for name in code.co_names if name in known)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(function, constant)
