@@ -125,7 +125,10 @@ def _about_outputs(c: Contract) -> Claims:
     yield apart([o.keys for o in c.returned]), "has two outputs in one place."
     inputs = {i.keys: (i.path, i.dtype, i.shape) for i in c.inputs[c.num_constants :]}
     for o in c.states:
-        yield inputs.get(o.keys) == (o.path, o.dtype, o.shape), f"has the state {o.name} of {o.path}, and no such input."
+        yield (
+            inputs.get(o.keys) == (o.path, o.dtype, o.shape),
+            f"has the state {o.name} of {o.path}, and no such input.",
+        )
     yield len({o.keys for o in c.states}) == counts["state"], "has two states of one input."
 
 

@@ -261,7 +261,7 @@ class Function:
 
     def _call(self, bound: Bound) -> Any:
         """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        with pipeline.explained(self._name), escapes.refused(self._function, self._name):
+        with pipeline.explained(self._name, (), bound), escapes.refused(self._function, self._name):
             out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
         leaves, results = Results.flat(out, has_aux=False)
         count = results.num_returned
@@ -320,7 +320,7 @@ class Function:
         if key in self._insides:
             source, call = self._insides[key]
         else:
-            with pipeline.explained(self._name, bound.paths()), escapes.refused(self._function, self._name):
+            with pipeline.explained(self._name, bound.paths(), bound), escapes.refused(self._function, self._name):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
             call = self._call_inside(source, bound.abstract())
             if not any(map(jaxprs.is_tracer, source.consts)):

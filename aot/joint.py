@@ -7,7 +7,6 @@ Calls are opened, constants become inputs, and what both phases compute is compu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers import alias, objects, refs
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.tree import Bound, Outcome, tree_paths
+from jointcut.wrappers.tree import Bound, Outcome, flat_form_of, tree_paths
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
     """Trace a flat function to a jaxpr without constants; what runs under `jax.checkpoint` gets a scope of its own."""
     found: list[Results] = []
 
-    @functools.wraps(function)
+    @flat_form_of(function)
     def flat(*xs: Any) -> list[Any]:
         out, results = Results.flat(function(*xs), has_aux)
         found[:] = [results]
@@ -276,11 +275,11 @@ def _joint(
 ) -> tuple[Joint, bool]:
     kept, found = _Residuals(), list[Results]()
 
-    @functools.wraps(function)
+    @flat_form_of(function)
     def forward(*entered: Any) -> tuple[list[Any], list[Any]]:
         xs = [entered[p] for p in places]
 
-        @functools.wraps(function)
+        @flat_form_of(function)
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
             given = iter(picked)
             out = function(*(next(given) if on else x for x, on in zip(xs, mask, strict=True)))

@@ -283,10 +283,16 @@ class Loaded:
             what = f"takes {c.positional} positional arguments, but {len(bound.spans)} were given."
             raise CallError(message(c.name, what, _CURE))
         places = {keys: i for i, keys in enumerate(argument_keys(bound.rebuild_places(), bound.dynamic))}
+        strange = {path: leaf.value for path, leaf in bound.fixed_leaves}
         order = []
         for info in self._leaves:
             if info.keys not in places:
-                raise CallError(message(info.path, "is missing.", _CURE))
+                what = (
+                    f"is a {type(strange[info.path]).__name__}, not an array."
+                    if info.path in strange
+                    else "is missing."
+                )
+                raise CallError(message(info.path, what, _CURE))
             order.append(places.pop(info.keys))
         for i in places.values():
             raise CallError(message(paths[i], f"is no argument that {c.name} was exported with.", _CURE))

@@ -22,10 +22,10 @@ from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
 from jointcut.aot.wanted import differentiated
 from jointcut.partition import jaxprs
-from jointcut.partition.errors import DerivativeError, TraceError, choices, message
+from jointcut.partition.errors import DerivativeError, JointcutError, TraceError, choices, message
 from jointcut.wrappers import stack
 from jointcut.wrappers.alias import AliasWrapper
-from jointcut.wrappers.convention import Convention, is_inexact, slot
+from jointcut.wrappers.convention import Convention
 from jointcut.wrappers.guards import GuardsWrapper
 from jointcut.wrappers.tree import Bound, TreeWrapper
 from jointcut.wrappers.wrapper import Target
@@ -46,7 +46,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         wrapped = wrapped_for(function, shapes)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
-        with explained(name, paths), escapes.refused(function, name), jaxprs.paused_collection():
+        with explained(name, paths, bound), escapes.refused(function, name), jaxprs.paused_collection():
             mask = [i in wanted for i in range(len(bound.leaves))]
             program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
             if positions is not None and options.sparse_gradients:
@@ -75,16 +75,20 @@ def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, s
 
 
 @contextmanager
-def explained(name: str, paths: Sequence[str] = ()) -> Iterator[None]:
+def explained(name: str, paths: Sequence[str] = (), bound: Bound | None = None) -> Iterator[None]:
     """Say of an error that JAX raises while tracing which function of ours it was, and what helps.
 
-    `paths` are the user's names of the arrays that it is traced with, which JAX counts: `args[3]`.
+    `paths` are the user's names of the arrays that it is traced with, which JAX counts: `args[3]`. `bound` is the call.
     """
     try:
         yield
     except jax.errors.JAXTypeError as error:
         _name_argument(error, paths)
         note(error, name)
+        raise
+    except (TypeError, AttributeError) as error:
+        if bound is not None and bound.has_fixed:
+            _tell_fixed(error, name, bound)
         raise
     except NotImplementedError as error:
         if not re.match(r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented", str(error)):
@@ -105,6 +109,15 @@ def _name_argument(error: BaseException, paths: Sequence[str]) -> None:
     counted = re.search(r"the argument args\[(\d+)\]", str(error))
     if counted and int(counted[1]) < len(paths) and not _is_noted(error):
         error.args = (str(error).replace(counted[0], f"the argument {paths[int(counted[1])]}"), *error.args[1:])
+
+
+def _tell_fixed(error: BaseException, name: str, bound: Bound) -> None:
+    """Say which leaves are no arrays, where that may be the mistake: a function or a number seldom is."""
+    strange = [(path, leaf.value) for path, leaf in bound.fixed_leaves]
+    strange = [(path, x) for path, x in strange if not callable(x) and not isinstance(x, int | float | complex)]
+    if strange and not isinstance(error, JointcutError) and not _is_noted(error):
+        shown = ", ".join(f"{path} is a {type(x).__name__}" for path, x in strange[:3])
+        error.add_note(f"This happened while jointcut traced {name}. It passes on what is no array as it is: {shown}.")
 
 
 def note(error: BaseException, name: str) -> None:

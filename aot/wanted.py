@@ -83,8 +83,10 @@ def _refuse_no_arrays(bound: Bound, places: Sequence[int], options: Options) -> 
         for place in places:
             mine = path == f"args[{place}]" or path.startswith((f"args[{place}].", f"args[{place}]["))
             if mine and not bound.spans[place]:
-                what = f"is a {type(leaf.value).__name__}: value_and_grad differentiates floating-point arguments."
-                cure = f"Leave it out of argnums={options.argnums}, or pass an array."
+                kind, is_flag = type(leaf.value).__name__, leaf.has_zero
+                what = f"is {kind if is_flag else f'a {kind}'}: value_and_grad differentiates floating-point arguments."
+                way_out = "convert it, or use vjp" if is_flag else "or pass an array"
+                cure = f"Leave it out of argnums={options.argnums}, {way_out}."
                 raise TraceError(message(path, what, cure))
 
 

@@ -28,17 +28,22 @@ class Copies:
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Copies:
         """Those among some arguments."""
         nodes = Paths(range(len(args))).nodes((tuple(args), dict(kwargs)), _is_copy)
-        return cls(tuple((path, node, *jax.tree.flatten(node)) for path, node in nodes))
+        found = [(path, node, *jax.tree.flatten(node)) for path, node in nodes]
+        return cls(tuple(copy for copy in found if _same(copy[2], jax.tree.leaves(copy[1]))))
 
     def refuse_written(self) -> None:
         """Raise `TraceError` for the first that is not as it was."""
         for path, node, leaves, structure in self.found:
             now, tree = jax.tree.flatten(node)
-            same = tree == structure and all(a is b for a, b in zip(leaves, now, strict=True))
-            if not same:
+            if tree != structure or not _same(leaves, now):
                 what = f"is a {type(node).__name__}, which the function writes: that would be lost after the call."
                 cure = "Return the new object, as aux with has_aux=True, and put it in the place of the old one."
                 raise TraceError(message(path, what, cure))
+
+
+def _same(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether these are the very same objects: a class may make new ones each time that it is asked."""
+    return len(leaves) == len(others) and all(a is b for a, b in zip(leaves, others, strict=True))
 
 
 def _is_copy(x: Any) -> bool:

@@ -96,8 +96,14 @@ def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:
 
 
 def _tree_difference(traced: Bound, bound: Bound) -> str:
-    """The first path that only one of two calls has."""
+    """The first path that only one of two calls has, or at which the one has an array and the other has none."""
     old, new = traced.paths(), bound.paths()
+    before, after = dict(traced.fixed_leaves), dict(bound.fixed_leaves)
+    for path, leaf in after.items():
+        if path in old:
+            return f"have a {type(leaf.value).__name__} at {path}, where an array was traced."
+        if path in before and before[path] != leaf:
+            return f"have {leaf.value!r} at {path}, where {before[path].value!r} was traced."
     for path in new:
         if path not in old:
             return f"hold {path}, which was not there when traced."

@@ -328,6 +328,20 @@ def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
     return tuple(name + keystr(keys) for keys, _ in places)
 
 
+def flat_form_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for a function of flat arrays that stands for another: its name and place, but not its parameters.
+
+    JAX names the argument of a traced value by the signature: here `args[2]`, counted in arrays.
+    """
+
+    def decorate(flat: Callable[..., Any]) -> Callable[..., Any]:
+        named: Any = functools.wraps(function)(flat)
+        named.__signature__ = inspect.signature(lambda *args: args)
+        return named
+
+    return decorate
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a function returned that was given objects, and what it wrote to them.
@@ -355,7 +369,7 @@ class TreeWrapper:
         """The user's function over flat leaves; an `Outcome` where it was given objects that it can write."""
         bound = self.bound
 
-        @functools.wraps(function)
+        @flat_form_of(function)
         def call(*leaves: Any) -> Any:
             (args, kwargs), live = bound.rebuilt(leaves)
             copies = Copies.of(args, kwargs)

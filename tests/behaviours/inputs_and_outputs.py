@@ -12,10 +12,9 @@ import pytest
 from flax import linen
 from jax import lax
 
-from behaviours.behaviour import assert_as_jax, assert_near, assert_pulls_back_as_jax, behaviour, primitives, refusal
+from behaviours.behaviour import assert_as_jax, assert_near, assert_pulls_back_as_jax, behaviour, primitives
 from corpus.program import integers, normal
 from jointcut import aot
-from jointcut.partition.errors import TraceError
 
 X, Y = normal(0, 3), normal(1, 3)
 ONE = jnp.float32(1)
@@ -171,14 +170,14 @@ def numpy_arrays_go_in():
     assert_as_jax(lambda x, y: jnp.sum(jnp.sin(x) * y), np.asarray(X), np.asarray(Y), argnums=(0, 1))
 
 
-@behaviour("plain I/O / an input that is no tensor is refused", "Its path, its type and the way out are told.")
-def something_else_than_an_array_is_refused():
-    made = aot.function(lambda x, y: x)
-    for way in (made, made.value_and_grad, made.vjp, made.trace):
-        assert refusal(TraceError, way, X, {"name": "relu"}) == (
-            "args[1]['name'] is a str, not an array.\n"
-            "Pass an array or a number, or name the argument in static_argnums or static_argnames."
-        )
+@behaviour("plain I/O / an input that is no tensor", "A leaf that is no array is fixed: the function gets it as it is.")
+def something_else_than_an_array_is_fixed():
+    made = aot.function(lambda x, y: jnp.sum(getattr(jnp, y["name"])(x)))
+    for name in ("tanh", "sin"):
+        value, gradient = made.value_and_grad(X, {"name": name})
+        want = jax.value_and_grad(lambda x, name=name: jnp.sum(getattr(jnp, name)(x)))(X)
+        np.testing.assert_allclose(value, want[0], rtol=1e-6)
+        np.testing.assert_allclose(gradient, want[1], rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ modules
