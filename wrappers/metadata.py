@@ -156,8 +156,7 @@ class InputAliasInfo(Record):
         path: how the caller reaches it, `args[0]['w']`.
         is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input.
         requires_grad: whether a gradient with respect to it is asked for (`requires_grad`).
-        mutates_data: whether the forward writes it (`mutates_data`): a `jax.Ref`, or an array of an object that the
-            caller passed, an NNX module above all.
+        mutates_data: whether the forward writes it (`mutates_data`): a `jax.Ref`, or an array of an NNX module.
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
         is_reference: whether it is a `jax.Ref`.
         keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): those to a `jax.Ref`

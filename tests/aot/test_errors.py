@@ -372,19 +372,22 @@ def test_a_traced_value_used_as_a_python_value(way, function, kind):
     assert caught.value.__notes__.count(NOTE.format(function.__name__)) == 1
 
 
-def test_a_tracer_kept_by_a_side_effect():
-    kept = []
+def test_a_tracer_kept_out_of_sight_is_noticed_where_it_is_used():
+    """What the function does not lead to (here: an attribute of a class) is not looked at."""
+
+    class Kept:
+        value = None
 
     def keeps(x):
-        kept.append(x * 2)
+        Kept.value = x * 2
         return x * 3
 
     aot.function(keeps).value_and_grad(1.0)
     with pytest.raises(jax.errors.UnexpectedTracerError, match="had a side effect"):
-        kept[0] + 1
+        Kept.value + 1
 
     def reads(x):
-        return x * kept[0]
+        return x * Kept.value
 
     with pytest.raises(jax.errors.UnexpectedTracerError, match="had a side effect"):
         aot.function(reads).value_and_grad(1.0)

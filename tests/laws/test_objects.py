@@ -171,7 +171,7 @@ def ways():
         "nnx.value_and_grad in nnx.jit": (nnx.value_and_grad(cut), nnx.jit),
         "compiled, one program": (compiled.compile().value_and_grad,),
         "compiled, two programs": (compiled.compile(executables=2).value_and_grad,),
-        "within a budget": (aot.function(error, budget=0.9).value_and_grad,),
+        "within a budget": (aot.function(error, budget="1 MB").value_and_grad,),
     }
 
 
