@@ -1,0 +1,43 @@
+"""Every recipe of the page "Use it with" runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import pytest
+
+from jointcut import aot
+
+PAGE = Path(__file__).parent.parent / "docs" / "use-it-with.md"
+RECIPES = dict(re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.S | re.M))
+NEEDS = {"Keras": "keras", "HuggingFace Flax": "transformers"}
+ON_SEVERAL_DEVICES = [title for title, code in RECIPES.items() if "device_count" in code]
+
+
+def test_every_recipe_has_a_title_of_its_own():
+    assert len(RECIPES) == PAGE.read_text("utf-8").count("```python") == 10
+    assert len(ON_SEVERAL_DEVICES) == 1
+
+
+@pytest.mark.parametrize("title", [title for title in RECIPES if title not in ON_SEVERAL_DEVICES])
+def test_the_recipe_runs(title, monkeypatch):
+    if title in NEEDS:
+        pytest.importorskip(NEEDS[title], reason="pip install 'jointcut[recipes]'")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other libraries' own
+        warnings.simplefilter("error", aot.UncutWarning)
+        exec(compile(RECIPES[title], title, "exec"), {"__name__": "recipe"})
+
+
+@pytest.mark.parametrize("title", ON_SEVERAL_DEVICES)
+def test_the_recipe_runs_on_several_devices(title):
+    code = "import warnings; warnings.simplefilter('error')\n" + RECIPES[title]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
