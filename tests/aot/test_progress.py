@@ -133,7 +133,7 @@ def test_what_is_cut_inside_a_transformation_says_so(told):
 
 
 def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
-    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
     monkeypatch.setattr(measuring, "_KNOWN", {})
     monkeypatch.setattr(measuring, "_measure", lambda device: ROOFLINE)
     rates()
