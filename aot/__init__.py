@@ -2,7 +2,7 @@
 
 Files, in reading order:
 
-    screens: Draw one line in a terminal or in a notebook, and take it away.
+    screens: Draw one line in a terminal or in a notebook and take it away, or write it now and then elsewhere.
     progress: Tell the user which stage runs and how long it has run.
     limits: Say what a budget means in bytes.
     cache: Keep compiled programs for other processes: what names them, and the folder that holds them.
