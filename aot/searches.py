@@ -123,14 +123,14 @@ class _Found:
 class _Place:
     """What is known of one function under one budget, by the name of its program and the way of compiling it.
 
-    `plain_bytes` are the temporaries of plain JAX's step, once they were asked for. `model` is the cost model, held so
-    that no other object gets its id.
+    `plain_bytes` are the temporaries of plain JAX's step by the name of the program, once they were asked for. `model`
+    is the cost model, held so that no other object gets its id.
     """
 
     model: CostModel
     lock: threading.RLock = field(default_factory=threading.RLock)
     found: dict[tuple[str, str], _Found] = field(default_factory=dict)
-    plain_bytes: int | None = None
+    plain_bytes: dict[str, int] = field(default_factory=dict)
 
 
 _PLACES: OrderedDict[str, _Place] = OrderedDict()
@@ -247,11 +247,11 @@ def _read(held: Held, graph: Graph) -> Plan | None:
 
 def _room(wanted: Wanted[Any], asked: _Asked) -> Room:
     def plain_bytes() -> int:
-        place = asked.place
-        if place.plain_bytes is None:
+        known, (program, _) = asked.place.plain_bytes, asked.key
+        if program not in known:
             tell(lambda: "compiling plain JAX, to compare")
-            place.plain_bytes = wanted.plain_bytes()
-        return place.plain_bytes
+            known[program] = wanted.plain_bytes()
+        return known[program]
 
     return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)
 
