@@ -23,7 +23,7 @@ class Held:
     """A plan that held a budget, and what its compiled step took.
 
     Attributes:
-        program: the name of the joint program that it was found for (`fingerprint`).
+        program: the name of the joint program that it was found for (`sketch`).
         way: how it was compiled; what decides the figures beside the program.
         plan: its text.
         peak_bytes, activation_bytes: of the step and of its temporaries, by XLA's account.

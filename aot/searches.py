@@ -1,9 +1,9 @@
 """Search for a plan once for all ways of calling.
 
-A search compiles several plans. What it finds is kept in the process under all that it depends on: what the
-function computes, what is differentiated, the budget, the prices of ops, and JAX's settings. Another way of calling,
-be it `value_and_grad`, a stage, `explain`, an export, or a `jax.grad` inside somebody's `jit`, finds it there. If its
-program and the compiler's options are the same, the plan is taken as it is, and nothing is compiled for it. If only the
+A search compiles several plans. What it finds is kept in the process under all that it depends on: what the function
+computes, what is differentiated, the budget, the prices of ops, and JAX's settings. Another way of calling, be it
+`value_and_grad`, a stage, `explain`, an export, or a `jax.grad` inside somebody's `jit`, finds it there. If its program
+and the compiler's options are the same, the plan is taken as it is, and nothing is compiled for it. If only the
 function is the same, the plan is compiled once, as it will run there, and taken where it holds the budget; only where
 it does not there is another search. With a cache the plans are noted for other processes as well (`notes`).
 
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import jax
+
 from jointcut.aot import compile as compiling
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
@@ -31,12 +33,12 @@ from jointcut.aot.progress import Stage, size, tell
 from jointcut.partition import jaxprs, planfile, rewrite
 from jointcut.partition.budget import Planner
 from jointcut.partition.cost import CostModel, Roofline
-from jointcut.partition.errors import PlanError
+from jointcut.partition.errors import IdentityError, PlanError
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
 
-MOST_KEPT = 128  # searches, of which the one that was asked for longest ago goes first
+MOST_KEPT = 32  # searches, of which the one that was asked for longest ago goes first
 
 _T = TypeVar("_T")
 
@@ -123,7 +125,7 @@ class _Found:
 class _Place:
     """What is known of one function under one budget, by the name of its program and the way of compiling it.
 
-    `plain_bytes` are the temporaries of plain JAX's step by the name of the program, once they were asked for. `model`
+    `plain_bytes` are the temporaries of plain JAX's step by the types of the program, once they were asked for. `model`
     is the cost model, held so that no other object gets its id.
     """
 
@@ -139,32 +141,42 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class _Asked:
-    """Where to look: the place in this process, the key within it, and the place on disk if there is one."""
+    """Where to look: the place in this process, the key within it, and the place on disk if there is one.
+
+    `types` names the types of the program's inputs and outputs: with these and the function given, two programs differ
+    in the order of their backward at most, and plain JAX's step takes the same.
+    """
 
     place: _Place
     key: tuple[str, str]
+    types: str
     note: Note | None
 
     @classmethod
     def of(cls, wanted: Wanted[Any]) -> _Asked:
         """Name what the search depends on; what has no name gets a place that nobody else finds."""
         model, program, budget = prices(wanted.options), wanted.program, wanted.budget
-        if budget.of_device:
-            return cls(_Place(model), ("", wanted.way), None)
+        roles = tuple(role.name for role in (*program.roles.inputs, *program.roles.outputs))
         parts = {
             "kind": "plan",
             "function": WithoutRules(_forward(program)),
             "differentiated": program.differentiated,
             "sparse": tuple(sorted(program.sparse)),
             "budget": (budget.fraction, budget.peak_bytes),
-            "placed": _placed(wanted),
             "environment": environment(),
         }
-        roles = tuple(role.name for role in (*program.roles.inputs, *program.roles.outputs))
-        key = sketch(program=program.closed, roles=roles), wanted.way
-        at = sketch(model=model if isinstance(model, Roofline) else id(model), **parts)
+        jaxpr, _ = jaxprs.opened(program.closed)
+        avals = tuple(str(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+        try:
+            types = sketch(roles=roles, avals=avals, placed=_placed(wanted))
+            key = sketch(program=program.closed, types=types), wanted.way
+            at = sketch(model=model if isinstance(model, Roofline) else id(model), **parts)
+        except IdentityError:
+            return cls(_Place(model), ("", wanted.way), "", None)
+        if budget.of_device:
+            return cls(_Place(model), key, types, None)
         note = Note.of(wanted.options, f"{wanted.name} plan within {budget}", {**parts, "model": model})
-        return cls(_place(at, model), key, note)
+        return cls(_place(at, model), key, types, note)
 
 
 def _place(at: str, model: CostModel) -> _Place:
@@ -186,9 +198,14 @@ def _forward(program: Joint) -> Any:
 
 
 def _placed(wanted: Wanted[Any]) -> tuple[tuple[int, Any], ...]:
-    """Which arguments lie on several devices, and how."""
+    """Which arguments do not just lie in the memory of one device, and where they lie instead."""
     found = ((i, getattr(leaf, "sharding", None)) for i, leaf in enumerate(wanted.leaves))
-    return tuple((i, where) for i, where in found if where is not None and len(where.device_set) > 1)
+    return tuple((i, where) for i, where in found if where is not None and not _is_usual(where))
+
+
+def _is_usual(where: jax.sharding.Sharding) -> bool:
+    devices = list(where.device_set)
+    return len(devices) == 1 and where.memory_kind in (None, devices[0].default_memory().kind)
 
 
 # ------------------------------------------------------------------------------------------- three ways to a plan
@@ -247,11 +264,11 @@ def _read(held: Held, graph: Graph) -> Plan | None:
 
 def _room(wanted: Wanted[Any], asked: _Asked) -> Room:
     def plain_bytes() -> int:
-        known, (program, _) = asked.place.plain_bytes, asked.key
-        if program not in known:
+        known = asked.place.plain_bytes
+        if asked.types not in known:
             tell(lambda: "compiling plain JAX, to compare")
-            known[program] = wanted.plain_bytes()
-        return known[program]
+            known[asked.types] = wanted.plain_bytes()
+        return known[asked.types]
 
     return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)
 

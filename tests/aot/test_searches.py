@@ -9,6 +9,7 @@ import re
 import threading
 import weakref
 from dataclasses import replace
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,12 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot import rates as measuring
 from jointcut.aot import searches
+from jointcut.aot.inside import cut_inside
 from jointcut.aot.limits import limit
 from jointcut.partition.cost import Roofline
+from jointcut.partition.loops import read
+from jointcut.partition.planfile import dumps, loads
+from programs import CORPUS
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32) / 4)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(256, 16)).astype(np.float32))
@@ -238,3 +243,31 @@ def test_a_note_that_does_not_hold_is_not_followed(told, tmp_path, monkeypatch):
         searches.forget()
         cut(cache=cache).trace(W, X).partition()
         assert [how for how, _ in told()] == ["searched"]
+
+
+# --------------------------------------------------------------------------------------------------- the corpus
+
+
+SCALARS = [p for p in CORPUS if p.scalar and not p.has_aux and "grad" not in p.lacks]
+
+
+@pytest.mark.parametrize("program", SCALARS[::9], ids=lambda program: program.name)
+def test_inside_a_transformation_a_program_is_known_as_the_same(program, monkeypatch):
+    cuts = []
+
+    def spy(joint, options, name):
+        cuts.append(joint)
+        return cut_inside(joint, options, name)
+
+    monkeypatch.setattr(import_module("jointcut.aot.function"), "cut_inside", spy)
+    function = aot.function(program.function, argnums=program.argnums, cost=ROOFLINE)
+    with program.precision():
+        traced = function.trace(*program.args, **program.kwargs)
+        gradient = jax.grad(lambda *args: function(*args, **program.kwargs), argnums=program.argnums)
+        jax.eval_shape(gradient, *program.args)
+        here = traced._wanted(limit(0.5))
+        inside = replace(here, program=cuts[0], graph=read(cuts[0].closed, cuts[0].roles), leaves=())
+        known, asked = searches._Asked.of(here), searches._Asked.of(inside)
+    assert asked.place is known.place and asked.types == known.types
+    text = dumps(traced.partition().plan, here.graph)
+    assert len(loads(text, inside.graph).values) == len(loads(text, here.graph).values)
