@@ -2,7 +2,7 @@
 
 Files, in reading order:
 
-    screens: Draw one line in a terminal or in a notebook, and take it away.
+    screens: Draw one line in a terminal or in a notebook and take it away, or write it now and then elsewhere.
     progress: Tell the user which stage runs and how long it has run.
     limits: Say what a budget means in bytes.
     cache: Keep compiled programs for other processes: what names them, and the folder that holds them.
@@ -17,7 +17,8 @@ Files, in reading order:
     axes: Open axes of matplotlib where it is installed, and keep what was drawn.
     pareto: Show what each budget would cost.
     fit: Compile plans until one fits the budget.
-    notes: Remember on disk which plan held a budget.
+    notes: Remember on disk which plans held a budget.
+    searches: Search for a plan once for all ways of calling.
     inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.

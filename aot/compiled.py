@@ -50,6 +50,11 @@ class Compiled:
         return Compiled(self.cut, self.executables, compile_ms, self._made)
 
     @property
+    def is_made(self) -> bool:
+        """Whether anything was compiled so far."""
+        return bool(self._made)
+
+    @property
     def programs(self) -> tuple[Any, ...]:
         """The executables that `value_and_grad` runs."""
         return (self._step,) if self.executables == 1 else (self._forward, self._backward)

@@ -20,6 +20,7 @@ from jointcut.aot.options import Options
 from jointcut.aot.progress import tell
 from jointcut.aot.rates import rates
 from jointcut.partition.budget import Candidate, Planner
+from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
@@ -80,7 +81,10 @@ class Weighed(Generic[_T]):
 
 @dataclass(frozen=True)
 class Fitted(Generic[_T]):
-    """The plan that holds the budget, compiled, and all that were tried for it, in order."""
+    """The plan that holds the budget, compiled, and all that were tried for it, in order.
+
+    Where another way of calling the same program searched before, these are the plans that were tried then.
+    """
 
     plan: Plan
     measured: Weighed[_T]
@@ -145,8 +149,16 @@ class _Search(Generic[_T]):
         return Fitted(*self.found[id(candidate)][1:], tuple(self.trail))
 
 
-def planner_for(graph: Graph, options: Options) -> Planner:
-    """The plans of a graph, priced by the cost model of the options, or by what the device was measured to do.
+def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
+    """The result of a search that was spared: a plan that was known, and is now compiled."""
+    promised = plan.peak_bytes or weighed.peak_bytes
+    figures = promised, weighed.peak_bytes, weighed.activation_bytes, True, weighed.compile_ms
+    tried = Attempt(plan.strategy, plan.bytes_saved, *figures)
+    return Fitted(replace(plan, peak_bytes=promised), weighed, (tried,))
+
+
+def prices(options: Options) -> CostModel:
+    """The cost model of the options, or what the device was measured to do.
 
     Raises `BudgetError` without a cost model where several processes take part: each would measure its own device, and
     they might choose different plans.
@@ -155,7 +167,12 @@ def planner_for(graph: Graph, options: Options) -> Planner:
         cure = "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.cost."
         what = f"must lead to one plan in all {jax.process_count()} processes, and each would measure its own device."
         raise BudgetError(message("budget", what, cure))
-    return Planner(graph, options.cost or rates(), on_cpu=jax.default_backend() == "cpu", told=_told)
+    return options.cost or rates()
+
+
+def planner_for(graph: Graph, options: Options) -> Planner:
+    """The plans of a graph by the `prices` of the options; raises as these do."""
+    return Planner(graph, prices(options), on_cpu=jax.default_backend() == "cpu", told=_told)
 
 
 def _told(number: int, most: int) -> None:

@@ -352,7 +352,7 @@ class Function:
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
                 program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
-            made = cut_inside(program, self._options)
+            made = cut_inside(program, self._options, self._name)
         return made.graph, compiling.halves_for(made, False), program.consts
 
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import jax
 
 from jointcut.aot import compile as compiling
 from jointcut.aot.compile import ProgramMemory
-from jointcut.aot.fit import Weighed, fit, planner_for, room_for
+from jointcut.aot.fit import Weighed, planner_for
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import limit
+from jointcut.aot.notes import Held
 from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.searches import Wanted, settled, way
 from jointcut.partition import jaxprs
+from jointcut.partition.budget import Planner
 from jointcut.partition.loops import read
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
 from jointcut.partition.split import Split, split
 
 
-def cut_inside(program: Joint, options: Options) -> Split:
+def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """The halves of a joint program; a budget is measured on both in one program, under JAX's own compiler options.
 
-    What else the surrounding program keeps is not known here. Raises as `Traced.partition`.
+    What else the surrounding program keeps is not known here. A plan that another way of calling found is checked
+    before any is searched for (`searches`). Raises as `Traced.partition`.
     """
     how = wanted_plan(options)
     if how.budget is None:
@@ -31,19 +36,27 @@ def cut_inside(program: Joint, options: Options) -> Split:
     structs = jaxprs.input_structs(program.closed)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
+    def cut(plan: Plan) -> Split:
+        return split(program.closed, program.roles, lambda graph: plan, graph=graph)
+
+    @cache
     def measure(plan: Plan) -> Weighed[Split]:
-        made = split(program.closed, program.roles, lambda graph: plan, graph=graph)
+        made = cut(plan)
         halves = compiling.halves_for(made, False)
         start = time.perf_counter()
         step = jax.jit(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]))
         memory = ProgramMemory.of_jit(step, structs)
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
+    def take(plan: Plan, held: Held) -> Weighed[Split]:
+        return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
+
     def plain_bytes() -> int:
         plain = jax.jit(lambda *flat: jaxprs.evaluate(program.closed, *flat))
         return ProgramMemory.of_jit(plain, structs).temp_bytes
 
-    budget = limit(how.budget)
-    return fit(
-        planner_for(graph, options), budget, room_for(budget, (), program.fixed_bytes, plain_bytes), measure
-    ).measured.made
+    def planner() -> Planner:
+        return planner_for(graph, options)
+
+    given = name, program, options, limit(how.budget), graph, (), way(options, 1, False)
+    return settled(Wanted(*given, planner, measure, take, plain_bytes)).measured.made

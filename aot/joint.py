@@ -142,7 +142,8 @@ class Joint:
 
     `closed` has no constants of its own: `consts` are the arrays that function and derivative close over, as leading
     inputs. Gradients are those of the leaves that were asked for, in order; those at the places `sparse` among them are
-    two results each, the rows of a table and their places.
+    two results each, the rows of a table and their places. `differentiated` says which arguments were asked for, by
+    their places counted from the last one (-1), since constants may stand before them.
     """
 
     closed: Any
@@ -150,6 +151,7 @@ class Joint:
     consts: tuple[Any, ...]
     results: Results
     sparse: frozenset[int] = frozenset()
+    differentiated: tuple[int, ...] = ()
 
     @property
     def has_traced_consts(self) -> bool:
@@ -198,9 +200,10 @@ def joint(
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
+    differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
     made, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
     if not has_checkpoint:
-        return made
+        return replace(made, differentiated=differentiated)
     source = primal(function, [leaves[p] for p in places], has_aux)
     count = len(source.consts)
     results = source.results
@@ -216,7 +219,7 @@ def joint(
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
     made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
-    return replace(made, consts=(*made.consts, *source.consts))
+    return replace(made, consts=(*made.consts, *source.consts), differentiated=differentiated)
 
 
 def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:

@@ -1,78 +1,67 @@
-"""Remember on disk which plan held a budget.
+"""Remember on disk which plans held a budget.
 
-The search for a plan compiles a few. What it found is noted under everything that it depends on, so that the next
-process compiles that plan alone; its compiled step is weighed as ever, and a note that does not hold is not followed.
+What a search found is noted in the cache under everything that it depends on, so that the next process compiles that
+plan alone. Its compiled step is weighed as ever, and a note that does not hold is not followed.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from jointcut.aot.cache.caching import store_for
-from jointcut.aot.cache.environment import environment
-from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint
+from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.aot.cache.store import Store
-from jointcut.aot.fit import Attempt, Fitted, Weighed
-from jointcut.aot.joint import Joint
-from jointcut.aot.limits import Limit
 from jointcut.aot.options import Options
-from jointcut.partition import planfile
-from jointcut.partition.errors import IdentityError, PlanError
-from jointcut.partition.graph import Graph
-from jointcut.partition.plan import Plan
+from jointcut.partition.errors import IdentityError
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True)
+class Held:
+    """A plan that held a budget, and what its compiled step took.
+
+    Attributes:
+        program: the name of the joint program that it was found for (`sketch`).
+        way: how it was compiled; what decides the figures beside the program.
+        plan: its text.
+        peak_bytes, activation_bytes: of the step and of its temporaries, by XLA's account.
+        compile_ms: what compiling took.
+    """
+
+    program: str
+    way: str
+    plan: str
+    peak_bytes: int
+    activation_bytes: int
+    compile_ms: float
 
 
 @dataclass(frozen=True)
 class Note:
-    """The place for what is known of one program under one budget."""
+    """The place on disk for what is known of one program under one budget."""
 
     store: Store
     key: str
     label: str
 
     @classmethod
-    def of(cls, name: str, program: Joint, options: Options, budget: Limit) -> Note | None:
-        """None without a cache, or where something has no identity, or for what the device has free just now."""
+    def of(cls, options: Options, label: str, parts: dict[str, Any]) -> Note | None:
+        """The place under the parts that a search depends on; None without a cache, or where one has no identity."""
         store = store_for(options.cache)
-        if store is None or budget.of_device:
+        if store is None:
             return None
-        how = (budget.fraction, budget.peak_bytes, options.cost, options.donated, options.keep_unused)
         try:
-            key = fingerprint(
-                kind="plan",
-                program=WithoutRules(program.closed),
-                roles=tuple(role.name for role in (*program.roles.inputs, *program.roles.outputs)),
-                sparse=tuple(sorted(program.sparse)),
-                how=how,
-                environment=environment(),
-            )
+            return cls(store, fingerprint(**parts), label)
         except IdentityError:
             return None
-        return cls(store, key, f"{name} plan within {budget}")
 
-    def plan(self, graph: Graph) -> tuple[Plan, int] | None:
-        """The plan, and the bytes of temporaries that its step took."""
+    def read(self) -> tuple[Held, ...]:
+        """What other processes noted."""
         data = self.store.get(self.key)
-        if data is None:
-            return None
-        found = json.loads(data)
-        try:
-            return planfile.loads(found["plan"], graph), found["activation_bytes"]
-        except PlanError:  # the same program, read into another graph by another jointcut
-            return None
+        return () if data is None else tuple(Held(**found) for found in json.loads(data))
 
-    def write(self, plan: Plan, graph: Graph, activation_bytes: int) -> None:
-        """Note what the search found."""
-        document = {"plan": planfile.dumps(plan, graph), "activation_bytes": activation_bytes}
-        self.store.put(self.key, json.dumps(document).encode(), self.label)
-
-
-def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
-    """The result of a search that was spared."""
-    figures = weighed.peak_bytes, weighed.activation_bytes, True, weighed.compile_ms
-    tried = Attempt(plan.strategy, plan.bytes_saved, plan.peak_bytes or weighed.peak_bytes, *figures)
-    return Fitted(plan, weighed, (tried,))
+    def write(self, found: Sequence[Held]) -> None:
+        """Note what is known, in place of what was."""
+        self.store.put(self.key, json.dumps([asdict(held) for held in found]).encode(), self.label)

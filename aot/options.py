@@ -37,7 +37,8 @@ class Options(Record):
             and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
         budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
-        cost: what ops take in seconds; by default a roofline of what the device was measured to do.
+        cost: what ops take in seconds; by default a roofline of what the device was measured to do, which is noted
+            with the machine (`aot.rates` says where, and how to fix it), so that a budget leads to one plan.
         plan: a plan made before, or its text.
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument

@@ -6,8 +6,10 @@
 
 A stage that ends without an error is one line of the logger `jointcut` at INFO; its text stands where the stage is. One
 that lasts longer than half a second is shown while it runs, with a time that ticks by itself: on one line of a
-terminal, through `rich`, or in an output of a notebook's cell. The line goes when the stage ends. In a pipe nothing is
-shown. Texts are functions: a log that nobody reads and a display that nobody sees cost no formatting.
+terminal, through `rich`, or in an output of a notebook's cell. The line goes when the stage ends. Where standard error
+is neither, as in a batch job, a stage that lasts writes a line every ten seconds: to the logger where somebody reads
+that at INFO, else to standard error. Texts are functions: a log that nobody reads and a display that nobody sees cost
+no formatting.
 
 One thread of its own draws, for all threads that run stages, and calls no JAX; a stage that ends takes the line away
 itself, so that whatever its thread writes next begins on a clean line.
@@ -25,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
-from jointcut.aot.screens import Notebook, Screen, Terminal, is_terminal, kernel_shell
+from jointcut.aot.screens import Lines, Notebook, Screen, Terminal, is_open, is_terminal, kernel_shell
 from jointcut.partition.errors import CallError, message
 
 _LOG = logging.getLogger("jointcut")
@@ -174,9 +176,10 @@ def progress(on: bool) -> Switch:
         with aot.progress(False):
             loss.value_and_grad(params, batch)
 
-    On, which is the default, it is shown in terminals and notebooks alone. The environment variable
-    `JOINTCUT_PROGRESS=0` switches it off as well, and this function goes before that. Raises `CallError` where `on` is
-    no bool.
+    On, which is the default, it is one line in terminals and notebooks, which goes when the stage ends; elsewhere a
+    stage that lasts writes a line every ten seconds to standard error, or to the logger `jointcut` where that is read
+    at INFO. The environment variable `JOINTCUT_PROGRESS=0` switches it off as well, and this function goes before
+    that. Raises `CallError` where `on` is no bool.
     """
     given: Any = on
     if not isinstance(given, bool):
@@ -202,6 +205,7 @@ class _Display:
         self.shown: Stage | None = None  # the outermost stage of what the screen shows
         self.quiet_count = 0
         self.notebook = Notebook()
+        self.due: list[str] = []  # lines that are to be written where nothing is drawn
         self.ticker: threading.Thread | None = None
         self.closed = threading.Event()
 
@@ -216,7 +220,7 @@ class _Display:
         """Whether there is somebody to look, who wants to."""
         if self.wanted is False or (self.wanted is None and os.environ.get(VARIABLE, "").lower() in _OFF):
             return False
-        return kernel_shell() is not None or is_terminal(sys.stderr)
+        return kernel_shell() is not None or is_open(sys.stderr) or _is_logged()
 
     def watch(self) -> None:
         """See to it that stages are drawn once they last."""
@@ -274,16 +278,27 @@ class _Display:
                     self.ticker = None
                     return
                 self._draw(lasting(list(self.running.values())))
+                due = self.due.copy()
+                self.due.clear()
+            for line in due:  # the lock is not held, whatever a handler of the log waits for
+                self._tried(lambda line=line: _written(line))
 
     def _draw(self, stages: Sequence[Stage]) -> None:
         if not stages or self.quiet_count or not self.is_seen():
             self.clear()
             return
-        if self.screen is None:
-            self.screen = self.notebook if kernel_shell() is not None else Terminal(sys.stderr)
+        kind = Notebook if kernel_shell() is not None else Terminal if is_terminal(sys.stderr) else Lines
+        if not isinstance(self.screen, kind):  # nothing was drawn yet, or somebody has put another file in its place
+            self.clear()
+            self.screen = self._new_screen(kind)
         self.shown = stages[0].chain()[0]
-        screen, line = self.screen, text(stages)
+        screen, line = self.screen, text(stages, self.screen.width)
         self._tried(lambda: screen.draw(line))
+
+    def _new_screen(self, kind: type[Screen]) -> Screen:
+        if kind is Notebook:
+            return self.notebook
+        return Terminal(sys.stderr) if kind is Terminal else Lines(self.due.append)
 
     def _tried(self, write: Callable[[], None]) -> None:
         """Write, and never again where the terminal has gone or cannot take it: no stage fails for that."""
@@ -299,15 +314,30 @@ def lasting(stages: Sequence[Stage]) -> list[Stage]:
     return [s for seconds, s in sorted(found, key=lambda f: -f[0]) if seconds >= _DELAY_S]
 
 
-def text(stages: Sequence[Stage]) -> str:
+def text(stages: Sequence[Stage], width: int | None = None) -> str:
     """What is shown of the innermost stages of all threads.
 
-    `jointcut: loss: searching (attempt 2 of at most 10), 4 s: compiling, 3 s (cut 0.0 s)`.
+    `jointcut: loss: searching (attempt 2 of at most 10), 4 s: compiling, 3 s (cut 0.0 s)`. Where that is longer than
+    `width` it tells nothing of stages that have ended, and if need be its middle is left out: the end says what runs.
     """
     first = stages[0]
     ended = ", ".join(f"{done} {seconds:.1f} s" for done, seconds in list(first.earlier.items()))
     others = f"; {len(stages) - 1} more" if len(stages) > 1 else ""
-    return ": ".join(["jointcut", *_parts(first)]) + (f" ({ended})" if ended else "") + others
+    now = ": ".join(["jointcut", *_parts(first)])
+    whole = now + (f" ({ended})" if ended else "") + others
+    return whole if width is None or len(whole) <= width else shortened(now + others, width)
+
+
+def shortened(line: str, width: int) -> str:
+    """A line of at most so many characters, without its middle where it has more.
+
+    >>> shortened("jointcut: the loss: tracing, 4 s", 24)
+    'jointc...s: tracing, 4 s'
+    """
+    if len(line) <= width:
+        return line
+    head = width // 4
+    return f"{line[:head]}...{line[head + 3 + len(line) - width :]}"
 
 
 def _parts(stage: Stage) -> Iterator[str]:
@@ -317,6 +347,20 @@ def _parts(stage: Stage) -> Iterator[str]:
             yield s.name
         name, at = s.name, "" if s.at is None else f" ({s.at()})"
         yield f"{WORDS[s.kind][0]}{at}, {int(s.seconds)} s"
+
+
+def _is_logged() -> bool:
+    """Whether somebody reads what is logged."""
+    return _LOG.isEnabledFor(logging.INFO) and _LOG.hasHandlers()
+
+
+def _written(line: str) -> None:
+    """Put a line where somebody reads it; raises `OSError` or `ValueError` where that cannot be done."""
+    if _is_logged():
+        _LOG.info("%s", line.removeprefix("jointcut: "))
+    elif is_open(sys.stderr):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 _DISPLAY = _Display()

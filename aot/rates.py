@@ -1,11 +1,19 @@
 """Measure what a device computes and moves in a second.
 
-Four short programs are timed once per kind of device: a matrix product, a chain of exponentials, and additions of
-large arrays, in place and into memory that is new. The rates are kept in the process and, for a month, in `rates.json`
-below `$JOINTCUT_CACHE_DIR`, else below the user's cache folder; `rates(anew=True)` measures again at once, say where
-other programs ran the first time. `Measured` times each heavy op itself instead. Both time on a
-thread of their own, since a budget may be met inside somebody's `jit`, where the caller's thread computes nothing, or
-under settings that would distort the figures.
+Four short programs are timed: a matrix product, a chain of exponentials, and additions of large arrays, in place and
+into memory that is new. Other work on the machine only ever makes a run longer, so the least time counts, of many runs
+in bursts with pauses between them; and rates are rounded to decibels (1.0, 1.3, 1.6, 2.0, ... of a power of ten), since
+a plan should not hang on the third digit.
+
+The same budget should give the same plan tomorrow. So the rates are noted in a small JSON file under the kind of
+device, the model of the processor, the cores and the version of jaxlib: `rates.json` below `$JOINTCUT_CACHE_DIR`, else
+below the user's cache folder (`~/.cache/jointcut`), or the file that `$JOINTCUT_RATES` names. After a month they are
+measured again, and each stays what it was unless it comes out more than half as fast again; `rates(anew=True)` measures
+at once and takes what it finds, say where other programs ran the first time. An entry `"*"` of that file is taken for
+any device and never measured again: write one where several machines, or tests, are to plan alike.
+
+`Measured` times each heavy op itself instead. Both time on a thread of their own, since a budget may be met inside
+somebody's `jit`, where the caller's thread computes nothing, or under settings that would distort the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -45,10 +53,15 @@ _KNOWN: dict[str, Roofline] = {}
 _LOCK = threading.Lock()
 _T = TypeVar("_T")
 
+#: The environment variable that names the file of rates, and the entry in it that is taken for any device.
+VARIABLE, ANY = "JOINTCUT_RATES", "*"
+
 _DEPTH = 8  # exponentials in a chain: then a pass computes longer than it moves
-_SPAN, _ROUNDS = 0.3, 10  # seconds and rounds at least, the best of which counts: some fall between what others do
-_FRESH_ROUNDS = 3
+_BURST_S, _PAUSE_S = 0.15, 0.1  # of runs, and between two bursts, in which other work may end
+_STEADY, _BETTER = 4, 0.97  # bursts without a better time after which it ends, and what counts as better
+_MOST_S = 4.0  # after which it ends anyway
 _WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # of an entry in the file, which counts for so many seconds
+_FASTER = 1.5  # what a rate must come out at after that, over the one noted, to take its place
 _TRIES = 5  # runs of one op, of which the median counts
 
 #: Ops that random operands would lead elsewhere or harm, and ops that need company.
@@ -59,24 +72,40 @@ _NOT_ALONE = COLLECTIVES | {"axis_index", "cond", "ffi_call", "pure_callback", "
 
 
 def rates(device: Any = None, *, anew: bool = False) -> Roofline:
-    """What a device (by default JAX's default device) does in a second, to two digits.
+    """What a device (by default JAX's default device) does in a second, rounded to decibels.
 
-    Measured once per kind of device, processor, number of host cores and version of jaxlib, in a second or two; then
-    read from memory or from the file, unless `anew`. A folder that cannot be written does not matter, a file that
-    cannot be read is logged and replaced. Raises `JointcutError` where the device cannot run the programs, as when its
-    memory is full.
+    Measured once per kind of device, processor, number of host cores and version of jaxlib, in some seconds; then read
+    from memory or from the file, unless `anew`. The file is written where it can be (a folder that cannot be written
+    does not matter); one that cannot be read, or an entry that holds no rates, is logged and replaced. Raises
+    `JointcutError` where the device cannot run the programs, as when its memory is full.
     """
     device = default_device() if device is None else device
     name = _name(device)
     with _LOCK:
         if anew or name not in _KNOWN:
-            entries = _read()
-            found = None if anew else _rates_in(entries.get(name))
-            if found is None:
-                found = _measured(device)
-                _write({**entries, name: {**asdict(found), _WHEN: int(time.time())}})
-            _KNOWN[name] = found
+            _KNOWN[name] = _found(device, name, anew)
         return _KNOWN[name]
+
+
+def _found(device: Any, name: str, anew: bool) -> Roofline:
+    """The rates in the file, or those that are measured now and written there."""
+    entries = _read()
+    fixed, noted = _rates_in(entries, ANY), _rates_in(entries, name)
+    if fixed is not None and not anew:
+        return fixed
+    if noted is not None and not anew and _is_young(entries[name]):
+        return noted
+    found = _measured(device)
+    if noted is not None and not anew:
+        found = _fastest(noted, found)
+    _write({**entries, name: {**asdict(found), _WHEN: int(time.time())}})
+    return found
+
+
+def _fastest(noted: Roofline, found: Roofline) -> Roofline:
+    """The rates as they were, but for those that are much higher now: then other programs ran the first time."""
+    pairs = {name: (rate, getattr(found, name)) for name, rate in asdict(noted).items()}
+    return Roofline(**{n: new if old is None or new > _FASTER * old else old for n, (old, new) in pairs.items()})
 
 
 def _name(device: Any) -> str:
@@ -116,19 +145,32 @@ def _measure(device: Any) -> Roofline:
         _program(device, _exponentials, (chained,)),
         _program(device, lambda x, y: x + y, (length,), (length,)),
     ]
-    best = [math.inf] * len(programs)
-    end, rounds = time.perf_counter() + _SPAN, 0
-    while time.perf_counter() < end or rounds < _ROUNDS:
-        best = [min(seconds, run()) for seconds, run in zip(best, programs, strict=True)]
-        rounds += 1
-    product, chain, added = best
-    fresh = min(_into_fresh_memory(device, 2 * length) for _ in range(_FRESH_ROUNDS))
+    product, chain, added, fresh = _least([*programs, _into_fresh_memory(device, 2 * length)])
     return Roofline(
         _rounded(2.0 * side**3 / product),
         _rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
         _rounded(3.0 * 4 * length / added),
         _rounded(2.0 * 4 * 2 * length / fresh),
     )
+
+
+def _least(programs: Sequence[Callable[[], float]]) -> list[float]:
+    """The least seconds of each program, run in bursts until none gets better any more."""
+    best, steady, end = _burst(programs), 0, time.perf_counter() + _MOST_S
+    while steady < _STEADY and time.perf_counter() < end:
+        time.sleep(_PAUSE_S)
+        before, best = best, list(map(min, best, _burst(programs)))
+        is_better = any(now < _BETTER * then for now, then in zip(best, before, strict=True))
+        steady = 0 if is_better else steady + 1
+    return best
+
+
+def _burst(programs: Sequence[Callable[[], float]]) -> list[float]:
+    """The least seconds of each program, run in turns for a short while, and once at least."""
+    best, end = [run() for run in programs], time.perf_counter() + _BURST_S
+    while time.perf_counter() < end:
+        best = [min(seconds, run()) for seconds, run in zip(best, programs, strict=True)]
+    return best
 
 
 def _exponentials(x: jax.Array) -> jax.Array:
@@ -154,21 +196,26 @@ def _program(device: Any, function: Callable[..., jax.Array], *shapes: tuple[int
     return once
 
 
-def _into_fresh_memory(device: Any, length: int) -> float:
-    """Seconds to write an array of `float32` into a buffer that the program has not had before.
+def _into_fresh_memory(device: Any, length: int) -> Callable[[], float]:
+    """A call that writes an array of `float32` into a buffer that the program has not had before, for the seconds.
 
     It is larger than what C libraries keep for themselves when it is freed (32 MB), as the temporaries of a step are.
     """
     x = jax.device_put(np.ones(length, np.float32), device)
     run = jax.jit(lambda x: x + 1)
     run(x).block_until_ready()
-    start = time.perf_counter()
-    run(x).block_until_ready()
-    return time.perf_counter() - start
+
+    def once() -> float:
+        start = time.perf_counter()
+        run(x).block_until_ready()
+        return time.perf_counter() - start
+
+    return once
 
 
 def _rounded(rate: float) -> float:
-    return float(f"{rate:.1e}")
+    """A rate in whole decibels, written with two digits."""
+    return float(f"{10 ** (round(10 * math.log10(rate)) / 10):.1e}")
 
 
 def _aside(function: Callable[[], _T]) -> _T:
@@ -181,6 +228,8 @@ def _aside(function: Callable[[], _T]) -> _T:
 
 
 def _file() -> Path:
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
     if own := os.environ.get("JOINTCUT_CACHE_DIR"):
         return Path(own) / "rates.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
@@ -197,14 +246,21 @@ def _read() -> dict[str, Any]:
         return {}
 
 
-def _rates_in(entry: Any) -> Roofline | None:
-    """The rates in an entry of the file, None where there are none, or old ones."""
-    try:
-        figures = dict(entry)
-        is_young = 0 <= time.time() - figures.pop(_WHEN) < _MONTH_S
-        return Roofline(**figures) if is_young else None
-    except (KeyError, TypeError, ValueError, PlanError):
+def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
+    """The rates in an entry of the file, None where there are none."""
+    if name not in entries:
         return None
+    try:
+        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key != _WHEN})
+    except (TypeError, ValueError, PlanError):
+        _LOG.warning("Rates are measured anew, since the entry %r of %s holds none.", name, _file())
+        return None
+
+
+def _is_young(entry: dict[str, Any]) -> bool:
+    """Whether an entry was measured within a month, and not in the future of a clock that was put back."""
+    when = entry.get(_WHEN)
+    return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
 
 
 def _write(entries: dict[str, Any]) -> None:

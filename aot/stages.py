@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,16 @@ from typing import Any
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
 from jointcut.aot.export import PLATFORMS, export, known_platforms
-from jointcut.aot.fit import CALIBRATION, Fitted, Weighed, fit, planner_for, room_for
+from jointcut.aot.fit import CALIBRATION, Weighed, planner_for
 from jointcut.aot.limits import Budget, Limit, limit
-from jointcut.aot.notes import Note, followed
+from jointcut.aot.notes import Held
 from jointcut.aot.options import wanted_plan
 from jointcut.aot.pair import Pair
 from jointcut.aot.pareto import Pareto, ParetoPoint
-from jointcut.aot.progress import Stage, size, tell
+from jointcut.aot.progress import Stage
 from jointcut.aot.report.gather import Measured, gather
 from jointcut.aot.report.report import Report
+from jointcut.aot.searches import Wanted, settled, summary, way
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Candidate, Planner, ranked
@@ -71,7 +72,7 @@ class Traced(TracedCall):
             graph = self.graph
             read_ms = 1e3 * now.seconds
             made = split(self.program.closed, self.program.roles, strategy, graph=graph)
-            now.ends(lambda: f"cut by {made.plan.strategy} in {now}, {_summary(made.plan)}")
+            now.ends(lambda: f"cut by {made.plan.strategy} in {now}, {summary(made.plan)}")
         return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))
 
     @cached_property
@@ -90,6 +91,13 @@ class Traced(TracedCall):
     def _within(self, budget: Limit) -> Cut:
         """The cut whose compiled step holds a budget."""
         start = time.perf_counter()
+        found = settled(self._wanted(budget))
+        made = found.measured.made.cut.split
+        return Cut(self, replace(made, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start)), found)
+
+    def _wanted(self, budget: Limit) -> Wanted[Compiled]:
+        """What a search for a budget needs to know, and to do."""
+        executables = 1 if self.is_scalar else 2
 
         def measure(plan: Plan) -> Weighed[Compiled]:
             key = (plan.values, plan.segments)
@@ -98,35 +106,16 @@ class Traced(TracedCall):
                 self._weighed[key] = Weighed(made, made.peak_bytes, made.activation_bytes, made.compile_ms)
             return self._weighed[key]
 
-        found = self._noted(budget, measure)
-        made = found.measured.made.cut.split
-        return Cut(self, replace(made, plan=found.plan, cut_ms=1e3 * (time.perf_counter() - start)), found)
+        def take(plan: Plan, held: Held) -> Weighed[Compiled]:
+            key = (plan.values, plan.segments)
+            if key not in self._weighed:
+                made = Compiled(self._cut(lambda graph: plan), executables, held.compile_ms)
+                self._weighed[key] = Weighed(made, held.peak_bytes, held.activation_bytes, held.compile_ms)
+            return self._weighed[key]
 
-    def _noted(self, budget: Limit, measure: Callable[[Plan], Weighed[Compiled]]) -> Fitted[Compiled]:
-        """The plan that held this budget before, where that is noted and still so, or what a search finds."""
-        note = Note.of(self.name, self.program, self.options, budget)
-        known = None if note is None else note.plan(self.graph)
-        if known is not None:
-            plan, activation_bytes = known
-            weighed = measure(plan)
-            if weighed.activation_bytes <= activation_bytes:
-                return followed(plan, weighed)
-        with Stage("search", self.name) as now:
-            room = room_for(budget, self.bound.leaves, self.program.fixed_bytes, self._plain_bytes)
-            found = fit(self.planner, budget, room, measure)
-            now.ends(
-                lambda: (
-                    f"searched {self.planner.num_replayed} plans in {now} and compiled {len(found.trail)}, "
-                    f"for {budget}: {found.plan.strategy}, {_summary(found.plan)}"
-                )
-            )
-        if note is not None:
-            note.write(found.plan, self.graph, found.measured.activation_bytes)
-        return found
-
-    def _plain_bytes(self) -> int:
-        tell(lambda: "compiling plain JAX, to compare")
-        return self.plain_memory.temp_bytes
+        leaves, how = (*self.consts, *self.bound.leaves), way(self.options, executables, True)
+        given = self.name, self.program, self.options, budget, self.graph, leaves, how
+        return Wanted(*given, lambda: self.planner, measure, take, lambda: self.plain_memory.temp_bytes)
 
     def pareto(self) -> Pareto:
         """What each budget would cost: the plans that no other betters in both peak and time, by the model."""
@@ -195,13 +184,11 @@ class Cut(CutCall):
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
         executables = executables or (1 if self.traced.is_scalar else 2)
-        if self.fitted is not None and self.fitted.measured.made.executables == executables:
-            return replace(self.fitted.measured.made, cut=self)
         made = Compiled(self, executables)
+        if self.fitted is not None and self.fitted.measured.made.executables == executables:
+            made = replace(self.fitted.measured.made, cut=self)
+            if made.is_made:
+                return made
         with Stage("compile", self.traced.name) as now:
             _ = made.programs
         return made.timed(1e3 * now.seconds)
-
-
-def _summary(plan: Plan) -> str:
-    return f"{len(plan.values)} values, {size(plan.bytes_saved)} saved, {len(plan.recomputed)} ops recomputed"

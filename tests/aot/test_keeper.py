@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot import pipeline, stages
+from jointcut.aot import pipeline, searches
 from jointcut.aot.cache.caching import store_for
 from jointcut.aot.stages import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
@@ -202,7 +202,8 @@ def test_the_plan_that_held_a_budget_is_noted(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a second search")
 
-    monkeypatch.setattr(stages, "fit", refuse)
+    monkeypatch.setattr(searches, "fit", refuse)
+    searches.forget()
     second = cut(0.6)
     assert second.plan == first.plan
     assert second.compile().peak_bytes == first.compile().peak_bytes

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
 from jointcut import aot
+from jointcut.aot import screens
 from jointcut.aot.options import Options
-from jointcut.aot.progress import WORDS, Stage, progress, size, tell, text
+from jointcut.aot.progress import WORDS, Stage, progress, shortened, size, tell, text
 from jointcut.aot.rates import rates
 from jointcut.partition import Plan
 from jointcut.partition.budget import Planner
@@ -133,7 +134,7 @@ def test_what_is_cut_inside_a_transformation_says_so(told):
 
 
 def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
-    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
     monkeypatch.setattr(measuring, "_KNOWN", {})
     monkeypatch.setattr(measuring, "_measure", lambda device: ROOFLINE)
     rates()
@@ -260,6 +261,30 @@ def test_a_nested_stage_is_shown_behind_the_outer_one():
     tell(lambda: pytest.fail("outside of stages nothing is told"))
 
 
+def test_at_80_columns_the_end_of_the_line_stays():
+    with stages(("search", "loss")) as (outer,):
+        outer.says(lambda: "attempt 2 of at most 10")
+        with Stage("cut", "loss"):
+            pass
+        with stages(("compile", "loss")) as (inner,):
+            want = "jointcut: loss: searching (attempt 2 of at most 10), 3 s: compiling, 3 s"
+            assert text([inner]) == text([inner], len(want) + 13) == f"{want} (cut 0.0 s)"
+            assert text([inner], 80) == want
+            assert text([inner], 60) == f"{want[:15]}...{want[-42:]}"
+            assert text([inner, outer], 60).endswith("3 s: compiling, 3 s; 1 more")
+
+
+@quick
+@given(st.text(max_size=60), st.integers(12, 60))
+def test_a_line_that_is_shortened_begins_and_ends_as_it_did(line, width):
+    short = shortened(line, width)
+    assert len(short) == min(len(line), width)
+    if len(line) > width:
+        head = width // 4
+        assert short[:head] == line[:head] and short[head : head + 3] == "..."
+        assert line.endswith(short[head + 3 :])
+
+
 @quick
 @given(st.lists(st.tuples(st.sampled_from(list(WORDS)), st.sampled_from("fgh")), min_size=1, max_size=5))
 def test_a_line_names_all_stages_from_the_outermost_and_each_name_where_it_changes(nested):
@@ -302,14 +327,88 @@ def test_a_switch_that_is_no_bool_is_refused(on):
     assert str(caught.value) == f"progress was given {on!r}.\nGive True or False."
 
 
-@pytest.mark.parametrize("stream", [None, io.StringIO(), object(), "closed"])
-def test_nobody_looks_where_standard_error_is_no_terminal(stream, monkeypatch):
+@pytest.mark.parametrize("stream", [None, object(), "closed"])
+def test_nobody_looks_where_nothing_can_be_written(stream, monkeypatch):
     if stream == "closed":
         stream = io.StringIO()
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
     with Stage("trace", "f"):
         assert not DISPLAY.is_seen()
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A file as standard error, to which a stage that lasts writes five lines a second rather than one in ten."""
+    monkeypatch.setattr(screens, "EVERY_S", 0.2)
+    monkeypatch.setattr(module, "_DELAY_S", 0.0)
+
+    def redirected():  # by the test itself: pytest puts its own files in place for each of its phases
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        return sys.stderr
+
+    yield redirected
+    DISPLAY.clear()
+
+
+def lasts(condition):
+    """A search that goes on until a condition holds."""
+    with Stage("search", "loss") as now:
+        now.says(lambda: "attempt 2 of at most 10")
+        while not condition():
+            assert now.seconds < 30, "never written"
+            time.sleep(0.01)
+
+
+def test_where_there_is_no_terminal_a_stage_that_lasts_writes_plain_lines(often):
+    file = often()
+    lasts(lambda: file.getvalue().count("\n") >= 3)
+    lines = file.getvalue().splitlines()
+    assert all(
+        re.fullmatch(r"jointcut: loss: searching \(attempt 2 of at most 10\), \d+ s( \(.*\))?", line) for line in lines
+    )
+    assert DISPLAY.screen is None
+
+
+def test_where_the_log_is_read_the_lines_go_there(often, caplog):
+    file = often()
+    caplog.set_level(logging.INFO, logger="jointcut")
+    lasts(lambda: len(caplog.records) >= 2)
+    *lines, last = [r.getMessage() for r in caplog.records]
+    assert all(re.fullmatch(r"loss: searching \(attempt 2 of at most 10\), \d+ s( \(.*\))?", line) for line in lines)
+    assert last.startswith("loss: searched in ")
+    assert file.getvalue() == ""
+
+
+def test_lines_come_ten_seconds_apart_and_what_is_done_sooner_says_nothing(monkeypatch):
+    written, clock = [], [100.0]
+    monkeypatch.setattr(screens.time, "monotonic", lambda: clock[0])
+    lines = screens.Lines(written.append)
+    for second in range(60):
+        clock[0] = 100.0 + second
+        lines.draw(str(second))
+    lines.clear()
+    assert written == ["10", "20", "30", "40", "50"]
+
+
+def test_no_line_is_written_where_that_is_switched_off(often, monkeypatch):
+    file = often()
+    with progress(False):
+        assert not DISPLAY.is_seen()
+    monkeypatch.setenv(module.VARIABLE, "0")
+    assert not DISPLAY.is_seen()
+    with Stage("search", "loss"):
+        time.sleep(0.5)
+    assert file.getvalue() == ""
+
+
+def test_a_file_that_is_closed_meanwhile_harms_no_stage(often):
+    file = often()
+    lasts(file.getvalue)
+    with Stage("search", "loss"):
+        file.close()
+        time.sleep(0.5)
+    assert not DISPLAY.is_seen()
 
 
 PIPED = """
@@ -326,6 +425,6 @@ loss.value_and_grad(jnp.ones(3))
 """
 
 
-def test_a_pipe_stays_silent():
+def test_a_pipe_stays_silent_where_no_stage_lasts():
     done = subprocess.run([sys.executable, "-c", PIPED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ FIGURES = Roofline(1e12, 2e10, 3e9)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A cache folder of the test's own, in a process that knows no rates yet."""
+    monkeypatch.delenv(measuring.VARIABLE)
     monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measuring, "_KNOWN", {})
     return tmp_path
@@ -60,11 +62,38 @@ def forget():
 # ---------------------------------------------------------------- of a device
 
 
-def test_rates_are_positive_and_have_two_digits(folder):
+def test_rates_are_positive_decibels(folder, monkeypatch):
+    monkeypatch.setattr(measuring, "_STEADY", 1)
     found = rates()
     for rate in asdict(found).values():
         assert math.isfinite(rate) and rate > 0
-        assert float(f"{rate:.1e}") == rate
+        assert float(f"{rate:.1e}") == rate == measuring._rounded(rate)
+
+
+def test_rates_are_rounded_to_ten_steps_for_each_power_of_ten():
+    given = [10 ** (k / 400) for k in range(4000)]
+    rounded = [measuring._rounded(rate) for rate in given]
+    assert all(0.85 < r / g < 1.17 for r, g in zip(rounded, given, strict=True))
+    assert len(set(rounded)) == 101  # ten in each of ten powers of ten, and the end
+    assert {float(f"{r:.1e}"[:3]) for r in rounded} == {1.0, 1.3, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 7.9}
+
+
+def test_the_least_time_counts_and_what_comes_late_is_waited_for(monkeypatch):
+    """A machine that is busy for the first bursts: pauses let the other work end."""
+    monkeypatch.setattr(measuring, "_BURST_S", 0.0)
+    monkeypatch.setattr(measuring, "_PAUSE_S", 0.0)
+    quick, slow = iter([9.0, 5.0, 7.0, 7.0, 3.0]), iter([4.0, 4.0, 4.0, 4.0, 4.0])
+    least = measuring._least([lambda: next(quick, 3.1), lambda: next(slow, 4.2)])
+    assert least == [3.0, 4.0]
+    assert next(quick, "all were run") == "all were run"
+
+
+def test_measuring_ends_where_times_fall_for_ever(monkeypatch):
+    monkeypatch.setattr(measuring, "_BURST_S", 0.0)
+    monkeypatch.setattr(measuring, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(measuring, "_MOST_S", 0.05)
+    times = (0.5**n for n in range(10**6))
+    assert 0 < measuring._least([lambda: next(times)])[0] < 1
 
 
 def test_rates_are_measured_once_per_process_and_once_per_file(folder, count):
@@ -117,6 +146,19 @@ def test_rates_are_measured_anew_where_that_is_asked_for_or_a_month_is_over(fold
         assert len(count) == times
 
 
+def test_after_a_month_rates_stay_but_for_those_that_are_much_higher(folder, monkeypatch):
+    measured = iter([Roofline(4e10, 5e9, 3e9), Roofline(1e11, 6.3e9, 1e9, 5e8), Roofline(1e9, 1e9, 1e9)])
+    monkeypatch.setattr(measuring, "_measure", lambda device: next(measured))
+    rates()
+    forget()
+    now = time.time()
+    monkeypatch.setattr(measuring.time, "time", lambda: now + 86_400 * 31)
+    assert rates() == Roofline(1e11, 5e9, 3e9, 5e8)
+    forget()
+    assert rates() == Roofline(1e11, 5e9, 3e9, 5e8)
+    assert rates(anew=True) == Roofline(1e9, 1e9, 1e9)
+
+
 def test_a_device_that_cannot_be_measured_is_named_with_a_cure(folder, monkeypatch):
     def measure(device):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
@@ -143,8 +185,8 @@ TRANSFORMED = {
 
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_rates_are_measured_for_real_inside_any_trace(name, folder, monkeypatch):
-    monkeypatch.setattr(measuring, "_SPAN", 0.0)
-    monkeypatch.setattr(measuring, "_ROUNDS", 1)
+    monkeypatch.setattr(measuring, "_BURST_S", 0.0)
+    monkeypatch.setattr(measuring, "_STEADY", 0)
     found = []
 
     def function(x):
@@ -195,6 +237,9 @@ def test_figures_that_are_no_rates_are_not_believed(figure, folder, count, caplo
     forget()
     assert rates() == FIGURES
     assert len(count) == 2
+    (record,) = caplog.records
+    (name,) = json.loads(path.read_text())
+    assert record.getMessage() == f"Rates are measured anew, since the entry {name!r} of {path} holds none."
 
 
 @pytest.mark.parametrize("other", [{"flops_per_s": 1.0, "of_tomorrow": 2}, None, 7, []])
@@ -264,6 +309,30 @@ def test_the_users_cache_folder_is_the_default(folder, count, monkeypatch):
     forget()
     rates()
     assert (folder / "home" / ".cache" / "jointcut" / "rates.json").exists()
+
+
+def test_a_variable_names_the_file(folder, count, monkeypatch):
+    monkeypatch.setenv("JOINTCUT_RATES", str(folder / "mine.json"))
+    rates()
+    assert [path.name for path in folder.iterdir()] == ["mine.json"]
+    forget()
+    assert rates() == FIGURES
+    assert len(count) == 1
+
+
+def test_an_entry_for_any_device_is_never_measured_again(folder, count, monkeypatch):
+    fixed = Roofline(1e10, 1e9, 1e9, 1e8)
+    (folder / "rates.json").write_text(json.dumps({"*": asdict(fixed)}))
+    monkeypatch.setattr(measuring.time, "time", lambda: 10.0**12)
+    assert rates() == fixed
+    assert not count
+    assert rates(anew=True) == FIGURES
+    assert set(json.loads((folder / "rates.json").read_text())) > {"*"}
+
+
+def test_tests_run_with_rates_that_nobody_measured(count):
+    assert json.loads(Path(os.environ["JOINTCUT_RATES"]).read_text()) == {"*": asdict(rates())}
+    assert not count
 
 
 # ---------------------------------------------------------------- op by op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from importlib import import_module, util
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import pytest
 
 from jointcut import aot
+from jointcut.aot import screens
 from jointcut.aot.progress import VARIABLE, Stage, progress
 
 ROOT = Path(__file__).parent.parent.parent
@@ -131,6 +133,27 @@ def test_a_line_is_cut_where_the_terminal_ends(monkeypatch):
     assert all(len(screen) <= 2 for screen in drawn(terminal.raw.decode()))
 
 
+def test_a_line_too_long_for_80_columns_keeps_its_end(monkeypatch):
+    terminal = Pseudo(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    with Stage("search", 70 * "f") as now:
+        now.says(lambda: "attempt 2 of at most 10")
+        wait_for(lambda: b"(attempt 2 of at most 10), 0 s" in terminal.raw)
+    assert terminal.seen() == [""]
+
+
+def test_another_file_in_the_place_of_the_terminal_gets_no_control_codes(monkeypatch):
+    terminal, file = Pseudo(monkeypatch), io.StringIO()
+    monkeypatch.setattr(screens, "EVERY_S", 0.0)
+    with Stage("trace", "f"):
+        wait_for(lambda: DISPLAY.screen is not None)
+        with redirect_stderr(file):
+            wait_for(lambda: file.getvalue().count("\n") > 1)
+        wait_for(lambda: isinstance(DISPLAY.screen, screens.Terminal))
+    assert set(file.getvalue().splitlines()) <= {f"jointcut: f: tracing, {n} s" for n in range(30)}
+    assert terminal.seen() == [""]
+
+
 def test_a_stage_that_raises_or_is_interrupted_takes_its_line_away(monkeypatch):
     terminal = Pseudo(monkeypatch)
     for error, fail in ((ZeroDivisionError, lambda: 1 / 0), (KeyboardInterrupt, interrupt)):
@@ -194,10 +217,11 @@ def test_a_name_that_a_terminal_cannot_write_harms_no_stage(monkeypatch):
 
 def test_a_terminal_that_has_gone_harms_no_stage(monkeypatch):
     terminal = Pseudo(monkeypatch)
+    monkeypatch.setattr(screens, "EVERY_S", 0.0)
     with Stage("trace", "f"):
         wait_for(lambda: DISPLAY.screen is not None)
         terminal.leave()
-        wait_for(lambda: DISPLAY.screen is None)
+        wait_for(lambda: DISPLAY.wanted is False)
     with Stage("trace", "f"):
         assert not DISPLAY.is_seen()
     with suppress(OSError):
