@@ -3,13 +3,16 @@
     python -m benchmarks.home                  # everything: half an hour on two cores
     python -m benchmarks.home libraries mesh   # of `libraries`, `mesh`, `examples`, `search`, `compile`
 
-*Activations* are XLA's temporaries of the compiled step, *peak* counts arguments and results as well. Time is the median
-ratio of interleaved runs. The figures are kept in `benchmarks/results/home.json`.
+*Activations* are XLA's temporaries of the compiled step, *peak* counts arguments and results as well. Time is the
+median ratio of interleaved runs. The figures are kept in `benchmarks/results/home.json`.
 """
 
 import argparse
 import json
+import logging
 import math
+import os
+import re
 import subprocess
 import sys
 import time
@@ -28,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.measure import machine, memory_of, time_together, wide_console
 from benchmarks.methods import build_inside, build_plain, forget
-from benchmarks.programs import SUITE, load
+from benchmarks.programs import PROGRAMS, load
 from jointcut import aot
 
 RESULTS = Path(__file__).parent / "results" / "home.json"
@@ -71,14 +74,13 @@ def show(console: Console, part: str, rows: Rows) -> None:
 
 def libraries(options: argparse.Namespace) -> Rows:
     """Each model trained in each way, plain and cut: losses, memory and time."""
-    from benchmarks.home_models import HOMES  # noqa: PLC0415  these bring libraries that the other parts do not need
+    from benchmarks.home_models import HOMES
 
     rows: Rows = []
     for make in HOMES:
         home = make()
         cut = aot.function(home.loss)
         plain, ours = (memory_of(jax.jit(home.pure(f)).lower(*home.arguments).compile()) for f in (home.loss, cut))
-        itself = None
         for way, stepping in home.ways.items():
             forget()
             losses = [np.array(stepping(f)(STEPS)) for f in (home.loss, cut)]
@@ -94,7 +96,6 @@ def libraries(options: argparse.Namespace) -> Rows:
                     "time ÷": timing["cut"].ratio.median,
                 }
             )
-        del itself
     return rows
 
 
@@ -105,7 +106,7 @@ def mesh(options: argparse.Namespace) -> Rows:
     """Bytes for each device of a mesh, in a process of its own that has so many."""
     flags = f"--xla_force_host_platform_device_count={options.devices}"
     command = [sys.executable, "-m", "benchmarks.home_mesh"]
-    found = subprocess.run(command, env={**__import__("os").environ, "XLA_FLAGS": flags}, check=True, stdout=-1)
+    found = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, stdout=-1)
     return json.loads(found.stdout)
 
 
@@ -174,37 +175,36 @@ def search(options: argparse.Namespace) -> Rows:
         "loss.explain": lambda: function.explain(*arguments),
     }
     rows: Rows = []
+    told = Told()
     for name, call in ways.items():
-        spent = Searched()
-        with spent:
-            start = time.perf_counter()
+        start = time.perf_counter()
+        with told:
             jax.block_until_ready(jax.tree.leaves(call()))
-            rows.append({"way": name, "searched s": spent.seconds, "in all s": time.perf_counter() - start})
+        whole = time.perf_counter() - start
+        rows.append({"way": name, "what the log says of the search": told.text, "call s": whole})
     return rows
 
 
-class Searched:
-    """Adds up the seconds of the stage `search`, which jointcut logs."""
+class Told(logging.Handler):
+    """Keeps what jointcut logs of its searches."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        super().__init__(logging.INFO)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line that ends a search."""
+        if re.search(r"(searched|took|checked) .* compiled ", message := record.getMessage()):
+            self.text = re.sub(r"[,;:] .*", "", message.partition(": ")[2] or message)
 
     def __enter__(self) -> None:
-        from jointcut.aot import stages  # noqa: PLC0415  the one place that searches
-
-        self.stages, self.fit = stages, stages.fit
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return self.fit(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - start
-
-        stages.fit = timed
+        self.text = "none"
+        log = logging.getLogger("jointcut")
+        log.addHandler(self)
+        log.setLevel(logging.INFO)
 
     def __exit__(self, *_: object) -> None:
-        self.stages.fit = self.fit
+        logging.getLogger("jointcut").removeHandler(self)
 
 
 # --------------------------------------------------------------------------------------------------------- compile
@@ -213,7 +213,7 @@ class Searched:
 def compiling(options: argparse.Namespace) -> Rows:
     """Seconds until a step in the user's own jit is compiled, over plain JAX's."""
     rows: Rows = []
-    for name in SUITE:
+    for name in PROGRAMS:
         program = load(name, "small")
         seconds: dict[str, list[float]] = {"plain": [], "cut": []}
         for _ in range(max(1, options.rounds // 3)):

@@ -232,7 +232,7 @@ def equinox_gpt() -> Home:
 
 def flax_gpt2() -> Home:
     """FlaxGPT2 of transformers 4 on random tokens."""
-    from transformers import FlaxGPT2LMHeadModel, GPT2Config  # noqa: PLC0415  a second to import, and many warnings
+    from transformers import FlaxGPT2LMHeadModel, GPT2Config
 
     config = GPT2Config(vocab_size=256, n_positions=128, n_embd=128, n_layer=4, n_head=4)
     model = FlaxGPT2LMHeadModel(config, seed=0)

@@ -14,8 +14,10 @@ import pytest
 
 from jointcut import aot
 
-PAGE = Path(__file__).parent.parent / "docs" / "use-it-with.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "use-it-with.md"
 RECIPES = dict(re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.S | re.M))
+FIRST = (ROOT / "README.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
 NEEDS = {"Keras": "keras", "HuggingFace Flax": "transformers"}
 ON_SEVERAL_DEVICES = [title for title, code in RECIPES.items() if "device_count" in code]
 
@@ -23,6 +25,12 @@ ON_SEVERAL_DEVICES = [title for title, code in RECIPES.items() if "device_count"
 def test_every_recipe_has_a_title_of_its_own():
     assert len(RECIPES) == PAGE.read_text("utf-8").count("```python") == 10
     assert len(ON_SEVERAL_DEVICES) == 1
+
+
+def test_the_first_program_of_the_readme_trains(capsys):
+    assert "optax" in FIRST
+    exec(compile(FIRST, "README.md", "exec"), {"__name__": "readme"})
+    assert float(capsys.readouterr().out) < 0.01
 
 
 @pytest.mark.parametrize("title", [title for title in RECIPES if title not in ON_SEVERAL_DEVICES])
