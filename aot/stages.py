@@ -31,6 +31,7 @@ from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.figures import counted
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy, split
 
@@ -46,10 +47,10 @@ class Traced(TracedCall):
     def __repr__(self) -> str:
         """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
         inner, _ = jaxprs.opened(self.joint)
-        outputs = len(self.program.results.avals)
+        inputs, outputs = len(self.bound.leaves), len(self.program.results.avals)
         return (
-            f"<Traced {self.name}: {len(self.bound.leaves)} inputs, {outputs} output{'s' * (outputs != 1)}, "
-            f"{len(inner.eqns)} equations>"
+            f"<Traced {self.name}: {counted(inputs, 'input')}, {counted(outputs, 'output')}, "
+            f"{counted(len(inner.eqns), 'equation')}>"
         )
 
     def partition(
@@ -204,4 +205,7 @@ class Cut(CutCall):
 
 
 def _summary(plan: Plan) -> str:
-    return f"{len(plan.values)} values, {size(plan.bytes_saved)} saved, {len(plan.recomputed)} ops recomputed"
+    return (
+        f"{counted(len(plan.values), 'value')}, {size(plan.bytes_saved)} saved, "
+        f"{counted(len(plan.recomputed), 'op')} recomputed"
+    )

@@ -19,10 +19,11 @@ from jointcut.aot.report.rows import Rows
 from jointcut.partition import segments
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.displays import table
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, lifetimes
 from jointcut.partition.mincut import save_all
 from jointcut.partition.outline import outline
-from jointcut.partition.picture import graph_view, human_bytes, timeline
+from jointcut.partition.picture import graph_view, timeline
 from jointcut.partition.places import place_of
 from jointcut.partition.plan import Plan
 

@@ -25,9 +25,9 @@ from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import drawing, table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.partition.errors import JointcutError, choices, message
+from jointcut.partition.figures import human_bytes, human_seconds
 from jointcut.partition.lifetimes import Lifetimes
 from jointcut.partition.page.page import framed, page
-from jointcut.partition.picture import human_bytes, human_seconds
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Side
 

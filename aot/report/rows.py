@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.partition.budget import Planner
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.flops import flops
 from jointcut.partition.graph import SCAN, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
-from jointcut.partition.picture import file_and_line, human_bytes, type_of
+from jointcut.partition.picture import file_and_line, type_of
 from jointcut.partition.plan import Plan, Saved, in_segments
 
 #: The shares of the predicted peak whose plans are told.

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
-from jointcut.partition.picture import JSON, file_and_line, human_bytes, human_seconds, reason, shared, short, times
+from jointcut.partition.figures import human_bytes, human_seconds
+from jointcut.partition.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.plan import alike, in_segments
 
 _SHOWN = 14

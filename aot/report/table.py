@@ -19,7 +19,8 @@ from rich.text import Text
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.sections import HEAVY, extra_time, recipe, within
-from jointcut.partition.picture import human_bytes, human_seconds, reason, short, times
+from jointcut.partition.figures import human_bytes, human_seconds
+from jointcut.partition.picture import reason, short, times
 from jointcut.partition.plan import alike
 
 WIDTH = 100

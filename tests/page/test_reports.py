@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jointcut.aot.report.report import Report
-from jointcut.partition.picture import human_bytes
+from jointcut.partition.figures import human_bytes
 from page.browser import axe_findings
 from page.graph_tab import STILL, carried
 from page.report_tab import MOST_KB, cells, closed_makers, explained, is_true_to, section

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jointcut.aot.report import table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.table import cut_off, tail
-from jointcut.partition.picture import human_bytes
+from jointcut.partition.figures import human_bytes
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][::9]  # that one cannot be traced
