@@ -174,8 +174,8 @@ class Cut(CutCall):
     def explain(self, *, measure: bool = True) -> Report:
         """What is saved and why, what is computed again, what both cost, and what less memory would.
 
-        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; without,
-        nothing is compiled and it is predicted.
+        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; smaller
+        budgets are tried, and told where they hold. Without, nothing is compiled and all of it is predicted.
         """
         traced = self.traced
         front = self.pareto()
@@ -185,7 +185,7 @@ class Cut(CutCall):
             with Stage("compile", f"{traced.name}, plain JAX"):
                 plain = traced.plain_program()
             measured = Measured.of(run, plain)
-        return gather(self, traced.planner, front, traced._point, measured)
+        return gather(self, traced.planner, front, traced._point, lambda b: traced.partition(budget=b), measured)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.

@@ -47,11 +47,11 @@
     return J.element("a", { href: `#${id}`, class: name, onclick: go }, text);
   }
 
-  /** The figures at the top, as a list of terms. */
+  /** The figures at the top, as a list of terms: those that matter most large, and the others small below them. */
   function totals(entries) {
     if (entries.length === 0) return null;
-    return J.element("dl", { class: "totals" }, entries.map(({ label, value, detail }) =>
-      J.element("div", { class: "total" },
+    return J.element("dl", { class: "totals" }, entries.map(({ label, value, detail, main }) =>
+      J.element("div", { class: main ? "total total-main" : "total" },
         J.element("dt", {}, label),
         J.element("dd", { class: "total-value" }, value),
         detail && J.element("dd", { class: "total-detail" }, detail))));

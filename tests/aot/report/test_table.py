@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jointcut.aot.report import table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.table import cut_off, tail
-from jointcut.partition.figures import human_bytes
+from jointcut.aot.report.tried import Tried
+from jointcut.partition.figures import counted, human_bytes
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][::9]  # that one cannot be traced
@@ -62,6 +63,7 @@ less_rows = st.lists(
         LessRow,
         st.sampled_from([0.9, 0.4, 0.0]),
         sizes | st.none(),
+        st.sampled_from(["", "123.0 MB"]),
         numbers,
         st.floats(-1, 99),
         sizes,
@@ -82,17 +84,17 @@ def shown(parts) -> list[str]:
 @given(saved_rows.filter(bool), st.booleans())
 def test_any_saved_arrays_fit_and_no_number_is_cut(rows, everything):
     found = shown(table.saved(rows, everything, "report.table(everything=True)"))
-    assert found[0] == f"Saved for the backward, {len(rows)} arrays"
+    assert found[0] == f"Saved for the backward, {counted(len(rows), 'array')}"
     numbers = [row.bytes for row in rows] if everything else [max(row.bytes for row in rows)]
     assert all(any(human_bytes(n) in line for line in found) for n in numbers if n or everything)
 
 
 @quick
-@given(again_rows, less_rows)
-def test_any_costs_fit(again, less):
+@given(again_rows, less_rows, st.sampled_from([None, Tried(), Tried(refused="999.0 MB", in_time=False)]))
+def test_any_costs_fit(again, less, tried):
     shown(table.again(again, True))
     shown(table.again(again))
-    found = shown(table.less(less, 10**9))
+    found = shown(table.less(less, 10**9, tried))
     assert all(any(human_bytes(row.peak_bytes) in line for line in found) for row in less if row.peak_bytes is not None)
 
 
@@ -191,15 +193,17 @@ def test_a_pipe_gets_the_whole_text_plain(tmp_path):
 
 TOLD = """
 loss, cut by min_cut; on cpu, JAX 0.0.0
-                             jointcut  plain JAX  ratio
-saved for the backward        49.2 kB   131.1 kB   0.38
-most alive in the forward     49.2 kB    81.9 kB   0.60
-most alive in the backward   114.7 kB   114.7 kB   1.00
-arguments and results         49.2 kB    49.2 kB   1.00
-peak of the step, predicted  192.5 kB
-2 ops run twice: 2.8% more flops, 8.19 µs by the model
-a step takes 0.54 of plain JAX's time, by the model
-no plan that computes nothing heavy twice saves less than 49.2 kB
+                              jointcut  plain JAX  ratio
+peak of a step                192.5 kB
+time of a step, by the model                        0.54
+  saved for the backward       49.2 kB   131.1 kB   0.38
+  most alive in the forward    49.2 kB    81.9 kB   0.60
+  most alive in the backward  114.7 kB   114.7 kB   1.00
+  arguments and results        49.2 kB    49.2 kB   1.00
+The peak is predicted.
+Times are the model's: 0.55 to 1.25 of those measured, 0.95 in the middle.
+2 ops run twice: 2.8% more flops, 8.19 µs by the model.
+No plan that computes nothing heavy twice saves less than 49.2 kB.
 
 Saved for the backward, 3 arrays
       bytes  array           made by  at                      needed by   why
@@ -214,9 +218,10 @@ Computed again in the backward
    time  Mflop  at                      ops
 8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
 
-With less memory than the 192.5 kB that are predicted
-        at most     found        extra time  saves less  by computing again
-154.0 kB (−20%)  151.6 kB  −11.1 µs (−6.1%)     16.4 kB  dot_general, tanh, sin
-115.5 kB (−40%)      none
-Give a row's peak, rounded up, as the budget: aot.function(budget="152.0 kB").
+With less memory than 192.5 kB
+          budget  predicted        extra time  saves less  by computing again
+154.0 kB (−20%)   151.6 kB  −11.1 µs (−6.1%)     16.4 kB  dot_general, tanh, sin
+115.5 kB (−40%)       none
+These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True
+(by default) to have them tried.
 """
