@@ -168,15 +168,14 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
     how = _REPLAYED if is_replay else _ASSIGNED
     heading = {"id": "graph", "title": "The graph and the cut", "lead": _GRAPH}
     graph = graph_view(planner.graph, _explained(told), planner.seconds, root=told.name, **heading)
-    fixed = human_bytes(told.totals.fixed_bytes)
     memory = timeline(
         told.life,
         None if told.is_plain else ("plain JAX", told.plain_life),
         id="memory",
         title="Memory over a step",
-        lead="Every array that is alive while the step runs, by what made it.",
+        lead=f"Every array that is alive while the step runs, by what made it. {_sum(told)}",
         lines=[{"name": "XLA's account", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
-        note=f"Arguments, results and gradients take {fixed} more and are not drawn. {how}",
+        note=how,
     )
     return (
         memory,
@@ -189,10 +188,19 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
     )
 
 
+def _sum(told: Report) -> str:
+    """How the picture's highest point goes together with the peak."""
+    peak, fixed = human_bytes(told.peak_bytes), human_bytes(told.totals.fixed_bytes)
+    kinds = "arguments, results and gradients, which are not drawn"
+    if told.account is None:
+        return f"Of the predicted peak of {peak}, {fixed} are {kinds}."
+    return f"The peak of {peak} is the highest point and {fixed} of {kinds}."
+
+
 _POLICIES = (
     " The other marks are policies of jax.checkpoint around the whole loss, in jointcut's order of the backward."
 )
-_SCALED = " Peaks are the model's, times the one factor that makes this plan's peak the compiled step's."
+_SCALED = " Peaks are scaled by one factor, so that this plan's is that of the compiled step."
 _GRAPH = "Forward at the left, backward at the right, and what is saved crossing the cut between them."
 _ASSIGNED = "As XLA scheduled the compiled step and assigned its memory; a loop's body is shown once."
 _REPLAYED = (

@@ -228,7 +228,7 @@ def _few(ops: str) -> str:
 
 def words() -> JSON:
     """What the words of a report mean."""
-    return _section("words", "Words of this report", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
+    return _section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
 
 
 _WORDS = {

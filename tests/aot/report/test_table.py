@@ -201,7 +201,7 @@ time of a step, by the model                        0.54
   most alive in the backward  114.7 kB   114.7 kB   1.00
   arguments and results        49.2 kB    49.2 kB   1.00
 The peak is predicted.
-Times are the model's: 0.55 to 1.25 of those measured, 0.95 in the middle.
+Predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle.
 2 ops run twice: 2.8% more flops, 8.19 µs by the model.
 No plan that computes nothing heavy twice saves less than 49.2 kB.
 
