@@ -1,7 +1,7 @@
 """Show what each budget would cost.
 
 The front of a program: plans that no other betters in both peak and time, as the model sees them. Nothing is compiled
-for it; a plan is taken by `traced.partition(plan=point.plan)` or by its peak as a budget.
+for it. A plan is taken by `traced.partition(plan=point.plan)`; its peak is predicted, and may be refused as a budget.
 """
 
 from __future__ import annotations

@@ -8,14 +8,18 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jointcut import aot
 from jointcut.aot.report import table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
-from jointcut.aot.report.table import cut_off, tail
+from jointcut.aot.report.table import cut_off, module_within, tail
 from jointcut.aot.report.tried import Tried
+from jointcut.partition.cost import Roofline
 from jointcut.partition.figures import counted, human_bytes
 from programs import CORPUS, named
 
@@ -219,9 +223,45 @@ Computed again in the backward
 8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
 
 With less memory than 192.5 kB
-          budget  predicted        extra time  saves less  by computing again
+         budget  predicted        extra time  saves less  by computing again
 154.0 kB (−20%)   151.6 kB  −11.1 µs (−6.1%)     16.4 kB  dot_general, tanh, sin
 115.5 kB (−40%)       none
 These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True
 (by default) to have them tried.
 """
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tanh(nn.Dense(8, name="down")(nn.gelu(nn.Dense(16, name="up")(x))))
+
+
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Layer(name="layer_1")(Layer(name="layer_0")(x))
+
+
+def test_the_layers_of_a_library_are_told_apart_by_their_modules():
+    """Every product is made at one line of the library."""
+    network, x = Network(), jnp.ones((4, 8))
+    params = network.init(jax.random.key(0), x)
+    ours = aot.function(lambda params, x: jnp.sum(network.apply(params, x)), cost=Roofline(1e11, 1e10, 1e10, 1e9))
+    report = ours.trace(params, x).partition("min_cut").explain(measure=False)
+    head, *rows = shown(table.saved(report.saved, True, "hint"))[1:]
+    assert head.split() == ["bytes", "array", "made", "by", "module", "at", "why"]
+    assert [row.split()[4] for row in rows[:4]] == ["layer_0/up", "layer_1/up", "layer_0", "layer_1"]
+    together = shown(table.saved(report.saved, False, "hint"))[2]
+    assert together.split() == ["2", "×", "256", "B", "float32[4,16]", "dot_general", "layer_0", "…", "layer_1/up",
+                                *together.split()[-2:]]  # fmt: skip
+
+
+def test_the_outer_modules_of_a_path_go_first():
+    assert [module_within("net/h (0) … h (11)/mlp/up", width) for width in (30, 24, 12, 4)] == [
+        "net/h (0) … h (11)/mlp/up",
+        "…/h (0) … h (11)/mlp/up",
+        "…/mlp/up",
+        "…/up",
+    ]
+    assert module_within("transformer", 6) == "…ormer"
