@@ -160,6 +160,8 @@ def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]]) -> JSON:
     ]
     place = None if plain is None else told.front.place(plain)
     lead = section["lead"] + _POLICIES + ("" if told.account is None else _SCALED)
+    if not told.less:
+        lead = " ".join([lead, *map(sections.sentence, sections.promises(told.less, told.tried))])
     return {**section, "title": "Other budgets", "lead": lead, "points": points, "plain": place}
 
 
@@ -174,7 +176,7 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
         id="memory",
         title="Memory over a step",
         lead=f"Every array that is alive while the step runs, by what made it. {_sum(told)}",
-        lines=[{"name": "XLA's account", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
+        lines=[{"name": "the compiled step", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
         note=how,
     )
     return (
@@ -182,7 +184,7 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
         graph,
         sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
         *([sections.again(told.again)] if told.again else []),
-        *([sections.less(told.less, told.peak_bytes, told.tried)] if told.less or told.tried else []),
+        *([sections.less(told.less, told.peak_bytes, told.tried)] if told.less else []),
         budgets,
         sections.words(),
     )

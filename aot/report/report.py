@@ -216,12 +216,14 @@ class Report:
             found.append(f"loops that run in segments: {loops}")
         if self.plan.bound_bytes is not None and not self.is_plain:
             found.append(
-                f"no plan that computes nothing heavy twice saves less than {human_bytes(self.plan.bound_bytes)}"
+                f"every plan that computes nothing heavy twice saves at least {human_bytes(self.plan.bound_bytes)}"
             )
         if self._is_held_less:
-            found.append("XLA by itself computes again some of what plain JAX's backward reads, and holds less of it")
+            found.append("XLA itself computes some of what plain JAX's backward reads again, and so holds less")
         if self.is_plain and self.default_saved_bytes is not None:
-            found.append(f"jointcut would save {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
+            found.append(
+                f"with jointcut it would keep {human_bytes(self.default_saved_bytes)}: aot.function({self.name})"
+            )
         return tuple(found)
 
     @property

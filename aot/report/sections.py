@@ -20,8 +20,8 @@ _MOST_LINES = 3  # that are told above the saved arrays, and in a cell
 
 #: What the word says in reasons and bounds.
 HEAVY = (
-    "Heavy, and so not run twice unless a budget asks for it, is all but elementwise arithmetic, moving data and small "
-    "reductions: matrix products, convolutions, random bits, sorts."
+    "Heavy are matrix products, convolutions, random bits and sorts: all but elementwise arithmetic, moving data and "
+    "small reductions."
 )
 _ORDER = (
     "What takes most comes first, equal arrays of several layers in one row; a row leads to its array in the graph."
@@ -40,8 +40,14 @@ def without_what_is_shared(paths: Sequence[str]) -> list[str]:
 
 
 def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
-    """A table; `columns` are names, with ">" before those of numbers; a cell of these is its text and its number."""
+    """A table; `columns` are names, with ">" before those of numbers; a cell of these is its text and its number.
+
+    A column "module" stands only where some row has one.
+    """
     named = columns.split(", ")
+    if "module" in named and not any(row[named.index("module")] for row in rows):
+        place = named.index("module")
+        named, rows = [*named[:place], *named[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     numeric = [c.startswith(">") for c in named]
     return {
         "kind": "table",
@@ -160,10 +166,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
 def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
     """What the reader may rely on: which budgets were tried, and what became of them."""
     if tried is None:
-        return [
-            "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
-            "(by default) to have them tried"
-        ]
+        told = "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
+        return [f"{told}(by default) to have them tried"] if rows else []
     first = next((row.budget for row in rows), None)
     found = []
     if first is not None:
@@ -236,7 +240,7 @@ _WORDS = {
     "recomputed": "An op of the forward that the backward runs again, in place of reading what it made.",
     "heavy": HEAVY,
     "plan": "Which arrays are saved and which ops are recomputed.",
-    "min_cut": "The default plan: the fewest bytes with which nothing heavy runs twice.",
+    "min_cut": "The plan that saves the fewest bytes and runs nothing heavy twice.",
     "save_all": "What plain JAX keeps, as a plan.",
     "front": "A plan of the curve of budgets: among those that save as little, none computes less again, by the model.",
     "pieces, stages kept": "The forward is divided into stages, and these into pieces. What passes from piece to piece "
@@ -244,6 +248,7 @@ _WORDS = {
     "segments": "A loop runs in stretches of steps. What enters a stretch is kept, and each stretch runs again.",
     "no plan of as few bytes": "A bound that is proved; the gap is how far above it the plan lies.",
     "temporaries": "The memory that XLA takes for a step beside arguments and results.",
-    "XLA's account": "What the compiled step's memory_analysis() says.",
-    "predicted": "By the cost model and a replay of the plan, before anything is compiled.",
+    "peak": "The most that a step holds at once, arguments and results included, by memory_analysis() of the compiled "
+    "step.",
+    "predicted": "By the model: what ops cost on this device, and when each array of the plan is alive.",
 }

@@ -207,7 +207,7 @@ time of a step, by the model                        0.54
 The peak is predicted.
 Predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle.
 2 ops run twice: 2.8% more flops, 8.19 µs by the model.
-No plan that computes nothing heavy twice saves less than 49.2 kB.
+Every plan that computes nothing heavy twice saves at least 49.2 kB.
 
 Saved for the backward, 3 arrays
       bytes  array           made by  at                      needed by   why
@@ -215,8 +215,8 @@ Saved for the backward, 3 arrays
     16.4 kB  float32[64,64]  sin      here/train.py:9 (loss)  mul           2
   1  to compute it again, 16.4 kB would be kept in its place: the heavy dot_general at train.py:8
   2  not recomputed: it ends a chain of transcendental functions
-Heavy, and so not run twice unless a budget asks for it, is all but elementwise arithmetic, moving
-data and small reductions: matrix products, convolutions, random bits, sorts.
+Heavy are matrix products, convolutions, random bits and sorts: all but elementwise arithmetic,
+moving data and small reductions.
 
 Computed again in the backward
    time  Mflop  at                      ops
