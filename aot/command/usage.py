@@ -107,7 +107,9 @@ it."""
 
 STRATEGY = "How to choose what is saved: min_cut takes the fewest bytes, save_all what JAX keeps."
 
-COMPILE = "Whether to compile, which tells what the step takes; without, the answer comes sooner."
+COMPILE = (
+    "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."
+)
 
 SAVE = "Write the report to a file too: report.html, .png, .svg, .pdf, .json or .txt."
 
