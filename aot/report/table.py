@@ -77,26 +77,52 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     groups = [[row] for row in rows] if everything else alike(rows, value=0, path="")
     shown = groups if everything else groups[:SHOWN]
     reasons = list(dict.fromkeys(map(reason, shown)))
-    table, module_of = _table(), modules(rows)
-    columns = [("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)]
-    if told := len(set(module_of.values())) > 1:
-        columns = [("array", 24), ("made by", 11), ("module", 22), ("at", 18)]
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for name, width in columns:
-        table.add_column(name, no_wrap=True, max_width=width)
-    table.add_column("why", justify="right", no_wrap=True)
-    for own in shown:
-        row, widths = own[0], dict(columns)
-        cells = [tail(row.type, widths["array"]), cut_off(row.op, widths["made by"])]
-        cells += [module_within(ends(own, module_of), widths["module"])] if told else []
-        cells += [line_within(row.line, widths["at"])] + ([] if told else [cut_off(row.needed_by, widths["needed by"])])
-        table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
+    with_modules = len(set(modules(rows).values())) > 1
+    table = (_saved_of_modules if with_modules else _saved_of_lines)(rows, shown, reasons)
     yield Text(f"Saved for the backward, {counted(len(rows), 'array')}", style="bold")
     yield table
     yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
+    if with_modules and len(lines := {row.line for own in shown for row in own}) == 1:
+        yield Text(f"  all of them are made at {line_within(lines.pop(), 70)}", style="dim")
     for i, text in enumerate(reasons):
         yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
     yield from notes([HEAVY])
+
+
+def _saved_of_lines(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
+    """Saved arrays by the line that makes them."""
+    table = _table()
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
+        table.add_column(name, no_wrap=True, max_width=width)
+    table.add_column("why", justify="right", no_wrap=True)
+    for own in shown:
+        row = own[0]
+        cells = tail(row.type, 26), cut_off(row.op, 13), line_within(row.line, 23), cut_off(row.needed_by, 13)
+        table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
+    return table
+
+
+def _saved_of_modules(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
+    """Saved arrays by the module that makes them, and the line where there are several; a module gets what is left."""
+    table, module_of, first = _table(), modules(rows), [own[0] for own in shown]
+    columns = {
+        "bytes": [times(own) + human_bytes(own[0].bytes) for own in shown],
+        "array": [tail(row.type, 24) for row in first],
+        "made by": [cut_off(row.op, 11) for row in first],
+        "module": [ends(own, module_of) for own in shown],
+        "at": [line_within(row.line, 18) for row in first],
+        "why": [str(reasons.index(reason(own)) + 1) for own in shown],
+    }
+    if len({row.line for own in shown for row in own}) == 1:
+        del columns["at"]
+    taken = sum(2 + max(map(len, [name, *cells])) for name, cells in columns.items() if name != "module")
+    columns["module"] = [module_within(path, max(WIDTH - taken, 8)) for path in columns["module"]]
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("bytes", "why") else "left", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    return table
 
 
 def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
@@ -115,7 +141,7 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
     table, module_of = _table(), modules(rows)
     columns = [("at", 36), ("ops", 36)]
     if told := len({module_of[row.path] for own in shown for row in own}) > 1:
-        columns = [("module", 26), ("at", 20), ("ops", 24)]
+        columns = [("module", 32), ("at", 20), ("ops", 20)]
     for name in ("time", "Mflop"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, width in columns:

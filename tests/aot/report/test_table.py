@@ -250,7 +250,8 @@ def test_the_layers_of_a_library_are_told_apart_by_their_modules():
     ours = aot.function(lambda params, x: jnp.sum(network.apply(params, x)), cost=Roofline(1e11, 1e10, 1e10, 1e9))
     report = ours.trace(params, x).partition("min_cut").explain(measure=False)
     head, *rows = shown(table.saved(report.saved, True, "hint"))[1:]
-    assert head.split() == ["bytes", "array", "made", "by", "module", "at", "why"]
+    assert head.split() == ["bytes", "array", "made", "by", "module", "why"]
+    assert "  all of them are made at report/test_table.py:" in "\n".join(rows)
     assert [row.split()[4] for row in rows[:4]] == ["layer_0/up", "layer_1/up", "layer_0", "layer_1"]
     together = shown(table.saved(report.saved, False, "hint"))[2]
     assert together.split() == ["2", "×", "256", "B", "float32[4,16]", "dot_general", "layer_0", "…", "layer_1/up",
