@@ -67,10 +67,11 @@ def write(
     return place
 
 
-def free_place(folder: str | os.PathLike[str], again: bool) -> Path:
+def free_place(folder: str | os.PathLike[str], again: bool, switch: str = "overwrite=True") -> Path:
     """Where an artefact will be; raises `ArtefactError` where something is that `again` does not replace.
 
     What is replaced is an artefact and nothing else: a folder in which anybody put a file of their own stays.
+    `switch` is how the caller asks for that, for the messages.
     """
     place = Path(folder).absolute()
     with _or_refused(place):
@@ -83,10 +84,10 @@ def free_place(folder: str | os.PathLike[str], again: bool) -> Path:
             what = "is there already, and is no artefact."
             raise ArtefactError(message(str(place), what, "Give the name of a folder that does not exist yet."))
         if not again:
-            cure = "Give another name, or say overwrite=True."
+            cure = f"Give another name, or say {switch}."
             raise ArtefactError(message(str(place), "holds an artefact already.", cure))
         if foreign := sorted({path.name for path in place.iterdir()} - known):
-            cure = "Move it elsewhere, or give another name: overwrite=True replaces the whole folder."
+            cure = f"Move it elsewhere, or give another name: {switch} replaces the whole folder."
             raise ArtefactError(message(str(place / foreign[0]), "is no file of the artefact beside it.", cure))
     return place
 

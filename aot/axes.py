@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 from jointcut.partition.errors import JointcutError, message
-from jointcut.partition.picture import BYTE_UNITS
+from jointcut.partition.figures import BYTE_UNITS
 
 
 class MissingLibrary(JointcutError):

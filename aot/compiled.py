@@ -18,6 +18,7 @@ from jointcut.aot.cut import CutCall
 from jointcut.aot.fit import Attempt
 from jointcut.aot.traced import unfinished
 from jointcut.partition import jaxprs
+from jointcut.partition.figures import counted
 from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.roles import Role
 from jointcut.wrappers import alias
@@ -42,8 +43,9 @@ class Compiled:
     _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        """`<Compiled loss: 1 executables, 512.3 ms>`."""
-        return f"<Compiled {self.cut.traced.name}: {self.executables} executables, {self.compile_ms:.1f} ms>"
+        """`<Compiled loss: 1 executable, 512.3 ms>`."""
+        programs = counted(self.executables, "executable")
+        return f"<Compiled {self.cut.traced.name}: {programs}, {self.compile_ms:.1f} ms>"
 
     def timed(self, compile_ms: float) -> Compiled:
         """The same programs with the time that compiling took."""

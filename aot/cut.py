@@ -14,6 +14,7 @@ from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
 from jointcut.partition.displays import graph_page
 from jointcut.partition.emit import Residual
+from jointcut.partition.figures import counted
 from jointcut.partition.page.page import framed, page
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Split
@@ -37,7 +38,9 @@ class CutCall:
 
     def __repr__(self) -> str:
         """`<Cut loss: 3 values saved, 49152 bytes>`."""
-        return f"<Cut {self.traced.name}: {len(self.plan.values)} values saved, {self.plan.bytes_saved} bytes>"
+        return (
+            f"<Cut {self.traced.name}: {counted(len(self.plan.values), 'value')} saved, {self.plan.bytes_saved} bytes>"
+        )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """In a notebook the graph with the cut drawn through it, and what is saved."""

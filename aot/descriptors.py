@@ -191,6 +191,10 @@ def same_sizes(given: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
             raise CallError(message(where, what, "Give arrays whose sizes go together."))
 
 
+#: The attribute by which a box gives the one array that it holds: the variables of Flax have it.
+BOXED = "value"
+
+
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
     """A path of JAX's as names and positions: an attribute, a key of a dict and a position are told by what they say.
 

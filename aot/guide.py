@@ -7,6 +7,7 @@ from typing import Any
 
 from jointcut.aot.contract import Contract
 from jointcut.aot.descriptors import Described
+from jointcut.partition.figures import counted
 
 _SHOWN = 12  # arrays of a kind that are listed; signature.json has them all
 
@@ -33,10 +34,11 @@ def _head(contract: Contract) -> str:
         f"A JAX function as programs, exported for {', '.join(contract.platforms)} with {versions}.",
     ]
     if contract.is_train:
+        number = len([r for r in contract.residuals if r.kind == "saved"])
+        handed = f"{counted(number, 'array')} {'is' if number == 1 else 'are'} handed over"
         lines += [
-            "Forward and backward are two programs. Between them "
-            f"{len([r for r in contract.residuals if r.kind == 'saved'])} arrays are handed over "
-            f"({contract.saved_bytes:,} bytes); everything else is recomputed in the backward.",
+            f"Forward and backward are two programs. Between them {handed} ({contract.saved_bytes:,} bytes); "
+            "everything else is recomputed in the backward.",
         ]
     if contract.sizes:
         sizes = ", ".join(f"{name} = {size}" for name, size in contract.sizes.items())

@@ -2,8 +2,8 @@
 
 >>> limit("1.5GiB").peak_bytes
 1610612736
->>> limit(0.5).fraction
-0.5
+>>> limit(0.5).fraction, limit("60%").fraction
+(0.5, 0.6)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Budget = float | int | str
 _UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CURE = (
-    "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0), peak bytes of the whole step (an int, "
-    "or a text such as '1.5GiB' or '800 MB'), or 'device'."
+    "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0, or a text such as '60%'), peak bytes "
+    "of the whole step (an int, or a text such as '1.5GiB' or '800 MB'), or 'device'."
 )
 
 
@@ -82,12 +82,14 @@ def plain_number(budget: Budget | None) -> Budget | None:
 def _of_text(text: str) -> Limit:
     if text.strip() == "device":
         return Limit(of_device=True)
-    found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*|%)\s*", text)
     if found is None:
         raise BudgetError(message("budget", f"is {text!r}, not a number and its unit.", _CURE))
     number, unit = found.groups()
     if not unit:
         raise BudgetError(message("budget", f"is {text!r}, a number without a unit.", _CURE))
+    if unit == "%":
+        return _of_share(text, Decimal(number))
     if unit not in _UNITS:
         meant = next((known for known in _UNITS if known.lower() == unit.lower()), unit)
         raise BudgetError(message("budget", f"is {text!r}, whose unit {unit!r} is unknown.", choices(meant, _UNITS)))
@@ -96,6 +98,12 @@ def _of_text(text: str) -> Limit:
         what = f"is {text!r}, which is less than a byte or no finite number."
         raise BudgetError(message("budget", what, "Give a positive number of bytes."))
     return Limit(peak_bytes=size)
+
+
+def _of_share(text: str, percent: Decimal) -> Limit:
+    if not 0 <= percent <= 100:
+        raise BudgetError(message("budget", f"is {text!r}, no share from 0% to 100%.", _CURE))
+    return Limit(fraction=float(percent / 100))
 
 
 def default_device() -> Any:

@@ -30,7 +30,7 @@ from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
 from jointcut.aot.calls import keep
 from jointcut.aot.contract import Contract, StaticArgument
-from jointcut.aot.descriptors import Described, Input, fits, same_sizes
+from jointcut.aot.descriptors import BOXED, Described, Input, fits, same_sizes
 from jointcut.aot.flat import Derivative, FlatCall, FlatPullback
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
@@ -41,6 +41,7 @@ from jointcut.aot.trees import dense
 from jointcut.aot.written import GivenCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.figures import counted
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.tree import Bound, Statics, bind
@@ -48,6 +49,7 @@ from jointcut.wrappers.zeros import filled
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 _JAX_ON_JVP = "forward-mode autodiff (jvp)"
+_MOST_WANTED = 4  # arrays that are told where arguments are missing
 _CURE = "Export for these arguments too, or pass what it was exported for."
 
 
@@ -81,10 +83,11 @@ class Loaded:
         self.__name__ = self.contract.name
 
     def __repr__(self) -> str:
-        """`<Loaded loss: 7 inputs, 1 outputs, 3 residuals, for cpu, tpu>`."""
+        """`<Loaded loss: 7 inputs, 1 output, 3 residuals, for cpu, tpu>`."""
         c = self.contract
-        sizes = f"{len(c.inputs)} inputs, {len(c.outputs)} outputs, {len(c.residuals)} residuals"
-        return f"<Loaded {c.name}: {sizes}, for {', '.join(c.platforms)}>"
+        sizes = {"input": c.inputs, "output": c.outputs, "residual": c.residuals}
+        told = ", ".join(counted(len(of), noun) for noun, of in sizes.items())
+        return f"<Loaded {c.name}: {told}, for {', '.join(c.platforms)}>"
 
     # --------------------------------------------------------------------------------------------------- calls
 
@@ -271,7 +274,7 @@ class Loaded:
         given = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
         for s in self.contract.statics:
             if s.path not in given:
-                raise CallError(message(s.path, f"is static and was not given: it was {s.value} at export.", _CURE))
+                raise CallError(message(s.path, "is static and was not given.", f"Give {s.value}, as at export."))
             if given[s.path] != s:
                 what = f"is static and {given[s.path].value}, but it was {s.value} at export."
                 raise CallError(message(s.path, what, _CURE))
@@ -280,22 +283,17 @@ class Loaded:
         """Where each input stands in calls of one structure."""
         c, paths = self.contract, bound.paths()
         if len(bound.spans) != c.positional:
-            what = f"takes {c.positional} positional arguments, but {len(bound.spans)} were given."
-            raise CallError(message(c.name, what, _CURE))
+            raise CallError(message(c.name, *self._wrong_number(len(bound.spans))))
         places = {keys: i for i, keys in enumerate(argument_keys(bound.rebuild_places(), bound.dynamic))}
-        strange = {path: leaf.value for path, leaf in bound.fixed_leaves}
         order = []
         for info in self._leaves:
-            if info.keys not in places:
-                what = (
-                    f"is a {type(strange[info.path]).__name__}, not an array."
-                    if info.path in strange
-                    else "is missing."
-                )
-                raise CallError(message(info.path, what, _CURE))
-            order.append(places.pop(info.keys))
+            keys = next((keys for keys in _forms(info.keys) if keys in places), None)
+            if keys is None:
+                raise CallError(message(info.path, *self._not_there(info, bound, places)))
+            order.append(places.pop(keys))
         for i in places.values():
-            raise CallError(message(paths[i], f"is no argument that {c.name} was exported with.", _CURE))
+            what = f"is no argument that {c.name} was exported with."
+            raise CallError(message(paths[i], what, "Leave it out, or export with it."))
         place = dict(zip((info.name for info in self._leaves), order, strict=True))
         parameters = (i.name for i in c.inputs if i.kind == "parameter")
         owners = dict.fromkeys((g.of for g in c.gradients) if c.is_train else parameters)
@@ -307,6 +305,31 @@ class Loaded:
         options = Options(c.argnums, c.has_aux)
         return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), derivative, tuple(order))
 
+    def _wrong_number(self, given: int) -> tuple[str, str]:
+        """What is wrong with a call of so many positional arguments, and its cure."""
+        c = self.contract
+        were = "was" if given == 1 else "were"
+        what = f"takes {counted(c.positional, 'positional argument')}, and {given} {were} given."
+        if given > c.positional:
+            more = ", ".join(f"args[{i}]" for i in range(c.positional, given))
+            return what, f"Leave out {more}, or export for more arguments."
+        missing = range(given, c.positional)
+        wanted = [f"{i.path}, {i.type}" for i in self._leaves if i.keys[0] == "args" and i.keys[1] in missing]
+        wanted += [f"{s.path}, {s.value}" for s in c.statics if s.path in {f"args[{i}]" for i in missing}]
+        more = f"; and {len(wanted) - _MOST_WANTED} more" if len(wanted) > _MOST_WANTED else ""
+        return what, f"Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
+
+    def _not_there(self, info: Input, bound: Bound, places: Mapping[Any, int]) -> tuple[str, str]:
+        """What is wrong where an input is not among the leaves of a call, and the cure."""
+        fixed = {path: leaf.value for path, leaf in bound.fixed_leaves}
+        if info.path in fixed:
+            return f"is a {type(fixed[info.path]).__name__}, not an array.", f"Give {info.type}."
+        known = {form for each in self._leaves for form in _forms(each.keys)}
+        paths = bound.paths()
+        strange = [paths[i] for keys, i in places.items() if keys not in known]
+        instead = f" In its place stands {strange[0]}." if strange else ""
+        return "is missing.", f"Give it too: {info.type}.{instead}"
+
     @cached_property
     def _results(self) -> Results:
         c = self.contract
@@ -314,6 +337,11 @@ class Loaded:
         whole = c.result_spec
         trees = whole.children() if c.has_aux else [whole, None]
         return Results(tuple(c.outputs[i].aval for i in c.result_order), trees[0], trees[1], num_aux)
+
+
+def _forms(keys: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Where a call may give the array of an input: at its place, or there in a box, or out of the box."""
+    return [keys, (*keys, BOXED), *([keys[:-1]] if keys[-1] == BOXED else [])]
 
 
 def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:

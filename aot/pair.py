@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,11 +12,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten_with_path
+from jax.tree_util import GetAttrKey, tree_flatten_with_path
 
 from jointcut.aot.contract import Contract, StaticArgument, Tree
 from jointcut.aot.cut import CutCall
-from jointcut.aot.descriptors import Gradient, Input, Output, ResidualInput, Size, Tangent, plain_keys, plain_tree
+from jointcut.aot.descriptors import (
+    BOXED,
+    Gradient,
+    Input,
+    Output,
+    ResidualInput,
+    Size,
+    Tangent,
+    plain_keys,
+    plain_tree,
+)
 from jointcut.aot.joint import Joint, joint
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
@@ -97,27 +108,39 @@ class Pair:
         chosen = {i for place in self.traced.options.chosen for i in bound.spans[place % len(bound.spans)]}
         parameters = chosen & set(self.traced.wanted)
         written = {place for place, _ in self.traced.program.results.states}
-        for i, (path, keys, leaf) in enumerate(zip(bound.paths(), self._keys(), bound.leaves, strict=True)):
+        for i, ((path, keys), leaf) in enumerate(zip(self._places(), bound.leaves, strict=True)):
             kind = "buffer" if i in written else "parameter" if i in parameters else "user_input"
             where = getattr(leaf, "sharding", None)
             rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if where is None else str(where)}
             made.append(Input.like(leaf, name=f"primals_{len(self.constants) + i + 1}", **rest))
         return tuple(made)
 
-    def _keys(self) -> list[tuple[Size, ...]]:
-        """The path of each leaf taken apart: `("args", 0, "w")`, `("kwargs", "mask")`."""
+    def _places(self) -> list[tuple[str, tuple[Size, ...]]]:
+        """The path of each leaf as text and taken apart: `("args", 0, "w")`, `("kwargs", "mask")`.
+
+        A box that holds one array as its `value`, as Flax's variables do, stands for that array.
+        """
         bound = self.traced.bound
-        return argument_keys(bound.rebuild_places(), bound.dynamic)
+        places = bound.rebuild_places()
+        found, _ = tree_flatten_with_path(places)
+        given = zip(
+            bound.paths(), argument_keys(places, bound.dynamic), boxed([keys for keys, _ in found]), strict=True
+        )
+        return [
+            (path.removesuffix(f".{BOXED}"), keys[:-1]) if is_boxed else (path, keys) for path, keys, is_boxed in given
+        ]
 
     @cached_property
     def outputs(self) -> tuple[Output, ...]:
         """The results of the function."""
         results = self.traced.program.results
         found, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(results.num_returned)))
-        arguments = self._keys()
-        keys = [*(plain_keys(path) for path, _ in found), *(arguments[place] for place, _ in results.states)]
+        arguments = self._places()
+        states = [arguments[place] for place, _ in results.states]
+        keys = [*(plain_keys(path) for path, _ in found), *(keys for _, keys in states)]
+        paths = [*results.paths[: results.num_returned], *(path for path, _ in states)]
         kinds = ["output"] * len(results.main) + ["aux"] * results.num_aux + ["state"] * len(results.states)
-        described = zip(results.avals, results.paths, keys, kinds, strict=True)
+        described = zip(results.avals, paths, keys, kinds, strict=True)
         return tuple(
             Output.like(aval, name=f"output_{i + 1}", kind=kind, path=path, keys=names)
             for i, (aval, path, names, kind) in enumerate(described)
@@ -174,9 +197,27 @@ class Pair:
     @property
     def graph_signature(self) -> GraphSignature:
         """PyTorch's record, its trees of dicts and tuples only, so that it can be read anywhere."""
-        arguments = _plain_spec([i.keys for i in self.inputs if i.keys])
-        results = _plain_spec([o.keys for o in self.outputs if o.kind != "state"])
-        return replace(graph_signature(self.traced, len(self.constants)), in_spec=arguments, out_spec=results)
+        made = graph_signature(self.traced, len(self.constants))
+        paths = dict(zip(self.traced.bound.paths(), (path for path, _ in self._places()), strict=True))
+
+        def renamed(names: Mapping[str, str]) -> dict[str, str]:
+            return {name: paths[path] for name, path in names.items()}
+
+        back = made.backward_signature
+        if back is not None:
+            chosen, others = renamed(back.gradients_to_parameters), renamed(back.gradients_to_user_inputs)
+            back = replace(back, gradients_to_parameters=chosen, gradients_to_user_inputs=others)
+        return replace(
+            made,
+            parameters=tuple(paths[path] for path in made.parameters),
+            buffers=tuple(paths[path] for path in made.buffers),
+            inputs_to_parameters=renamed(made.inputs_to_parameters),
+            inputs_to_buffers=renamed(made.inputs_to_buffers),
+            buffers_to_mutate=renamed(made.buffers_to_mutate),
+            in_spec=_plain_spec([i.keys for i in self.inputs if i.keys]),
+            out_spec=_plain_spec([o.keys for o in self.outputs if o.kind != "state"]),
+            backward_signature=back,
+        )
 
 
 def halves_for(split: Split, platforms: Sequence[str]) -> Halves:
@@ -197,6 +238,12 @@ def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]
         else:
             made.append(("kwargs", *plain_keys([first, *rest])))
     return made
+
+
+def boxed(paths: Sequence[Any]) -> list[bool]:
+    """For each path of JAX's whether its last step is the attribute `value` of an object that holds nothing else."""
+    around = Counter(keys[:n] for keys in paths for n in range(len(keys)))
+    return [bool(keys) and keys[-1] == GetAttrKey(BOXED) and around[keys[:-1]] == 1 for keys in paths]
 
 
 def _parts(is_sparse: bool) -> tuple[str, ...]:

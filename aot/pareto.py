@@ -1,7 +1,7 @@
 """Show what each budget would cost.
 
 The front of a program: plans that no other betters in both peak and time, as the model sees them. Nothing is compiled
-for it; a plan is taken by `traced.partition(plan=point.plan)` or by its peak as a budget.
+for it. A plan is taken by `traced.partition(plan=point.plan)`; its peak is predicted, and may be refused as a budget.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from jointcut.aot.axes import apart, kept, optional, shown, unit_of
 from jointcut.partition.displays import table
+from jointcut.partition.figures import counted
 from jointcut.partition.page.page import framed, page
 from jointcut.partition.plan import Plan
 
@@ -69,7 +70,10 @@ class Pareto:
         """
         unit, name = self._unit
         over = "" if self.plain is None else "   ÷ plain"
-        lines = [f"{self.name}: {len(self.points)} plans", f"   peak {name}   extra ms{over}   saved {name}  plan"]
+        lines = [
+            f"{self.name}: {counted(len(self.points), 'plan')}",
+            f"   peak {name}   extra ms{over}   saved {name}  plan",
+        ]
         for point in self._shown:
             mark, (peak, seconds, plan) = "*" if _are_same(point, self.chosen) else " ", point
             share = self.time_share(point)

@@ -19,6 +19,7 @@ from jointcut.aot import compile as compiling
 from jointcut.aot.stages import Cut
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
+from jointcut.partition.figures import counted
 from jointcut.wrappers.zeros import Backwards, filled
 
 
@@ -68,7 +69,9 @@ class Pullback:
 
     def __repr__(self) -> str:
         """`<pullback of loss: 3 residuals>`."""
-        return f"<pullback of {self.program.cut.traced.name}: {len(self.program.halves.residuals)} residuals>"
+        return (
+            f"<pullback of {self.program.cut.traced.name}: {counted(len(self.program.halves.residuals), 'residual')}>"
+        )
 
     @property
     def residuals(self) -> list[Any]:

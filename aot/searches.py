@@ -34,6 +34,7 @@ from jointcut.partition import jaxprs, planfile, rewrite
 from jointcut.partition.budget import Planner
 from jointcut.partition.cost import CostModel, Roofline
 from jointcut.partition.errors import IdentityError, PlanError
+from jointcut.partition.figures import counted
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
@@ -84,7 +85,10 @@ def way(options: Options, executables: int, ours: bool) -> str:
 
 def summary(plan: Plan) -> str:
     """A plan in a few words: `12 values, 4.2 MB saved, 31 ops recomputed`."""
-    return f"{len(plan.values)} values, {size(plan.bytes_saved)} saved, {len(plan.recomputed)} ops recomputed"
+    return (
+        f"{counted(len(plan.values), 'value')}, {size(plan.bytes_saved)} saved, "
+        f"{counted(len(plan.recomputed), 'op')} recomputed"
+    )
 
 
 def forget() -> None:

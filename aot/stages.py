@@ -32,6 +32,7 @@ from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.figures import counted
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy, split
 
@@ -47,10 +48,10 @@ class Traced(TracedCall):
     def __repr__(self) -> str:
         """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
         inner, _ = jaxprs.opened(self.joint)
-        outputs = self.program.results.num_returned
+        inputs, outputs = len(self.bound.leaves), self.program.results.num_returned
         return (
-            f"<Traced {self.name}: {len(self.bound.leaves)} inputs, {outputs} output{'s' * (outputs != 1)}, "
-            f"{len(inner.eqns)} equations>"
+            f"<Traced {self.name}: {counted(inputs, 'input')}, {counted(outputs, 'output')}, "
+            f"{counted(len(inner.eqns), 'equation')}>"
         )
 
     def partition(
@@ -162,8 +163,8 @@ class Cut(CutCall):
     def explain(self, *, measure: bool = True) -> Report:
         """What is saved and why, what is computed again, what both cost, and what less memory would.
 
-        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; without,
-        nothing is compiled and it is predicted.
+        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; smaller
+        budgets are tried, and told where they hold. Without, nothing is compiled and all of it is predicted.
         """
         traced = self.traced
         front = self.pareto()
@@ -173,7 +174,7 @@ class Cut(CutCall):
             with Stage("compile", f"{traced.name}, plain JAX"):
                 plain = traced.plain_program()
             measured = Measured.of(run, plain)
-        return gather(self, traced.planner, front, traced._point, measured)
+        return gather(self, traced.planner, front, traced._point, lambda b: traced.partition(budget=b), measured)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.

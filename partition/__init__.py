@@ -5,6 +5,7 @@ Usable on its own, on any joint jaxpr: `from jointcut.partition import split`.
 Files, in reading order:
 
     errors: Say what went wrong, where, and what to do next.
+    figures: Write bytes, seconds and counts as people read them.
     cells: Name the place of a call as its reader does: by file and line, or by the cell of a notebook.
     jaxprs: Borrow from JAX's internals here, and nowhere else.
     page: Write a report as a page: one HTML file that needs no network.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.graph import Graph
 from jointcut.partition.outline import PSEUDO
-from jointcut.partition.picture import JSON, graph_view, human_bytes, reason, short, times, type_of
+from jointcut.partition.picture import JSON, graph_view, reason, short, times, type_of
 from jointcut.partition.plan import Plan, Saved, grouped, in_segments
 from jointcut.partition.plandiff import PlanDiff
 from jointcut.partition.shown import Told, told
@@ -51,7 +52,7 @@ def _page(title: str, subtitle: str, sections: Sequence[JSON]) -> JSON:
 def _graph(shown: Graph) -> Told:
     real = sum(op.name not in PSEUDO for op in shown.ops)
     loops = len(shown.loops) - 1
-    text = f"<Graph: {real} ops, {len(shown.values)} values, {loops} loop{'s' * (loops != 1)}>"
+    text = f"<Graph: {counted(real, 'op')}, {counted(len(shown.values), 'value')}, {counted(loops, 'loop')}>"
     return text, graph_page("Joint program", text, shown)
 
 
@@ -87,8 +88,8 @@ def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:
     )
     first, second = (
         [
-            f"{len(saved)} arrays that only this one saves, {human_bytes(sum(s.bytes for s in saved))}",
-            f"{len(again)} ops that only this one computes again",
+            f"{counted(len(saved), 'array')} that only this one saves, {human_bytes(sum(s.bytes for s in saved))}",
+            f"{counted(len(again), 'op')} that only this one computes again",
             *in_segments(loops),
         ]
         for saved, again, loops in sides

@@ -16,6 +16,7 @@ from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.graph import Graph
 from jointcut.partition.jaxprs import Equation, Literal, Var
 from jointcut.partition.places import line_of
@@ -56,9 +57,9 @@ class Buffer:
     source: str
 
     def __str__(self) -> str:
-        """`8.4 MB float32[16,128,1024] dot_general at model.py:40`."""
+        """`8.39 MB float32[16,128,1024] dot_general at model.py:40`."""
         where = f" at {self.source}" if self.source else ""
-        return f"{self.bytes / 1e6:.1f} MB {self.type} {self.op}{where}"
+        return f"{human_bytes(self.bytes)} {self.type} {self.op}{where}"
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ from jointcut.partition.plan import Plan, runs_forward
 
 JSON = dict[str, Any]
 
-#: Decimal units of bytes, the largest first.
-BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
 _MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
 _MOST_ALIVE = 12  # arrays that are told at the peak
 _MOST_GROUPS = 8  # that have a colour of their own
@@ -84,36 +81,6 @@ def reason(rows: Sequence[Any]) -> str:
     """The reason of rows that read the same, in the words of the first."""
     first: str = rows[0].reason
     return first if all(row.reason == first for row in rows) else f"for the first: {first}"
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes as people read it, in decimal units.
-
-    >>> human_bytes(47_200_000), human_bytes(960), human_bytes(0)
-    ('47.2 MB', '960 B', '0 B')
-    """
-    for unit, name in BYTE_UNITS:
-        if abs(count) >= 0.9995 * unit:
-            number = count / unit
-            return (
-                f"{number:,.0f} {name}"
-                if abs(number) >= 999.5
-                else f"{number:.{1 if abs(number) >= 9.995 else 2}f} {name}"
-            )
-    return f"{count:.0f} B"
-
-
-def human_seconds(seconds: float) -> str:
-    """A duration as people read it.
-
-    >>> human_seconds(0.00123), human_seconds(4.5e-05), human_seconds(2)
-    ('1.23 ms', '45.0 µs', '2.00 s')
-    """
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= 0.9995 * unit or name == "µs":
-            number = seconds / unit
-            return f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f} {name}" if seconds else "0 s"
-    raise AssertionError("the last unit takes any number")
 
 
 # ---------------------------------------------------------------------------------------------------- timeline

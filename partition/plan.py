@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
+from jointcut.partition.figures import counted
 from jointcut.partition.graph import STEP, TOP, Graph
 from jointcut.partition.policy import Verdict, judge
 from jointcut.partition.shown import Shown
@@ -88,7 +89,7 @@ def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
 
 def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
     """What is told of loops that run in segments, each given as its id and the steps of one segment."""
-    return (f"loop {loop} in segments of {steps} steps" for loop, steps in loops)
+    return (f"loop {loop} in segments of {counted(steps, 'step')}" for loop, steps in loops)
 
 
 def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
@@ -157,11 +158,11 @@ class Plan(Shown):
 
     def summary(self) -> list[str]:
         """A line of totals, and one of seconds and peak where they are known."""
-        total = f"{self.strategy}: {len(self.saved)} values, {self.bytes_saved:,} bytes saved"
+        total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
         bound = ""
         if self.bound_bytes is not None:
             bound = f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
-        lines = [f"{total}; {len(self.recomputed)} ops recomputed{bound}"]
+        lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
         return lines

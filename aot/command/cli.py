@@ -193,6 +193,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a function and its gradient to a folder."""
+    artefact.free_place(folder, overwrite, "--overwrite")
     found = named(function, example, argnums)
     how: dict[str, Any] = {"platforms": platforms, "budget": budget, "order": order, "overwrite": overwrite}
     how |= {"sizes": sizes, "constraints": constraints}

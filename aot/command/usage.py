@@ -78,7 +78,9 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
   saved             arrays: value, bytes, type, op, path, line,
                     needed_by, reason
   recomputed        by line: path, line, count, ops, flops, seconds
-  less              smaller budgets: share, peak_bytes,
+  less              smaller budgets: share of this plan's peak,
+                    peak_bytes, budget (what to type: it was tried
+                    and holds; empty with --no-compile),
                     extra_seconds, extra_share, freed_bytes,
                     kept_bytes, freed and kept (as in saved), again,
                     lines (as in recomputed), segments (loop, steps)
@@ -105,7 +107,9 @@ it."""
 
 STRATEGY = "How to choose what is saved: min_cut takes the fewest bytes, save_all what JAX keeps."
 
-COMPILE = "Whether to compile, which tells what the step takes; without, the answer comes sooner."
+COMPILE = (
+    "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."
+)
 
 SAVE = "Write the report to a file too: report.html, .png, .svg, .pdf, .json or .txt."
 

@@ -7,6 +7,7 @@ Files, in reading order:
     instructions: Hold the instructions of a compiled program, and say which op of the user's each stands for.
     schedule: Read from a compiled program which values it holds at each instruction.
     held: Say what a compiled program holds at each step, in the words of whoever wrote the model.
+    tried: Try smaller budgets, so that a report tells only those that hold.
     rows: List what is saved, what runs again, and what other budgets would cost.
     rivals: Say what a policy of `jax.checkpoint` would save of a program.
     sections: Put the rows of a report into the sections of a page.

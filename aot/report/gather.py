@@ -10,19 +10,22 @@ import jax
 from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.compiled import Compiled
 from jointcut.aot.cut import CutCall
+from jointcut.aot.limits import Budget
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import sections
 from jointcut.aot.report.held import held, one_after_the_other
 from jointcut.aot.report.report import JSON, Account, Report, totals
 from jointcut.aot.report.rivals import rivals
 from jointcut.aot.report.rows import Rows
+from jointcut.aot.report.tried import Met, Tried, try_budgets
 from jointcut.partition import segments
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.displays import table
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, lifetimes
 from jointcut.partition.mincut import save_all
 from jointcut.partition.outline import outline
-from jointcut.partition.picture import graph_view, human_bytes, timeline
+from jointcut.partition.picture import graph_view, timeline
 from jointcut.partition.places import place_of
 from jointcut.partition.plan import Plan
 
@@ -66,33 +69,80 @@ def gather(
     planner: Planner,
     front: Pareto,
     point: Callable[[Candidate], ParetoPoint],
+    partition: Callable[[Budget], CutCall],
     measured: Measured | None = None,
 ) -> Report:
     """What a cut's plan keeps, runs again, and costs.
 
-    `front` has the cut's plan as its chosen one, `point` gives the place of a plan on it.
+    `front` has the cut's plan as its chosen one, `point` gives the place of a plan on it, `partition` the cut within a
+    budget. Where nothing was `measured`, no budget is tried.
     """
-    name, plan = cut.traced.name, cut.plan
+    name, plan, fixed = cut.traced.name, cut.plan, cut.traced.program.fixed_bytes
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
     uncut = planner.priced(save_all(planner.graph))
-    rows = Rows(planner, outline(planner.graph, name))
+    there, rows = point(planner.candidate(uncut)), Rows(planner, outline(planner.graph, name))
     account, lives = (None, None) if measured is None else (measured.account, measured.lives)
+    scale = _Scale.of(account, here, fixed)
     mine, plains = lives or (_replayed(planner, plan), _replayed(planner, uncut))
-    again, less = rows.again(plan), rows.less(plan, front, here)
-    fixed, flops = cut.traced.program.fixed_bytes, rows.step_flops()
-    ours = totals(mine, plan, here, fixed, again, flops)
-    there = point(planner.candidate(uncut))
-    front = replace(front, plain=there)
-    plain = totals(plains, uncut, there, fixed, (), flops)
-    default = planner.default() if plan.strategy == uncut.strategy else None
+    again, tried = rows.again(plan), _tried(account, fixed, front, scale, partition)
+    less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
+    flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None
     told = Report(
-        name, plan, ours, plain, rows.saved(plan), again, less, front, account, jax.default_backend(),
-        mine, plains, (), None if default is None else default.bytes_saved,
+        name, plan, totals(mine, plan, here, fixed, again, flops), totals(plains, uncut, there, fixed, (), flops),
+        rows.saved(plan), again, less, scale.front(front, there, account), account, jax.default_backend(),
+        mine, plains, (), None if default is None else default.bytes_saved, tried,
     )  # fmt: skip
-    marks = [(name, point(planner.candidate(rival))) for name, rival in rivals(planner)]
-    budgets = _budgets(told, marks, None if told.is_plain else there)
-    return replace(told, sections=_sections(told, planner, budgets, lives is None))
+    marks = [(rival, scale.point(point(planner.candidate(found)))) for rival, found in rivals(planner)]
+    return replace(told, sections=_sections(told, planner, _budgets(told, marks), lives is None))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How the model's peaks become those of XLA, by the one plan that was compiled: temporaries by a factor."""
+
+    predicted_fixed: int
+    fixed: int
+    factor: float
+
+    @classmethod
+    def of(cls, account: Account | None, here: ParetoPoint, fixed: int) -> _Scale:
+        """By XLA's account of the plan `here`; without one everything stays as it is."""
+        if account is None:
+            return cls(0, 0, 1.0)
+        predicted = here.peak_bytes - fixed
+        return cls(fixed, account.peak_bytes - account.temp_bytes, account.temp_bytes / predicted if predicted else 1.0)
+
+    def point(self, point: ParetoPoint) -> ParetoPoint:
+        """A plan at the peak that is expected of it."""
+        peak = self.fixed + round(self.factor * (point.peak_bytes - self.predicted_fixed))
+        return _moved(point, peak)
+
+    def front(self, front: Pareto, plain: ParetoPoint, account: Account | None) -> Pareto:
+        """A front with plain JAX beside it, whose own peak is known where XLA was asked."""
+        chosen = front.chosen and self.point(front.chosen)
+        plain = plain if account is None else _moved(plain, account.plain_peak_bytes)
+        return replace(front, points=tuple(map(self.point, front.points)), chosen=chosen, plain=plain)
+
+
+def _moved(point: ParetoPoint, peak_bytes: int) -> ParetoPoint:
+    return replace(point, peak_bytes=peak_bytes, plan=replace(point.plan, peak_bytes=peak_bytes))
+
+
+def _tried(
+    account: Account | None, fixed: int, front: Pareto, scale: _Scale, partition: Callable[[Budget], CutCall]
+) -> Tried | None:
+    """The smaller budgets that hold, where something was compiled to begin with."""
+    if account is None:
+        return None
+    predicted = {(p.plan.values, p.plan.segments): p.peak_bytes - fixed for p in front}
+    least = min(predicted.values(), default=0)
+
+    def expected(met: Met | None) -> float:
+        known = 0 if met is None else predicted.get((met.plan.values, met.plan.segments), 0)
+        return least * (scale.factor if met is None or not known else (met.peak_bytes - scale.fixed) / known)
+
+    return try_budgets(account.peak_bytes, scale.fixed, expected, partition)
 
 
 def _explained(told: Report) -> Plan:
@@ -101,27 +151,18 @@ def _explained(told: Report) -> Plan:
     return replace(told.plan, saved=tuple(replace(s, reason=reasons[s.value]) for s in told.plan.saved))
 
 
-def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]], plain: ParetoPoint | None) -> JSON:
+def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]]) -> JSON:
     """The front with the plan's own reasons, the policies as marks, and plain JAX."""
-    section = told.front.section(marks)
+    section, plain = told.front.section(marks), None if told.is_plain else told.front.plain
     points = [
         {**p, "saved": table(_explained(told), shown=8)} if i == section["chosen"] else p
         for i, p in enumerate(section["points"])
     ]
     place = None if plain is None else told.front.place(plain)
-    lead = section["lead"] + _POLICIES + _peaks(told)
+    lead = section["lead"] + _POLICIES + ("" if told.account is None else _SCALED)
+    if not told.less:
+        lead = " ".join([lead, *map(sections.sentence, sections.promises(told.less, told.tried))])
     return {**section, "title": "Other budgets", "lead": lead, "points": points, "plain": place}
-
-
-def _peaks(told: Report) -> str:
-    """How far the predicted peaks lie from XLA's account, where that is known."""
-    if told.account is None:
-        return ""
-    ours, plain = human_bytes(told.account.peak_bytes), human_bytes(told.account.plain_peak_bytes)
-    mine, other = human_bytes(told.totals.peak_bytes), human_bytes(told.plain.peak_bytes)
-    if told.is_plain:
-        return f" Predicted for plain JAX are {other}; XLA's account says {plain}."
-    return f" Predicted for this plan are {mine}, and XLA's account says {ours}; for plain JAX {other} and {plain}."
 
 
 def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
@@ -129,30 +170,39 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
     how = _REPLAYED if is_replay else _ASSIGNED
     heading = {"id": "graph", "title": "The graph and the cut", "lead": _GRAPH}
     graph = graph_view(planner.graph, _explained(told), planner.seconds, root=told.name, **heading)
-    fixed = human_bytes(told.totals.fixed_bytes)
     memory = timeline(
         told.life,
         None if told.is_plain else ("plain JAX", told.plain_life),
         id="memory",
         title="Memory over a step",
-        lead="Every array that is alive while the step runs, by what made it.",
-        lines=[{"name": "XLA's account", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
-        note=f"Arguments, results and gradients take {fixed} more and are not drawn. {how}",
+        lead=f"Every array that is alive while the step runs, by what made it. {_sum(told)}",
+        lines=[{"name": "the compiled step", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
+        note=how,
     )
     return (
         memory,
         graph,
         sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
         *([sections.again(told.again)] if told.again else []),
-        *([sections.less(told.less, told.totals.peak_bytes, _peaks(told))] if told.less else []),
+        *([sections.less(told.less, told.peak_bytes, told.tried)] if told.less else []),
         budgets,
         sections.words(),
     )
 
 
+def _sum(told: Report) -> str:
+    """How the picture's highest point goes together with the peak."""
+    peak, fixed = human_bytes(told.peak_bytes), human_bytes(told.totals.fixed_bytes)
+    kinds = "arguments, results and gradients, which are not drawn"
+    if told.account is None:
+        return f"Of the predicted peak of {peak}, {fixed} are {kinds}."
+    return f"The peak of {peak} is the highest point and {fixed} of {kinds}."
+
+
 _POLICIES = (
     " The other marks are policies of jax.checkpoint around the whole loss, in jointcut's order of the backward."
 )
+_SCALED = " Peaks are scaled by one factor, so that this plan's is that of the compiled step."
 _GRAPH = "Forward at the left, backward at the right, and what is saved crossing the cut between them."
 _ASSIGNED = "As XLA scheduled the compiled step and assigned its memory; a loop's body is shown once."
 _REPLAYED = (

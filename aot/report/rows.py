@@ -1,6 +1,7 @@
 """List what is saved, what runs again, and what other budgets would cost.
 
-Made of a cut's graph and plan, priced by its planner; nothing is compiled for it.
+Made of a cut's graph and plan, priced by its planner. What other budgets cost is predicted, or told of plans that were
+tried.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.budget import Planner
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.flops import flops
 from jointcut.partition.graph import SCAN, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
-from jointcut.partition.picture import file_and_line, human_bytes, type_of
+from jointcut.partition.picture import file_and_line, type_of
 from jointcut.partition.plan import Plan, Saved, in_segments
-
-#: The shares of the predicted peak whose plans are told.
-SHARES = (0.9, 0.8, 0.6, 0.4)
 
 _MOST_NAMES = 3  # of ops on a line
 
@@ -63,17 +63,19 @@ def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
 
 @dataclass(frozen=True)
 class LessRow:
-    """The fastest plan within a `share` of this one's predicted peak, or the smallest plan (a share of 0).
+    """A plan within a `share` of this one's peak, or the smallest plan (a share of 0).
 
-    `peak_bytes` is None where no plan was found. `extra_seconds` is what it takes beyond this one, `extra_share` that
-    over the predicted time of a step with this one. `freed` is what it no longer saves, largest first, `freed_bytes` of
-    all of them, `kept` and `kept_bytes` what it saves instead, `again` the ops that it runs beside this one's, and
-    `lines` the same by the user's line, what takes longest first. `segments` are its loops that run in segments, each
-    as its id and the steps of one.
+    `budget` is what to type for it: that was tried, and `peak_bytes` is the peak of the compiled step. Without a budget
+    nothing was compiled, and the peak is predicted, None where no plan was found. `extra_seconds` is what the plan
+    takes beyond this one, `extra_share` that over the predicted time of a step with this one. `freed` is what it no
+    longer saves, largest first, `freed_bytes` of all of them, `kept` and `kept_bytes` what it saves instead, `again`
+    the ops that it runs beside this one's, and `lines` the same by the user's line, what takes longest first.
+    `segments` are its loops that run in segments, each as its id and the steps of one.
     """
 
     share: float
     peak_bytes: int | None
+    budget: str = ""
     extra_seconds: float = 0.0
     extra_share: float = 0.0
     freed_bytes: int = 0
@@ -182,8 +184,17 @@ class Rows:
         inside = {region.scan for region in self.graph.regions}  # their bodies are counted op by op
         return sum(self.flops(op) for op in self.graph.ops if op.id not in inside)
 
+    def tried(self, plan: Plan, met: Iterable[Met], here: ParetoPoint) -> tuple[LessRow, ...]:
+        """What the plans of budgets that were met give up."""
+        return tuple(self._tried(plan, one, here) for one in met)
+
+    def _tried(self, plan: Plan, met: Met, here: ParetoPoint) -> LessRow:
+        other = self.planner.priced(met.plan)
+        place = ParetoPoint(met.peak_bytes, self.planner.step_seconds(other), other)
+        return replace(self._less(plan, met.share, place, here), budget=met.budget)
+
     def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
-        """What plans within smaller peaks give up, for each of `SHARES`, and the smallest of all.
+        """What plans within smaller peaks give up, as predicted, for each of `SHARES`, and the smallest of all.
 
         A share that no plan holds has a row that says so, and none below it has one.
         """
@@ -214,7 +225,7 @@ class Rows:
         sizes = sum(row.bytes for row in freed), sum(row.bytes for row in kept)
         lines = self._by_line(again, lambda _: "")
         times = extra, extra / step if step else 0.0
-        return LessRow(share, other.peak_bytes, *times, *sizes, freed, kept, told, lines, segments)
+        return LessRow(share, other.peak_bytes, "", *times, *sizes, freed, kept, told, lines, segments)
 
 
 def _names(ops: Sequence[Op]) -> str:

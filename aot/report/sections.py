@@ -6,8 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jointcut.aot.limits import limit
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
-from jointcut.partition.picture import JSON, file_and_line, human_bytes, human_seconds, reason, shared, short, times
+from jointcut.aot.report.tried import MOST_SECONDS, Tried
+from jointcut.partition.figures import counted, human_bytes, human_seconds
+from jointcut.partition.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.plan import alike, in_segments
 
 _SHOWN = 14
@@ -17,8 +20,8 @@ _MOST_LINES = 3  # that are told above the saved arrays, and in a cell
 
 #: What the word says in reasons and bounds.
 HEAVY = (
-    "Heavy, and so not run twice unless a budget asks for it, is all but elementwise arithmetic, moving data and small "
-    "reductions: matrix products, convolutions, random bits, sorts."
+    "Heavy are matrix products, convolutions, random bits and sorts: all but elementwise arithmetic, moving data and "
+    "small reductions."
 )
 _ORDER = (
     "What takes most comes first, equal arrays of several layers in one row; a row leads to its array in the graph."
@@ -37,8 +40,14 @@ def without_what_is_shared(paths: Sequence[str]) -> list[str]:
 
 
 def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
-    """A table; `columns` are names, with ">" before those of numbers; a cell of these is its text and its number."""
+    """A table; `columns` are names, with ">" before those of numbers; a cell of these is its text and its number.
+
+    A column "module" stands only where some row has one.
+    """
     named = columns.split(", ")
+    if "module" in named and not any(row[named.index("module")] for row in rows):
+        place = named.index("module")
+        named, rows = [*named[:place], *named[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     numeric = [c.startswith(">") for c in named]
     return {
         "kind": "table",
@@ -56,19 +65,28 @@ def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequ
     }
 
 
+def sentence(text: str) -> str:
+    """A remark as a sentence of its own.
+
+    >>> sentence("2 ops run twice"), sentence("no plan saves less.")
+    ('2 ops run twice.', 'No plan saves less.')
+    """
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
 def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = ()) -> JSON:
     """The saved arrays; `places` gives the place of a value among those of the graph's section.
 
     `remarks` are what else there is to say of them all.
     """
-    path_of = _paths(rows)
+    path_of = modules(rows)
     groups = alike(rows, value=0, path="")
     cells = []
     for own in groups:
         r = own[0]
         size = times(own) + human_bytes(r.bytes), sum(row.bytes for row in own)
-        cells.append([size, r.type, f"{r.op} at {short(r.line)}", _ends(own, path_of), r.needed_by, reason(own)])
-    told = [*(f"{remark[:1].upper()}{remark[1:]}." for remark in remarks), HEAVY]
+        cells.append([size, r.type, f"{r.op} at {short(r.line)}", ends(own, path_of), r.needed_by, reason(own)])
+    told = [*map(sentence, remarks), HEAVY]
     lead = " ".join([*_by_line(rows), _ORDER, *told])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
     made = _section("saved", "Saved for the backward", lead, columns, cells)
@@ -76,13 +94,13 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
     return {**made, "values": [places or None for places in found]}
 
 
-def _paths(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
+def modules(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
     """For each module path of some rows what is told of it."""
     paths = [row.path for row in rows]
     return dict(zip(paths, without_what_is_shared(paths), strict=True))
 
 
-def _ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
+def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
     """The modules of rows that read the same: the first, and the last if there are others."""
     first, last = path_of[rows[0].path], path_of[rows[-1].path]
     names = first.split("/"), last.split("/")
@@ -98,13 +116,15 @@ def _by_line(rows: Sequence[SavedRow]) -> list[str]:
     for r in rows:
         lines[short(r.line) or "no known line"] += r.bytes
     most = [f"{line}, {human_bytes(size)}" for line, size in lines.most_common(_MOST_LINES)]
-    arrays = f"{len(rows)} arrays" if len(rows) != 1 else "One array"
-    return [f"{arrays}, {human_bytes(total)}.", *([f"Most of it is made at {'; '.join(most)}."] if most else [])]
+    return [
+        f"{counted(len(rows), 'array')}, {human_bytes(total)}.",
+        *([f"Most of it is made at {'; '.join(most)}."] if most else []),
+    ]
 
 
 def again(rows: Sequence[AgainRow]) -> JSON:
     """What runs twice, where that takes time; of the rest how much there is."""
-    path_of = _paths(rows)
+    path_of = modules(rows)
     cells, free = [], []
     for own in by_line(rows):
         r, n = own[0], len(own)
@@ -113,16 +133,16 @@ def again(rows: Sequence[AgainRow]) -> JSON:
             continue
         time = times(own) + human_seconds(r.seconds), n * r.seconds
         flops = f"{times(own)}{r.flops / 1e6:,.2f}", n * r.flops
-        cells.append([time, flops, _ends(own, path_of), short(r.line), r.ops])
+        cells.append([time, flops, ends(own, path_of), short(r.line), r.ops])
     lead = "What runs in the forward and again in the backward, with its price by the cost model."
     if free:
-        ops, lines = sum(r.count for r in free), len({r.line for r in free})
-        lead += f" {ops} more ops of {lines} line{'s' * (lines > 1)} are fused into what reads them and take no time."
+        ops, lines = counted(sum(r.count for r in free), "more op"), counted(len({r.line for r in free}), "line")
+        lead += f" {ops} of {lines} are fused into what reads them and take no time."
     return _section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)
 
 
-def less(rows: Sequence[LessRow], peak_bytes: int, note: str = "") -> JSON:
-    """What smaller budgets would cost; `peak_bytes` is the predicted peak of the plan at hand."""
+def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
+    """What less memory costs than `peak_bytes`, the peak of the plan at hand; `tried` is how trying went."""
     cells = []
     for r in rows:
         bound = within(r, peak_bytes), r.share
@@ -133,34 +153,46 @@ def less(rows: Sequence[LessRow], peak_bytes: int, note: str = "") -> JSON:
         peak = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−"), r.peak_bytes
         time = extra_time(r), r.extra_seconds
         cells.append([bound, peak, time, (human_bytes(net), net), _arrays(r.freed), _arrays(r.kept), _work(r)])
-    lead = (
-        "For each bound the fastest plan that was found: how much longer a step takes with it, by the model, how much "
-    )
-    lead += f"less it saves in all, and what changes. {recipe(rows)}{note}"
-    columns = ">at most, >found, >extra time, >saves less by, no longer saved, saved instead, computed again instead"
-    return _section("less", "With less memory", lead, columns, cells)
+    lead = [
+        f"For each budget below {human_bytes(peak_bytes)} the fastest plan that was found: what it takes, how much "
+        "less it saves in all, and what changes.",
+        *map(sentence, promises(rows, tried)),
+    ]
+    columns = ">budget, >peak, >extra time, >saves less by, no longer saved, saved instead, computed again instead"
+    columns = columns if tried else columns.replace(">peak", ">predicted peak")
+    return _section("less", "With less memory", " ".join(lead), columns, cells)
+
+
+def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
+    """What the reader may rely on: which budgets were tried, and what became of them."""
+    if tried is None:
+        told = "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
+        return [f"{told}(by default) to have them tried"] if rows else []
+    first = next((row.budget for row in rows), None)
+    found = []
+    if first is not None:
+        found.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
+    if tried.refused:
+        found.append(f"No plan was found for {tried.refused}")
+    if tried.hopeless:
+        found.append(f"{tried.hopeless} was not tried: less than any plan is expected to take")
+    if not tried.in_time:
+        found.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
+    return found or ["No plan was found that takes less"]
 
 
 def within(row: LessRow, peak_bytes: int) -> str:
-    """The bound that a row's plan was asked to hold: bytes, and the share of the peak at hand."""
-    return f"{human_bytes(row.share * peak_bytes)} (−{1 - row.share:.0%})" if row.share else "the least found"
+    """The budget of a row, and by what share it lies below the peak at hand."""
+    if row.budget:
+        share = limit(row.budget).peak_bytes or 0
+        return f"{row.budget} (−{max(0.0, 1 - share / max(peak_bytes, 1)):.0%})"
+    return f"{human_bytes(row.share * peak_bytes)} (−{1 - row.share:.0%})" if row.share else "the least"
 
 
 def extra_time(row: LessRow) -> str:
     """How much longer a step takes, in seconds and as a part of it."""
     sign = "+" if row.extra_seconds >= 0 else "−"
     return f"{sign}{human_seconds(abs(row.extra_seconds))} ({sign}{abs(row.extra_share):.1%})"
-
-
-def recipe(rows: Sequence[LessRow]) -> str:
-    """How to have the plan of the first row that has one."""
-    peak = next((r.peak_bytes for r in rows if r.peak_bytes is not None), None)
-    if peak is None:
-        return ""
-    unit = 10 ** max(0, len(str(peak)) - 3)
-    return (
-        f'Give a row\'s peak, rounded up, as the budget: aot.function(budget="{human_bytes(-(-peak // unit) * unit)}").'
-    )
 
 
 def _arrays(rows: Sequence[SavedRow]) -> str:
@@ -200,7 +232,7 @@ def _few(ops: str) -> str:
 
 def words() -> JSON:
     """What the words of a report mean."""
-    return _section("words", "Words of this report", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
+    return _section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
 
 
 _WORDS = {
@@ -208,7 +240,7 @@ _WORDS = {
     "recomputed": "An op of the forward that the backward runs again, in place of reading what it made.",
     "heavy": HEAVY,
     "plan": "Which arrays are saved and which ops are recomputed.",
-    "min_cut": "The default plan: the fewest bytes with which nothing heavy runs twice.",
+    "min_cut": "The plan that saves the fewest bytes and runs nothing heavy twice.",
     "save_all": "What plain JAX keeps, as a plan.",
     "front": "A plan of the curve of budgets: among those that save as little, none computes less again, by the model.",
     "pieces, stages kept": "The forward is divided into stages, and these into pieces. What passes from piece to piece "
@@ -216,6 +248,7 @@ _WORDS = {
     "segments": "A loop runs in stretches of steps. What enters a stretch is kept, and each stretch runs again.",
     "no plan of as few bytes": "A bound that is proved; the gap is how far above it the plan lies.",
     "temporaries": "The memory that XLA takes for a step beside arguments and results.",
-    "XLA's account": "What the compiled step's memory_analysis() says.",
-    "predicted": "By the cost model and a replay of the plan, before anything is compiled.",
+    "peak": "The most that a step holds at once, arguments and results included, by memory_analysis() of the compiled "
+    "step.",
+    "predicted": "By the model: what ops cost on this device, and when each array of the plan is alive.",
 }

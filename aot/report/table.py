@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -18,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
-from jointcut.aot.report.sections import HEAVY, extra_time, recipe, within
-from jointcut.partition.picture import human_bytes, human_seconds, reason, short, times
+from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, sentence, within
+from jointcut.aot.report.tried import Tried
+from jointcut.partition.figures import counted, human_bytes, human_seconds
+from jointcut.partition.picture import reason, short, times
 from jointcut.partition.plan import alike
 
 WIDTH = 100
@@ -52,14 +53,17 @@ def headline(text: str, rest: str = "") -> Text:
     return Text.assemble((text, "bold"), rest)
 
 
-def figures(rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]) -> Table:
-    """Figures by name, one column of numbers for each thing that they are of."""
+def figures(
+    first: Sequence[tuple[str, Sequence[str]]], rest: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]
+) -> Table:
+    """Figures by name, one column of numbers for each thing that they are of; `first` are those that matter most."""
     table = _table()
     table.add_column("", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for name, cells in rows:
-        table.add_row(name, *cells)
+    for rows, style in ((first, "bold"), (rest, "dim")):
+        for name, cells in rows:
+            table.add_row(name, *cells, style=style)
     return table
 
 
@@ -73,6 +77,20 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     groups = [[row] for row in rows] if everything else alike(rows, value=0, path="")
     shown = groups if everything else groups[:SHOWN]
     reasons = list(dict.fromkeys(map(reason, shown)))
+    with_modules = len(set(modules(rows).values())) > 1
+    table = (_saved_of_modules if with_modules else _saved_of_lines)(rows, shown, reasons)
+    yield Text(f"Saved for the backward, {counted(len(rows), 'array')}", style="bold")
+    yield table
+    yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
+    if with_modules and len(lines := {row.line for own in shown for row in own}) == 1:
+        yield Text(f"  all of them are made at {line_within(lines.pop(), 70)}", style="dim")
+    for i, text in enumerate(reasons):
+        yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
+    yield from notes([HEAVY])
+
+
+def _saved_of_lines(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
+    """Saved arrays by the line that makes them."""
     table = _table()
     table.add_column("bytes", justify="right", no_wrap=True)
     for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
@@ -82,18 +100,36 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
         row = own[0]
         cells = tail(row.type, 26), cut_off(row.op, 13), line_within(row.line, 23), cut_off(row.needed_by, 13)
         table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
-    yield Text(f"Saved for the backward, {len(rows)} arrays", style="bold")
-    yield table
-    yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
-    for i, text in enumerate(reasons):
-        yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
-    yield from notes([HEAVY])
+    return table
+
+
+def _saved_of_modules(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
+    """Saved arrays by the module that makes them, and the line where there are several; a module gets what is left."""
+    table, module_of, first = _table(), modules(rows), [own[0] for own in shown]
+    columns = {
+        "bytes": [times(own) + human_bytes(own[0].bytes) for own in shown],
+        "array": [tail(row.type, 24) for row in first],
+        "made by": [cut_off(row.op, 11) for row in first],
+        "module": [ends(own, module_of) for own in shown],
+        "at": [line_within(row.line, 18) for row in first],
+        "why": [str(reasons.index(reason(own)) + 1) for own in shown],
+    }
+    if len({row.line for own in shown for row in own}) == 1:
+        del columns["at"]
+    taken = sum(2 + max(map(len, [name, *cells])) for name, cells in columns.items() if name != "module")
+    columns["module"] = [module_within(path, max(WIDTH - taken, 8)) for path in columns["module"]]
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("bytes", "why") else "left", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    return table
 
 
 def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
     if rows:
         size = human_bytes(sum(row.bytes for row in rows))
-        yield Text(f"  and {len(rows)} smaller ones, {size}: {hint} lists them", style="dim")
+        ones = "1 smaller one" if len(rows) == 1 else f"{len(rows):,} smaller ones"
+        yield Text(f"  and {ones}, {size}: {hint} lists {'it' if len(rows) == 1 else 'them'}", style="dim")
 
 
 def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[RenderableType]:
@@ -102,32 +138,36 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
         return
     found = [[row] for row in rows] if everything else by_line(rows)
     shown = found if everything else [own for own in found[:SHOWN] if own[0].seconds]
-    table = _table()
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("Mflop", justify="right", no_wrap=True)
-    table.add_column("at", no_wrap=True, max_width=36)
-    table.add_column("ops", no_wrap=True, max_width=36)
+    table, module_of = _table(), modules(rows)
+    columns = [("at", 36), ("ops", 36)]
+    if told := len({module_of[row.path] for own in shown for row in own}) > 1:
+        columns = [("module", 32), ("at", 20), ("ops", 20)]
+    for name in ("time", "Mflop"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, width in columns:
+        table.add_column(name, no_wrap=True, max_width=width)
     for own in shown:
-        row = own[0]
-        cells = times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}"
-        table.add_row(*cells, line_within(row.line, 36), cut_off(row.ops, 36))
+        row, widths = own[0], dict(columns)
+        cells = [module_within(ends(own, module_of), widths["module"])] if told else []
+        cells += [line_within(row.line, widths["at"]), cut_off(row.ops, widths["ops"])]
+        table.add_row(times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}", *cells)
     yield Text("Computed again in the backward", style="bold")
     if shown:
         yield table
     if rest := [row for own in found[len(shown) :] for row in own]:
         taken, count = sum(row.seconds for row in rest), sum(row.count for row in rest)
         cost = human_seconds(taken) if taken else "within what reads them, in no time of their own"
-        lines, more = len({row.line for row in rest}), " more" if shown else ""
-        told = f"  {'and ' if shown else ''}{count} ops of {lines}{more} line{'s' if lines > 1 else ''}, {cost}"
+        lines = counted(len({row.line for row in rest}), "more line" if shown else "line")
+        told = f"  {'and ' if shown else ''}{counted(count, 'op')} of {lines}, {cost}"
         yield Text(told, style="dim")
 
 
-def less(rows: Sequence[LessRow], peak_bytes: int) -> Iterator[RenderableType]:
-    """What less memory would cost; `peak_bytes` is the predicted peak of the plan at hand."""
-    if not rows:
+def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Iterator[RenderableType]:
+    """What less memory costs than `peak_bytes`, the peak of the plan at hand; `tried` is how trying went."""
+    if not rows and tried is None:
         return
     table = _table()
-    for name in ("at most", "found", "extra time", "saves less"):
+    for name in ("budget", "peak" if tried else "predicted", "extra time", "saves less"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("by computing again", no_wrap=True, max_width=31)
     for row in rows:
@@ -137,9 +177,10 @@ def less(rows: Sequence[LessRow], peak_bytes: int) -> Iterator[RenderableType]:
             continue
         net = human_bytes(row.freed_bytes - row.kept_bytes)
         table.add_row(bound, human_bytes(row.peak_bytes), extra_time(row), net, cut_off(row.again or "nothing", 31))
-    yield Text(f"With less memory than the {human_bytes(peak_bytes)} that are predicted", style="bold")
-    yield table
-    yield from notes([recipe(rows)] if recipe(rows) else [])
+    yield Text(f"With less memory than {human_bytes(peak_bytes)}", style="bold")
+    if rows:
+        yield table
+    yield from notes(promises(rows, tried))
 
 
 def _table() -> Table:
@@ -168,12 +209,25 @@ def line_within(line: str, width: int) -> str:
     return next((form for form in forms if len(form) <= width), tail(forms[-1], width))
 
 
+def module_within(path: str, width: int) -> str:
+    """A module's path in so many letters: the outer modules go first, each as one letter.
+
+    >>> module_within("FlaxGPT2Model/h/0/attn", 16), module_within("h/0 … 11/attn/c_proj", 16)
+    ('…/h/0/attn', '…/attn/c_proj')
+    """
+    if len(path) <= width:
+        return path
+    parts = path.split("/")
+    forms = ("/".join(["…", *parts[n:]]) for n in range(1, len(parts)))
+    return next((form for form in forms if len(form) <= width), tail(path, width))
+
+
 def ratio(part: float, whole: float) -> str:
     """One figure over another, where there is another."""
     return f"{part / whole:.2f}" if whole else ""
 
 
-def notes(lines: Iterable[Any]) -> Iterator[RenderableType]:
+def notes(lines: Iterable[str]) -> Iterator[RenderableType]:
     """Sentences below a table."""
     for line in lines:
-        yield Text(str(line), style="dim")
+        yield Text(sentence(line), style="dim")

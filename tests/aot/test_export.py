@@ -17,6 +17,7 @@ from jax import export
 
 from jointcut import aot
 from jointcut.aot.export import PLATFORMS
+from jointcut.partition.errors import CallError
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
 
@@ -208,7 +209,7 @@ def modules():
     network = Network(eqx.nn.Linear(3, 2, key=jax.random.key(0)), jnp.tanh)
     dense = {"weight": network.dense.weight, "bias": network.dense.bias}
     linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    held = {name: {"value": getattr(linear, name)[...]} for name in ("kernel", "bias")}
+    held = {name: getattr(linear, name)[...] for name in ("kernel", "bias")}
     pair = Pair(jnp.asarray(X), jnp.asarray(X + 1))
     return {
         "equinox": (of_module, network, {"dense": dense}),
@@ -347,3 +348,29 @@ def test_the_code_in_the_readme_runs(tmp_path):
     value, gradient = plain(program, value_and_grad)
     assert_same((known["value"], known["gradients"][0]), (value, gradient), program)
     assert_same(known["outputs"][0], value, program)
+
+
+class TwoLayers(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
+
+
+def test_a_state_of_nnx_is_told_without_boxes_and_given_as_a_state_or_as_its_pure_dict(reloaded):
+    graph, state = nnx.split(TwoLayers(nnx.Rngs(0)))
+
+    def loss(state, x):
+        first, second = nnx.merge(graph, state).layers
+        return jnp.sum(second(jnp.tanh(first(x))) ** 2)
+
+    loaded, plainly = reloaded(loss, state, X), nnx.to_pure_dict(state)
+    names = [f"args[0]['layers'][{i}]['{name}']" for i in (0, 1) for name in ("bias", "kernel")]
+    assert [i.path for i in loaded.contract.inputs] == [*names, "args[1]"]
+    assert [g.path for g in loaded.contract.gradients] == names
+    assert list(loaded.contract.graph_signature.parameters) == names
+    value, gradient = jax.value_and_grad(loss)(state, X)
+    same(loaded.value_and_grad(state, X), (value, gradient))
+    same(loaded.value_and_grad(plainly, X), (value, nnx.to_pure_dict(gradient)))
+    del plainly["layers"][1]["bias"]
+    with pytest.raises(CallError) as refused:
+        loaded(plainly, X)
+    assert str(refused.value) == "args[0]['layers'][1]['bias'] is missing.\nGive it too: float32[2]."

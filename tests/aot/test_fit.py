@@ -218,11 +218,11 @@ def test_a_budget_that_nothing_fits_says_how_little_was_found_and_what_lies_ther
         "The smallest peak found is 401,000 bytes (3 plans compiled): 1,000 are arguments and results, 400,000 "
         "temporaries.\n"
         "Alive there, by the model:\n"
-        "    9.0 MB float32[0] sin\n"
-        "    8.0 MB float32[1] sin at model.py:7\n"
-        "    7.0 MB float32[2] sin at model.py:7\n"
-        "    6.0 MB float32[3] sin at model.py:7\n"
-        "    5.0 MB float32[4] sin at model.py:7\n"
+        "    9.00 MB float32[0] sin\n"
+        "    8.00 MB float32[1] sin at model.py:7\n"
+        "    7.00 MB float32[2] sin at model.py:7\n"
+        "    6.00 MB float32[3] sin at model.py:7\n"
+        "    5.00 MB float32[4] sin at model.py:7\n"
         "Give at least that much, a smaller batch, or budget=0.0 for the least that is found."
     )
     assert [a.recomputed for a in menu.measured] == [(1,), (2,), (0,)]
@@ -316,7 +316,7 @@ def test_too_small_a_budget_for_a_program(budget, shown, traced, least):
     plain = traced.plain_memory.temp_bytes
     share = "" if shown else f" ({100 * least.activation_bytes / plain:.0f}% of plain JAX's activations)"
     assert len(alive) == 5
-    assert all(re.fullmatch(r"0\.0 MB float32\[64,32\] \w+ at .*test_fit\.py:\d+ \(deep\)", str(b)) for b in alive)
+    assert all(re.fullmatch(r"8\.19 kB float32\[64,32\] \w+ at .*test_fit\.py:\d+ \(deep\)", str(b)) for b in alive)
     assert str(refusal.value) == "\n".join(
         [
             f"budget of {shown or '1% of plain JAX' + chr(39) + 's activations'} cannot be met.",

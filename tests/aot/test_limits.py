@@ -17,8 +17,8 @@ from jointcut.aot.limits import Limit, limit
 from jointcut.partition.errors import BudgetError
 
 CURE = (
-    "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0), peak bytes of the whole step (an int, "
-    "or a text such as '1.5GiB' or '800 MB'), or 'device'."
+    "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0, or a text such as '60%'), peak bytes "
+    "of the whole step (an int, or a text such as '1.5GiB' or '800 MB'), or 'device'."
 )
 NOTHING = ", which is less than a byte or no finite number.\n"
 UNITS = "Known names: 'B', 'GB', 'GiB', 'KB', 'KiB', 'MB', 'MiB', 'TB', 'TiB', 'kB'."
@@ -51,6 +51,13 @@ def test_floats_are_fractions(budget):
     assert limit(budget) == Limit(fraction=float(budget))
 
 
+@pytest.mark.parametrize(
+    ("text", "fraction"), [("60%", 0.6), (" 33.3 %", 0.333), ("100%", 1.0), ("0%", 0.0), ("1e-3%", 1e-5)]
+)
+def test_a_text_in_percent_is_the_same_fraction(text, fraction):
+    assert limit(text) == Limit(fraction=fraction)
+
+
 def test_the_device_is_asked_later():
     assert limit("device") == Limit(of_device=True)
 
@@ -70,6 +77,8 @@ def test_the_device_is_asked_later():
         (float("inf"), f"budget is inf, no fraction from 0.0 to 1.0.\n{CURE}"),
         ("", f"budget is '', not a number and its unit.\n{CURE}"),
         ("12", f"budget is '12', a number without a unit.\n{CURE}"),
+        ("160%", f"budget is '160%', no share from 0% to 100%.\n{CURE}"),
+        ("-5%", f"budget is '-5%', no share from 0% to 100%.\n{CURE}"),
         ("GiB", f"budget is 'GiB', not a number and its unit.\n{CURE}"),
         ("1.5.2GiB", f"budget is '1.5.2GiB', not a number and its unit.\n{CURE}"),
         ("1.5Gib", f"budget is '1.5Gib', whose unit 'Gib' is unknown.\n{UNITS} Did you mean 'GiB'?"),

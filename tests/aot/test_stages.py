@@ -290,7 +290,7 @@ def test_configuration_and_figures_come_back_from_json():
         assert max(map(len, str(record).splitlines())) <= 140
     assert repr(cut).startswith("<Traced <lambda>: 2 inputs, 1 output, ")
     assert repr(compiled.cut).startswith("<Cut <lambda>: ")
-    assert repr(compiled).startswith("<Compiled <lambda>: 1 executables, ")
+    assert repr(compiled).startswith("<Compiled <lambda>: 1 executable, ")
 
 
 def test_a_strategy_of_the_users_has_no_json():

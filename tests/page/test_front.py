@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jointcut.partition.picture import human_bytes, human_seconds
+from jointcut.partition.figures import human_bytes, human_seconds
 from page.fixtures import MEGABYTE, page_data, pareto
 from page.graph_tab import STILL, Section
 from page.report_tab import cells

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jointcut.partition.picture import human_bytes, human_seconds
+from jointcut.partition.figures import human_bytes, human_seconds
 from page import graphs
 from page.fixtures import PLACE, page_data, timeline, without_function
 from page.graph_tab import STILL, Section

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from jointcut.aot.limits import limit
 from jointcut.aot.report.report import Report
-from jointcut.partition.picture import human_bytes
+from jointcut.partition.figures import human_bytes
 from page.browser import axe_findings
 from page.graph_tab import STILL, carried
 from page.report_tab import MOST_KB, cells, closed_makers, explained, is_true_to, section
@@ -99,16 +100,19 @@ def front_plan(told: Report, point: dict[str, Any]) -> Any:
     return next(p.plan for p in shown if told.front.place(p) == place)
 
 
-def test_the_page_says_what_a_fifth_less_memory_costs(report, opened):
-    told = report("gpt-scan")
-    (fifth,) = [row for row in told.less if row.share == pytest.approx(0.8)]
-    assert fifth.peak_bytes is not None
+def test_the_page_says_what_less_memory_costs_and_the_budget_to_type_for_it(report, opened):
+    told = report("measured")
+    row = told.less[0]
+    assert row.peak_bytes is not None and row.peak_bytes <= (limit(row.budget).peak_bytes or 0) < told.peak_bytes
     tab = opened(told.html)
-    place = next(i for i, said in enumerate(cells(tab, "#less tbody td:first-child")) if "−20%" in said)
-    shown = cells(tab, f"#less tbody tr:nth-child({place + 1}) td")
-    assert shown[1].startswith(f"{human_bytes(fifth.peak_bytes)} (−")
-    assert shown[3] == human_bytes(fifth.freed_bytes - fifth.kept_bytes)
+    shown = cells(tab, "#less tbody tr:first-child td")
+    assert shown[0].startswith(f"{row.budget} (−") and shown[1].startswith(f"{human_bytes(row.peak_bytes)} (−")
+    assert shown[3] == human_bytes(row.freed_bytes - row.kept_bytes)
     assert all(cell for cell in shown)
+    assert (
+        f'Each budget was tried and holds: aot.function(budget="{row.budget}").'
+        in tab.locator("#less .lead").inner_text()
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -146,6 +150,31 @@ def test_the_keyboard_alone_gets_from_the_top_to_a_value_its_reason_and_its_row(
 def test_no_report_is_wider_than_its_window(width, report, opened):
     tab = opened(report("measured").html, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+CLIPPED = """() => [...document.querySelectorAll('nav, .scroll, .total, .view')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => `${one.tagName} ${one.className}`)"""
+
+
+@pytest.mark.parametrize("name", ["gpt-scan", "measured"])
+def test_at_the_width_of_a_laptop_no_column_and_no_link_is_clipped(name, report, opened):
+    assert opened(report(name).html, width=1200).evaluate(CLIPPED) == []
+
+
+def test_peak_and_time_are_the_largest_figures_and_say_what_they_are(report, opened):
+    told = report("measured")
+    tab = opened(told.html)
+    assert cells(tab, ".totals-first dt") == ["peak of a step", "time of a step, by the model"]
+    peak, time = cells(tab, ".totals-first .total-value")
+    assert (peak, time) == (human_bytes(told.account.peak_bytes), f"{told.time_share:.2f} × plain JAX")
+    plain = f"plain JAX: {human_bytes(told.plain_peak_bytes)}, ratio {told.peak_bytes / told.plain_peak_bytes:.2f}"
+    assert cells(tab, ".totals-first .total-detail") == [
+        f"{plain}; of the compiled step, as XLA tells it",
+        "predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle",
+    ]
+    sizes = "all => all.map(one => parseFloat(getComputedStyle(one).fontSize))"
+    first, rest = (tab.locator(f".{row} .total-value").evaluate_all(sizes) for row in ("totals-first", "totals-rest"))
+    assert len(rest) == 6 and min(first) >= 1.5 * max(rest)
 
 
 def test_a_report_says_the_same_in_its_page_and_in_its_record(report):

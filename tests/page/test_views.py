@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from jointcut.partition.picture import human_bytes
+from jointcut.partition.figures import human_bytes
 from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline, without_function
 from page.graphs import toy
 

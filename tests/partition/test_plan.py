@@ -146,5 +146,5 @@ gradient %4
 """
     plan = Plan.of(parse(text), [2], reasons={2: "sort is heavy"})
     assert str(plan) == (
-        "by hand: 1 values, 32 bytes saved; 0 ops recomputed\n            32  float32[8] sort : sort is heavy"
+        "by hand: 1 value, 32 bytes saved; 0 ops recomputed\n            32  float32[8] sort : sort is heavy"
     )

@@ -47,14 +47,16 @@
     return J.element("a", { href: `#${id}`, class: name, onclick: go }, text);
   }
 
-  /** The figures at the top, as a list of terms. */
+  /** The figures at the top, as a list of terms: those that matter most large, and the others small below them. */
   function totals(entries) {
-    if (entries.length === 0) return null;
-    return J.element("dl", { class: "totals" }, entries.map(({ label, value, detail }) =>
+    const row = (own, name) => own.length > 0 && J.element("dl", { class: name }, own.map(({ label, value, detail }) =>
       J.element("div", { class: "total" },
         J.element("dt", {}, label),
         J.element("dd", { class: "total-value" }, value),
         detail && J.element("dd", { class: "total-detail" }, detail))));
+    if (entries.length === 0) return null;
+    const [first, rest] = [entries.filter(({ main }) => main), entries.filter(({ main }) => !main)];
+    return J.element("div", { class: "totals" }, row(first, "totals-first"), row(rest, "totals-rest"));
   }
 
   /** What the views share: the data, and events by which they talk. */

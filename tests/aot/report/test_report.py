@@ -151,14 +151,16 @@ def test_of_networks_and_scans_it_is_the_same_to_the_byte(name):
 # ------------------------------------------------------------------------------------ figures
 
 
-def test_the_totals_are_those_of_the_plan_and_the_rows(measured, cut):
+def test_the_totals_are_those_of_the_plan_and_the_rows(measured, predicted, cut):
     totals, plan = measured.totals, cut.plan
     assert (totals.saved_bytes, totals.num_saved) == (plan.bytes_saved, len(plan.saved))
     assert totals.saved_bytes == sum(row.bytes for row in measured.saved)
     assert totals.again_ops == sum(row.count for row in measured.again)
     assert totals.again_flops == sum(row.flops for row in measured.again)
     assert totals.fixed_bytes == 3 * 64 * 64 * 4 + 2 * 4  # two arguments, one gradient, the loss and its cotangent
-    assert totals.peak_bytes == measured.front.chosen.peak_bytes
+    assert totals.peak_bytes == predicted.front.chosen.peak_bytes == predicted.peak_bytes
+    assert measured.account.peak_bytes == measured.front.chosen.peak_bytes == measured.peak_bytes
+    assert measured.account.plain_peak_bytes == measured.front.plain.peak_bytes
     assert totals.forward_bytes == measured.life.peak_bytes(Side.FORWARD)
     assert totals.backward_bytes == measured.life.peak_bytes(Side.BACKWARD)
     assert measured.plain.saved_bytes == cut_of("save_all").plan.bytes_saved > totals.saved_bytes
