@@ -29,7 +29,8 @@ def test_every_recipe_has_a_title_of_its_own():
 
 def test_the_first_program_of_the_readme_trains(capsys):
     assert "optax" in FIRST
-    exec(compile(FIRST, "README.md", "exec"), {"__name__": "readme"})
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(FIRST, "README.md", "exec"), {"__name__": "readme"})
     assert float(capsys.readouterr().out) < 0.01
 
 
