@@ -18,6 +18,7 @@ Files, in reading order:
     pareto: Show what each budget would cost.
     fit: Compile plans until one fits the budget.
     notes: Remember on disk which plan held a budget.
+    uncut: Say, once for each function, where plain JAX runs in the place of a cut, and why.
     inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
@@ -67,6 +68,7 @@ from jointcut.aot.stages import Traced as Traced
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
+from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.containers import register_container as register_container
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "Pareto",
     "Report",
     "Traced",
+    "UncutWarning",
     "debug",
     "explain",
     "function",

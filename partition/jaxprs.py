@@ -417,12 +417,14 @@ class LinearRules:
     """What a linear map needs to know of itself: its results' avals, its value and its transpose.
 
     All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`, where None is a cotangent
-    known to be zero, and returns None for a result that is.
+    known to be zero, and returns None for a result that is. `twice` is called where the map is differentiated itself,
+    which JAX does by its value.
     """
 
     avals: Callable[..., list[Any]]
     apply: Callable[..., list[Any]]
     transpose: Callable[..., list[Any]]
+    twice: Callable[[], None]
 
 
 def linear_primitive(name: str) -> Any:
@@ -440,6 +442,7 @@ def linear_primitive(name: str) -> Any:
         return rules.avals(avals[:num_residuals], avals[num_residuals:])
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        params["rules"].twice()
         filled = [ad.instantiate_zeros(t) for t in tangents]
         return jax.jvp(lambda *xs: apply(*xs, **params), tuple(primals), tuple(filled))
 
