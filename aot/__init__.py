@@ -19,6 +19,7 @@ Files, in reading order:
     fit: Compile plans until one fits the budget.
     notes: Remember on disk which plan held a budget.
     uncut: Say, once for each function, where plain JAX runs in the place of a cut, and why.
+    meshed: Compile for all devices of a mesh what was traced for one of them, inside `jax.shard_map`.
     inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.

@@ -302,7 +302,10 @@ class Function:
         known = self._cuts.get(key)
         if known is None:
             traced = pipeline.trace(self._function, self._options, bound, positions)
-            known = traced.partition()
+            if self._options.budget is not None and jaxprs.manual_mesh() is not None:
+                known = Cut(traced, cut_inside(traced.program, self._options))
+            else:
+                known = traced.partition()
             self._uncut.closed(known.split.graph, known.plan)
             if not traced.program.has_traced_consts:
                 keep(self._cuts, key, known)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 
-import jax
-
 from jointcut.aot import compile as compiling
-from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.fit import Weighed, fit, planner_for, room_for
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import limit
+from jointcut.aot.meshed import memory_of
 from jointcut.aot.options import Options, wanted_plan
 from jointcut.partition import jaxprs
 from jointcut.partition.loops import read
@@ -28,20 +26,19 @@ def cut_inside(program: Joint, options: Options) -> Split:
     if how.budget is None:
         return split(program.closed, program.roles, how.strategy)
     graph = read(program.closed, program.roles)
-    structs = jaxprs.input_structs(program.closed)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def measure(plan: Plan) -> Weighed[Split]:
         made = split(program.closed, program.roles, lambda graph: plan, graph=graph)
         halves = compiling.halves_for(made, False)
         start = time.perf_counter()
-        step = jax.jit(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]))
-        memory = ProgramMemory.of_jit(step, structs)
+        memory = memory_of(
+            lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]), program.closed
+        )
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def plain_bytes() -> int:
-        plain = jax.jit(lambda *flat: jaxprs.evaluate(program.closed, *flat))
-        return ProgramMemory.of_jit(plain, structs).temp_bytes
+        return memory_of(lambda *flat: jaxprs.evaluate(program.closed, *flat), program.closed).temp_bytes
 
     budget = limit(how.budget)
     return fit(

@@ -342,6 +342,31 @@ def varying(aval: Any) -> frozenset[Any]:
     return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
 
 
+def manual_mesh() -> Any | None:
+    """The mesh of the `jax.shard_map` that we are traced in, None outside of any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.manual_axes else None
+
+
+def checks_varying() -> bool:
+    """Whether the `jax.shard_map` that we are traced in knows over which axes its values vary."""
+    return bool(_config._check_vma.value)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Leave all transformations and meshes for a while, to compile a program of our own."""
+    axes = _core.get_axis_env()
+    mesh = _config.abstract_mesh_context_manager.swap_local(jax.sharding.AbstractMesh((), ()))
+    _core.trace_ctx.set_axis_env(_core.top_axis_env)
+    try:
+        with _core.eval_context():
+            yield
+    finally:
+        _core.trace_ctx.set_axis_env(axes)
+        _config.abstract_mesh_context_manager.set_local(mesh)
+
+
 def on_all_devices(aval: Any) -> Any:
     """The abstract value of what is the same on all devices, and of the same type otherwise."""
     return aval.update(manual_axis_type=type(aval.manual_axis_type)()) if varying(aval) else aval
