@@ -357,14 +357,12 @@ def checks_varying() -> bool:
 def outside() -> Iterator[None]:
     """Leave all transformations and meshes for a while, to compile a program of our own."""
     axes = _core.get_axis_env()
-    mesh = _config.abstract_mesh_context_manager.swap_local(jax.sharding.AbstractMesh((), ()))
     _core.trace_ctx.set_axis_env(_core.top_axis_env)
     try:
-        with _core.eval_context():
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _core.eval_context():
             yield
     finally:
         _core.trace_ctx.set_axis_env(axes)
-        _config.abstract_mesh_context_manager.set_local(mesh)
 
 
 def on_all_devices(aval: Any) -> Any:
