@@ -494,8 +494,8 @@ def linear_primitive(name: str) -> Any:
 @functools.lru_cache(maxsize=1)
 def _mixed_barrier_p() -> Any:
     """An optimisation barrier whose operands may vary over different axes; by its name the same as JAX's."""
-    prim = jex.Primitive("optimization_barrier")
-    prim.multiple_results = True
+    prim: Any = jex.Primitive("optimization_barrier")
+    prim.multiple_results, prim.cache_key = True, "jointcut: a barrier over different axes"
 
     def jvp(primals: Any, tangents: Any) -> Any:
         return held(primals), held([ad.instantiate_zeros(t) for t in tangents])
@@ -520,9 +520,12 @@ def first_element(x: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _first_p() -> Any:
-    prim = jex.Primitive("first_element")
+    prim: Any = jex.Primitive("first_element")
+    prim.cache_key = "jointcut: the first element"
 
     def first(x: Any) -> Any:
+        if 0 in x.shape:  # a batch of none
+            return lax.full((), 0, np.float32)
         x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
         return lax.convert_element_type(lax.real(x) if jnp.iscomplexobj(x) else x, np.float32)
 
