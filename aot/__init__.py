@@ -19,6 +19,8 @@ Files, in reading order:
     fit: Compile plans until one fits the budget.
     notes: Remember on disk which plans held a budget.
     searches: Search for a plan once for all ways of calling.
+    uncut: Say, once for each function, where plain JAX runs in the place of a cut, and why.
+    meshed: Compile for all devices of a mesh what was traced for one of them, inside `jax.shard_map`.
     inside: Cut a program that runs inside somebody's transformation, within the budget of its options.
     signature: Describe a pair by names and positions.
     gradient: Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
@@ -71,6 +73,7 @@ from jointcut.aot.stages import Traced as Traced
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
+from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.containers import register_container as register_container
 
 __all__ = [
@@ -85,6 +88,7 @@ __all__ = [
     "Pareto",
     "Report",
     "Traced",
+    "UncutWarning",
     "debug",
     "explain",
     "function",

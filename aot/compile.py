@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import lax
 
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
@@ -51,7 +50,7 @@ def run_step(split: Split, halves: Halves, primals: Sequence[Any], cotangents: S
     outputs, residuals = verify.forward(halves, split.graph, primals)
     if split.plan.runs_again:
         held = [i for i, r in enumerate(halves.residuals) if r.kind != "input" and _can_wait(residuals[i])]
-        passed = lax.optimization_barrier([*(residuals[i] for i in held), *cotangents])
+        passed = jaxprs.held([*(residuals[i] for i in held), *cotangents])
         for i, value in zip(held, passed, strict=False):
             residuals[i] = value
         cotangents = passed[len(held) :]

@@ -40,6 +40,7 @@ from jointcut.aot.pullback import Pullback
 from jointcut.aot.report.report import Report
 from jointcut.aot.stages import Cut, Traced
 from jointcut.aot.traced import unfinished
+from jointcut.aot.uncut import Uncut, has_symbolic_sizes
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.cost import CostModel
 from jointcut.partition.plan import Plan
@@ -72,6 +73,7 @@ class Function:
         self._insides: dict[Any, tuple[Primal, Callable[..., list[Any]]]] = {}
         self._name = choosing.name_of(function)
         self._cuts: dict[Any, Cut] = {}
+        self._uncut = Uncut(self._name)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -104,7 +106,12 @@ class Function:
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
         if jaxprs.tracing():
-            return self._value_and_grad(False, None, bind(args, kwargs, self._statics))
+            bound = bind(args, kwargs, self._statics)
+            if has_symbolic_sizes(bound.leaves):
+                self._uncut.symbolic()
+                chosen = self._options.argnums, self._options.has_aux
+                return jax.value_and_grad(self._function, *chosen)(*args, **kwargs)
+            return self._value_and_grad(False, None, bound)
         if checked.is_on():
             return self._checked(self._options.chosen, args, kwargs).value_and_grad()
         if (found := self._kept("step", self._options.chosen, args, kwargs)) is not None:
@@ -308,7 +315,11 @@ class Function:
         known = self._cuts.get(key)
         if known is None:
             traced = pipeline.trace(self._function, self._options, bound, positions)
-            known = traced.partition()
+            if self._options.budget is not None and jaxprs.manual_mesh() is not None:
+                known = Cut(traced, cut_inside(traced.program, self._options, self._name))
+            else:
+                known = traced.partition()
+            self._uncut.closed(known.split.graph, known.plan)
             if not traced.program.has_traced_consts:
                 keep(self._cuts, key, known)
         return known
@@ -330,13 +341,19 @@ class Function:
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
         """A flat function with the halves as its derivative."""
+        if has_symbolic_sizes(bound.leaves):
+            self._uncut.symbolic()
+            return functools.partial(jaxprs.evaluate, source.closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.has_references:
-            return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
+            cut = functools.partial(self._cut_inside, source.closed, paths)
+            return differentiable(source.closed, cut, self._uncut.twice)
         wrapper = refs.RefsWrapper(source.closed)
         if wrapper.pure is None:  # JAX itself must differentiate it
+            self._uncut.references()
             return functools.partial(jaxprs.evaluate, source.closed)
-        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, wrapper.pure, paths))
+        cut = functools.partial(self._cut_inside, wrapper.pure, paths)
+        run = differentiable(wrapper.pure, cut, self._uncut.twice)
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
         target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
@@ -353,6 +370,7 @@ class Function:
             with pipeline.explained(self._name):
                 program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
             made = cut_inside(program, self._options, self._name)
+            self._uncut.closed(made.graph, made.plan)
         return made.graph, compiling.halves_for(made, False), program.consts
 
 

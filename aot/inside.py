@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from functools import cache
 
-import jax
-
 from jointcut.aot import compile as compiling
-from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.fit import Weighed, planner_for
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import limit
+from jointcut.aot.meshed import memory_of
 from jointcut.aot.notes import Held
 from jointcut.aot.options import Options, wanted_plan
 from jointcut.aot.searches import Wanted, settled, way
@@ -33,7 +31,6 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     if how.budget is None:
         return split(program.closed, program.roles, how.strategy)
     graph = read(program.closed, program.roles)
-    structs = jaxprs.input_structs(program.closed)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:
@@ -44,16 +41,16 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         made = cut(plan)
         halves = compiling.halves_for(made, False)
         start = time.perf_counter()
-        step = jax.jit(lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]))
-        memory = ProgramMemory.of_jit(step, structs)
+        memory = memory_of(
+            lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]), program.closed
+        )
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
     def plain_bytes() -> int:
-        plain = jax.jit(lambda *flat: jaxprs.evaluate(program.closed, *flat))
-        return ProgramMemory.of_jit(plain, structs).temp_bytes
+        return memory_of(lambda *flat: jaxprs.evaluate(program.closed, *flat), program.closed).temp_bytes
 
     def planner() -> Planner:
         return planner_for(graph, options)

@@ -295,13 +295,13 @@ def _joint(
         main, rest = iter(main), iter(rest)
         return [next(main) if on else next(rest) for on in found[0].with_cotangent], kept.take(pull, entered)
 
-    front, shapes = jax.make_jaxpr(forward, return_shape=True)(*leaves)
+    front = jax.make_jaxpr(forward)(*leaves)
     results = found[0]
     cotangents = zip(results.avals, results.with_cotangent, strict=True)
     back = jax.make_jaxpr(lambda residuals, refs, cts: kept.pull(residuals, refs)(cts))(
-        shapes[1],
+        [jaxprs.struct(v.aval) for v in jaxprs.opened(front)[0].outvars[len(results.avals) :]],
         [leaves[i] for i in kept.references],
-        [jaxprs.struct(jaxprs.tangent_aval(a)) for a, on in cotangents if on],
+        [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
     return _joined(front, back, kept.references, results, paths), rewrite.holds(back, "remat2")
 

@@ -124,7 +124,7 @@ class Trees:
                 "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
             )
             raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return [jaxprs.typed(1, outs[0])] if self.differentiated.is_train else []
+        return [jaxprs.full(jaxprs.cotangent_aval(outs[0]), 1)] if self.differentiated.is_train else []
 
     def value_and_gradients(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
         """Results in the form of `jax.value_and_grad`: `value, grads`, or `(value, aux), grads` with `has_aux`."""

@@ -17,6 +17,8 @@ The tree of everything that jointcut raises on its own account::
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
+and its one warning, `UncutWarning`: plain JAX runs where a cut was asked for.
+
 Errors that JAX itself raises for the same mistake (an integer argument to differentiate, a loss that is not a
 scalar) keep JAX's type, so that code which catches them goes on working.
 """
@@ -81,6 +83,10 @@ class TraceError(JointcutError, TypeError):
 
 class DerivativeError(TraceError, NotImplementedError):
     """Something in the user's function has no derivative in JAX."""
+
+
+class UncutWarning(UserWarning):
+    """Plain JAX runs in the place of a cut: the results are the same, the memory is what plain JAX takes."""
 
 
 def message(where: str, what: str, cure: str) -> str:

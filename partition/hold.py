@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,14 +24,15 @@ from jointcut.partition.jaxprs import (
     Var,
     build,
     evaluate,
+    first_element,
     fresh,
+    full,
     is_dropped,
-    is_explicit,
     is_plain,
     opened,
     rebound,
     struct,
-    typed,
+    trace_context,
 )
 
 
@@ -53,10 +53,10 @@ def _wait(seed: Any, x: Any) -> Any:
 def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
     """Run an equation in a branch of `lax.cond` that is always taken; what the compiler adds to it stays in there."""
     inputs = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
-    run, avals = build(inputs, eqn.outvars, [eqn]), [struct(v.aval) for v in eqn.outvars]
+    run, avals = build(inputs, eqn.outvars, [eqn]), [v.aval for v in eqn.outvars]
 
     def held(seed: Any, *xs: Any) -> list[Any]:
-        zeros = [typed(lax.full(aval.shape, 0, aval.dtype), aval) for aval in avals]
+        zeros = [full(aval, 0) for aval in avals]
         return lax.cond(always(seed), lambda *xs: evaluate(run, *xs), lambda *xs: zeros, *xs)
 
     atoms = [witness, *inputs]
@@ -74,7 +74,7 @@ def number(witness: Atom) -> tuple[list[Equation], Var]:
 
 
 def _number(seed: Any) -> Any:
-    first = _first(seed)
+    first = first_element(seed)
     return _wait(first, first)
 
 
@@ -97,14 +97,17 @@ def _equations(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[lis
 
     Traced once for arguments of one kind: tracing each anew took most of the time to emit a large program.
     """
-    return _renamed(_traced_once(function, *(struct(v.aval) for v in atoms)), atoms)
+    return _renamed(_traced_once(function, trace_context(), *(struct(v.aval) for v in atoms)), atoms)
 
 
 def _traced(function: Callable[..., Any], *avals: Any) -> Any:
     return opened(jax.make_jaxpr(function)(*avals))[0]
 
 
-_traced_once = functools.lru_cache(maxsize=1024)(_traced)
+@functools.lru_cache(maxsize=1024)
+def _traced_once(function: Callable[..., Any], context: Any, *avals: Any) -> Any:
+    del context  # equations know the mesh that they were traced under
+    return _traced(function, *avals)
 
 
 def _renamed(jaxpr: Any, atoms: Sequence[Atom]) -> tuple[list[Equation], list[Var]]:
@@ -121,22 +124,14 @@ def _renamed(jaxpr: Any, atoms: Sequence[Atom]) -> tuple[list[Equation], list[Va
 
 def always(seed: Any) -> Any:
     """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
-    first = _first(seed)
+    first = first_element(seed)
     below, above = lax.lt(first, np.float32(2)), lax.gt(first, np.float32(1))
     return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(first, first))
 
 
-def _first(x: Any) -> Any:
-    """The first element as a float32."""
-    first = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
-    if jnp.issubdtype(first.dtype, np.complexfloating):
-        first = lax.real(first)
-    return lax.convert_element_type(first, np.float32)
-
-
 def can_witness(aval: Any) -> bool:
-    """Whether `always` can make a predicate of an array: it has an element, and no sharding in its type."""
-    return is_plain(aval) and _has_element(aval.shape) and not is_explicit(getattr(aval, "sharding", None))
+    """Whether `always` can make a predicate of an array: it has an element."""
+    return is_plain(aval) and _has_element(aval.shape)
 
 
 def _has_element(shape: Sequence[Any]) -> bool:

@@ -26,6 +26,7 @@ from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source
 from jax._src.lax import lax as _lax
+from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.state import discharge as _discharge
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
@@ -221,8 +222,18 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
     """An `optimization_barrier` equation over the given variables, and the variables it returns."""
     outs = [fresh(v.aval) for v in atoms]
-    eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_p(), {}, frozenset())
+    eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_for([v.aval for v in atoms]), {}, frozenset())
     return eqn, outs
+
+
+def held(values: Sequence[Any]) -> list[Any]:
+    """`lax.optimization_barrier`, of values that may vary over different axes of a mesh."""
+    return list(_barrier_for([jax.typeof(x) for x in values]).bind(*values)) if values else []
+
+
+def _barrier_for(avals: Sequence[Any]) -> Any:
+    """JAX's primitive, or ours: JAX 0.10 refuses operands that vary over different axes."""
+    return _barrier_p() if len(set(map(varying, avals))) < 2 else _mixed_barrier_p()
 
 
 @functools.lru_cache(maxsize=1)
@@ -263,7 +274,22 @@ def scan(
 
 def stacked(aval: Any, lengths: Sequence[int]) -> Any:
     """The abstract value of a per-step value once the loops around it have stacked it."""
-    return aval.update(shape=(*lengths, *aval.shape)) if lengths else aval
+    if not lengths:
+        return aval
+    return _reshaped(aval, (*lengths, *aval.shape), lambda spec: (*(None for _ in lengths), *spec))
+
+
+def unstacked(aval: Any) -> Any:
+    """The abstract value of one step of a stack."""
+    return _reshaped(aval, aval.shape[1:], lambda spec: spec[1:])
+
+
+def _reshaped(aval: Any, shape: tuple[int, ...], spec: Callable[[Any], Any]) -> Any:
+    """The abstract value with another shape, and with other parts of its axes on an explicit mesh."""
+    if not is_explicit(aval.sharding):
+        return aval.update(shape=shape)
+    old = aval.sharding.spec
+    return aval.update(shape=shape, sharding=aval.sharding.update(spec=old.update(partitions=spec(old.partitions))))
 
 
 # --------------------------------------------------------------------------------------------------- runtime
@@ -274,14 +300,21 @@ def tangent_aval(aval: Any) -> Any:
     return aval.to_tangent_aval()
 
 
+def cotangent_aval(aval: Any) -> Any:
+    """The abstract value of a cotangent of an array: that of a tangent, unless it is summed over a mesh's axis."""
+    return aval.to_ct_aval()
+
+
 def struct(aval: Any) -> Any:
-    """The abstract value as `jax.ShapeDtypeStruct`, with its sharding where that is part of its type."""
+    """The abstract value as `jax.ShapeDtypeStruct`, with its sharding where that is part of its type, and with the
+    axes of a mesh that it varies over.
+    """
     if is_reference(aval):
         return aval
-    sharding = getattr(aval, "sharding", None)
-    explicit = sharding if is_explicit(sharding) else None
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=explicit)
+    weak, axes = bool(getattr(aval, "weak_type", False)), getattr(aval, "manual_axis_type", None)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=weak, sharding=_sharding_in_type(aval), manual_axis_type=axes
+    )
 
 
 def input_structs(closed: ClosedJaxpr) -> list[Any]:
@@ -293,6 +326,54 @@ def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: it lays it over a mesh with an explicit axis."""
     mesh = getattr(sharding, "mesh", None)
     return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def _sharding_in_type(aval: Any) -> Any:
+    """The sharding of an abstract value where it is part of its type: inside `shard_map`, or on an explicit axis."""
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or set(mesh.axis_types) == {jax.sharding.AxisType.Auto}:
+        return None
+    return sharding
+
+
+def varying(aval: Any) -> frozenset[Any]:
+    """The axes of a mesh over which a value varies from device to device inside `jax.shard_map`."""
+    return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
+
+
+def manual_mesh() -> Any | None:
+    """The mesh of the `jax.shard_map` that we are traced in, None outside of any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.manual_axes else None
+
+
+def checks_varying() -> bool:
+    """Whether the `jax.shard_map` that we are traced in knows over which axes its values vary."""
+    return bool(_config._check_vma.value)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Leave all transformations and meshes for a while, to compile a program of our own."""
+    axes = _core.get_axis_env()
+    _core.trace_ctx.set_axis_env(_core.top_axis_env)
+    try:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _core.eval_context():
+            yield
+    finally:
+        _core.trace_ctx.set_axis_env(axes)
+
+
+def on_all_devices(aval: Any) -> Any:
+    """The abstract value of what is the same on all devices, and of the same type otherwise."""
+    return aval.update(manual_axis_type=type(aval.manual_axis_type)()) if varying(aval) else aval
+
+
+def varied(var: Var, aval: Any) -> Equation:
+    """Take what is the same on all devices for an array that varies over the axes that an abstract value states."""
+    axes = tuple(axis for axis in aval.sharding.mesh.axis_names if axis in varying(aval))
+    return jex.new_jaxpr_eqn([var], [fresh(aval)], _core.pvary_p, {"axes": axes}, frozenset())
 
 
 def trace_context() -> Any:
@@ -309,8 +390,15 @@ def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
 
 
 def typed(x: Any, aval: Any) -> Any:
-    """A number as an array of the dtype and weak type that an abstract value states."""
-    return _lax._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
+    """A number as an array of the dtype and weak type that an abstract value states, varying over the same axes."""
+    x = _lax._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
+    axes = varying(aval) - varying(jax.typeof(x))
+    return lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
+def full(aval: Any, number: Any) -> Any:
+    """An array that holds one number, of an abstract value's type."""
+    return typed(lax.full(aval.shape, number, aval.dtype, sharding=_sharding_in_type(aval)), aval)
 
 
 def tracing() -> bool:
@@ -352,12 +440,14 @@ class LinearRules:
     """What a linear map needs to know of itself: its results' avals, its value and its transpose.
 
     All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`, where None is a cotangent
-    known to be zero, and returns None for a result that is.
+    known to be zero, and returns None for a result that is. `twice` is called where the map is differentiated itself,
+    which JAX does by its value.
     """
 
     avals: Callable[..., list[Any]]
     apply: Callable[..., list[Any]]
     transpose: Callable[..., list[Any]]
+    twice: Callable[[], None]
 
 
 def linear_primitive(name: str) -> Any:
@@ -375,6 +465,7 @@ def linear_primitive(name: str) -> Any:
         return rules.avals(avals[:num_residuals], avals[num_residuals:])
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        params["rules"].twice()
         filled = [ad.instantiate_zeros(t) for t in tangents]
         return jax.jvp(lambda *xs: apply(*xs, **params), tuple(primals), tuple(filled))
 
@@ -397,4 +488,63 @@ def linear_primitive(name: str) -> Any:
     ad.primitive_transposes[prim] = transpose
     batching.primitive_batchers[prim] = batch
     mlir.register_lowering(prim, mlir.lower_fun(apply, multiple_results=True))
+    return prim
+
+
+@functools.lru_cache(maxsize=1)
+def _mixed_barrier_p() -> Any:
+    """An optimisation barrier whose operands may vary over different axes; by its name the same as JAX's."""
+    prim: Any = jex.Primitive("optimization_barrier")
+    prim.multiple_results, prim.cache_key = True, "jointcut: a barrier over different axes"
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        return held(primals), held([ad.instantiate_zeros(t) for t in tangents])
+
+    prim.def_impl(lambda *xs: list(xs))
+    prim.def_abstract_eval(lambda *avals: list(avals))
+    ad.primitive_jvps[prim] = jvp
+    ad.primitive_transposes[prim] = lambda cts, *_: held([ad.instantiate_zeros(ct) for ct in cts])
+    batching.primitive_batchers[prim] = lambda xs, dims: (held(xs), dims)
+    mlir.register_lowering(prim, lambda ctx, *xs: _hlo.OptimizationBarrierOp(xs).results)
+    return prim
+
+
+def first_element(x: Any) -> Any:
+    """The first element of an array as a float32 that no mesh knows of: it is not sharded, and does not vary.
+
+    The devices of a mesh may disagree on it, so it serves for a predicate that is true whatever it is. It has no
+    derivative, and batched it is that of the whole batch: then the predicate stays one, and a branch on it a branch.
+    """
+    return _first_p().bind(x)
+
+
+@functools.lru_cache(maxsize=1)
+def _first_p() -> Any:
+    prim: Any = jex.Primitive("first_element")
+    prim.cache_key = "jointcut: the first element"
+
+    def first(x: Any) -> Any:
+        if 0 in x.shape:  # a batch of none
+            return lax.full((), 0, np.float32)
+        x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
+        return lax.convert_element_type(lax.real(x) if jnp.iscomplexobj(x) else x, np.float32)
+
+    def abstract(x: Any) -> Any:
+        nowhere = x.sharding.update(spec=jax.sharding.PartitionSpec())
+        return on_all_devices(x).update(shape=(), dtype=np.float32, weak_type=False, sharding=nowhere)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        del tangents
+        out = first_element(*primals)
+        return out, ad.Zero(tangent_aval(jax.typeof(out)))
+
+    def lowering(ctx: Any, x: Any) -> Any:
+        aval = jax.core.ShapedArray(ctx.avals_in[0].shape, ctx.avals_in[0].dtype)
+        return mlir.lower_fun(first, multiple_results=False)(ctx.replace(avals_in=[aval]), x)
+
+    prim.def_impl(jax.jit(first))
+    prim.def_abstract_eval(abstract)
+    ad.primitive_jvps[prim] = jvp
+    batching.primitive_batchers[prim] = lambda xs, _: (first_element(*xs), None)
+    mlir.register_lowering(prim, lowering)
     return prim

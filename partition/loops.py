@@ -211,7 +211,7 @@ class _Builder:
             return stack
         if (loop, stack) not in self.steps:
             aval = self.values[stack]["payload"]
-            sliced = self.value(aval.update(shape=aval.shape[1:]), loop)
+            sliced = self.value(jaxprs.unstacked(aval), loop)
             self.op(outer.region, STEP, (stack,), (sliced,))
             self.steps[loop, stack] = sliced
         return self.steps[loop, stack]

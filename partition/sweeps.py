@@ -248,7 +248,7 @@ def _tied(start: list[Any], carry: list[Any]) -> list[Any]:
     held = [i for i, x in enumerate(start) if jaxprs.is_plain(jax.typeof(x))]
     if not witnesses or not held:
         return start
-    waited = lax.optimization_barrier([*(start[i] for i in held), *witnesses])
+    waited = jaxprs.held([*(start[i] for i in held), *witnesses])
     after = dict(zip(held, waited, strict=False))
     return [after.get(i, x) for i, x in enumerate(start)]
 
@@ -293,7 +293,7 @@ def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carr
     """`lax.scan` of `body(fixed, carry, row)` in the direction and under the name of an equation."""
     given = jax.tree.map(lambda x: jaxprs.struct(jax.typeof(x)), (fixed, carry))
     avals = [jax.typeof(x) for x in rows]
-    traced, shape = _traced(body, *given, [jaxprs.struct(a.update(shape=a.shape[1:])) for a in avals])
+    traced, shape = _traced(body, *given, [jaxprs.struct(jaxprs.unstacked(a)) for a in avals])
     like = like.replace(params=dict(like.params, unroll=1))
     carry, stacks = _Scan(like, traced).run(count, jax.tree.leaves(fixed), carry, rows)
     return carry, jax.tree.unflatten(jax.tree.structure(shape[1]), stacks)

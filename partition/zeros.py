@@ -35,6 +35,7 @@ from jointcut.partition.jaxprs import (
     inner_jaxprs,
     is_explicit,
     is_plain,
+    on_all_devices,
     opened,
     paused_collection,
     rebound,
@@ -42,6 +43,8 @@ from jointcut.partition.jaxprs import (
     scan_layout,
     struct,
     touches_references,
+    varied,
+    varying,
 )
 
 
@@ -152,12 +155,12 @@ class _Scope:
         if self.state(atom) is not _ABSENT:
             return self.renamed(atom)
         aval = atom.aval
-        if not aval.shape:
+        if not aval.shape and not varying(aval):
             return Literal(np.zeros(aval.shape, aval.dtype), aval)
         if aval not in self.zeros:
-            eqn = _zero(aval)
-            self.eqns.append(eqn.replace(source_info=reader.source_info, ctx=reader.ctx))
-            self.zeros[aval] = eqn.outvars[0]
+            made = _zero(aval)
+            self.eqns.extend(eqn.replace(source_info=reader.source_info, ctx=reader.ctx) for eqn in made)
+            self.zeros[aval] = made[-1].outvars[0]
         return self.zeros[aval]
 
     def equation(self, eqn: Equation) -> None:
@@ -263,12 +266,14 @@ def _terms(eqn: Equation) -> slice | None:
     return _TERMS.get(eqn.primitive.name)
 
 
-def _zero(aval: Any) -> Equation:
-    """An equation that makes an array of zeros; without a trace in its own dtype, which may ask for 64 bits."""
+def _zero(aval: Any) -> list[Equation]:
+    """Equations that make an array of zeros; without a trace in its own dtype, which may ask for 64 bits."""
     sharding = getattr(aval, "sharding", None)
     eqn = _template(_broadcast, np.float32(0), shape=aval.shape, sharding=sharding if is_explicit(sharding) else None)
     scalar = eqn.invars[0].aval.update(dtype=aval.dtype, weak_type=aval.weak_type)
-    return eqn.replace(invars=[Literal(np.zeros((), aval.dtype), scalar)], outvars=[fresh(aval)])
+    same = fresh(on_all_devices(aval))
+    eqn = eqn.replace(invars=[Literal(np.zeros((), aval.dtype), scalar)], outvars=[same])
+    return [eqn, varied(same, aval)] if varying(aval) else [eqn]
 
 
 def _broadcast(x: Any, shape: tuple[int, ...], sharding: Any) -> Any:

@@ -41,23 +41,32 @@ class Differential:
     rules: jaxprs.LinearRules
 
     @classmethod
-    def of(cls, primal: Any, mask: tuple[bool, ...], cut: tuple[Graph, Halves, tuple[Any, ...]]) -> Differential:
+    def of(
+        cls,
+        primal: Any,
+        mask: tuple[bool, ...],
+        cut: tuple[Graph, Halves, tuple[Any, ...]],
+        twice: Callable[[], None],
+    ) -> Differential:
         """The two halves of one cut, with the constants that they start with."""
         graph, halves, extra = cut
         forward = jax.jit(functools.partial(verify.forward, halves, graph), inline=True)
         backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
         read = iter(backwards.read)
         moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in jaxprs.opened(primal)[0].outvars)
-        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards))
+        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards, twice))
 
 
 def differentiable(
-    primal: Any, cut: Callable[[tuple[bool, ...]], tuple[Graph, Halves, tuple[Any, ...]]]
+    primal: Any,
+    cut: Callable[[tuple[bool, ...]], tuple[Graph, Halves, tuple[Any, ...]]],
+    twice: Callable[[], None] = lambda: None,
 ) -> Callable[..., list[Any]]:
     """A flat function that runs the jaxpr `primal` and differentiates through the halves that `cut` returns.
 
     `cut` takes one flag per flat input, whether a derivative with respect to it is asked for; beside graph and halves
-    it returns the constants of the derivative, which are leading inputs of the halves.
+    it returns the constants of the derivative, which are leading inputs of the halves. `twice` is called where the
+    derivative is differentiated once more in forward mode, by plain JAX.
     """
     known: dict[tuple[bool, ...], Differential] = {}
     evaluate = jax.jit(functools.partial(jaxprs.evaluate, primal), inline=True)
@@ -69,7 +78,7 @@ def differentiable(
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         mask = tuple(map(_moves, primals, tangents))
         if mask not in known:
-            known[mask] = Differential.of(primal, mask, cut(mask))
+            known[mask] = Differential.of(primal, mask, cut(mask), twice)
         this = known[mask]
         outputs, residuals = this.forward([*this.extra, *primals])
         operands = [*residuals, *primals, *(t for t, wanted in zip(tangents, mask, strict=True) if wanted)]
@@ -82,7 +91,9 @@ def differentiable(
     return call
 
 
-def _rules(primal: Any, mask: tuple[bool, ...], moving: tuple[bool, ...], backwards: Backwards) -> jaxprs.LinearRules:
+def _rules(
+    primal: Any, mask: tuple[bool, ...], moving: tuple[bool, ...], backwards: Backwards, twice: Callable[[], None]
+) -> jaxprs.LinearRules:
     """The linear map from the tangents of the chosen inputs to those of the outputs that move, and its transpose."""
     count = len(backwards.halves.residuals)
     avals_of = [v.aval for v in jaxprs.opened(primal)[0].outvars]
@@ -112,7 +123,7 @@ def _rules(primal: Any, mask: tuple[bool, ...], moving: tuple[bool, ...], backwa
         ]
         return backwards(list(residuals[:count]), full)
 
-    return jaxprs.LinearRules(avals, apply, transpose)
+    return jaxprs.LinearRules(avals, apply, transpose, twice)
 
 
 def _moves(primal: Any, tangent: Any) -> bool:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.rewrite import live
@@ -67,8 +65,4 @@ class Backwards:
 
 def filled(values: Sequence[Any | None], avals: Iterable[Any]) -> list[Any]:
     """The values with an array of zeros in the place of each None, of the type in its place."""
-    return [_zeros(aval) if x is None else x for x, aval in zip(values, avals, strict=True)]
-
-
-def _zeros(aval: Any) -> Any:
-    return jaxprs.typed(jnp.zeros(aval.shape, aval.dtype), aval)
+    return [jaxprs.full(aval, 0) if x is None else x for x, aval in zip(values, avals, strict=True)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
+from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.partition import jaxprs
 from jointcut.partition.hold import always, branched, can_witness, number, tied, waiting
 
@@ -74,6 +75,22 @@ def test_an_equation_in_a_branch_gives_what_it_gave():
         return branched(jaxprs.rebound(eqn, [x], [jaxprs.fresh(v.aval) for v in eqn.outvars]), x)
 
     np.testing.assert_array_equal(run(build, x)[0], np.cumsum(x))
+
+
+def test_a_predicate_of_a_batch_is_one_predicate_without_a_derivative():
+    """So that a branch on it stays a branch under `jax.vmap`, and costs nothing in a second derivative."""
+    x = np.array([[4.5, 1.0], [2.0, 3.0]], np.float32)
+    assert jax.vmap(always, out_axes=None)(x)
+    assert jax.jit(jax.vmap(always, out_axes=None))(x[:0])
+    held = jax.make_jaxpr(jax.vmap(lambda x: jaxprs.first_element(x) * x))(x)
+    assert [v.aval.shape for eqn in jaxprs.opened(held)[0].eqns[:1] for v in eqn.outvars] == [()]
+    np.testing.assert_array_equal(jax.jvp(jaxprs.first_element, (x,), (x,)), (4.5, 0.0))
+
+
+def test_programs_that_hold_ours_have_an_identity():
+    x = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8)
+    program = jax.make_jaxpr(aot.function(layer).grad)(x, x)
+    assert fingerprint(program=program) == fingerprint(program=jax.make_jaxpr(aot.function(layer).grad)(x, x))
 
 
 def test_only_an_array_with_an_element_can_be_a_witness():

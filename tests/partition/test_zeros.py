@@ -364,7 +364,9 @@ def test_custom_rules_are_looked_into_and_kept():
 
 
 def test_a_linear_map_of_zeros_is_zero():
-    rules = jaxprs.LinearRules(lambda residuals, linear: linear, lambda rs, xs: [rs[0] * xs[0]], lambda rs, cts: cts)
+    rules = jaxprs.LinearRules(
+        lambda residuals, linear: linear, lambda rs, xs: [rs[0] * xs[0]], lambda rs, cts: cts, lambda: None
+    )
     linear = jaxprs.linear_primitive("scaled")
     closed = jax.make_jaxpr(lambda x, z: linear.bind(x, z, rules=rules, num_residuals=1))(X, X)
     assert zeros.without(closed, [1]).zero_outputs == (True,)

@@ -1,0 +1,284 @@
+"""Run on four devices of the host: what `test_sharding` claims, one function for each claim, told as JSON.
+
+Warnings are errors here as they are in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jointcut import aot
+
+ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+EXPLICIT = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+GRID = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+KEYS = jax.random.split(jax.random.key(0), 4)
+W = {
+    "in": jax.random.normal(KEYS[0], (8, 8)),
+    "out": jax.random.normal(KEYS[1], (8, 8)),
+    "blocks": 0.3 * jax.random.normal(KEYS[2], (7, 8, 8)),
+}
+X = jax.random.normal(KEYS[3], (16, 8))
+
+
+def product(w, x):
+    return jnp.sum(x @ w["in"])
+
+
+def layers(w, x):
+    return jnp.mean(jnp.sin(jnp.tanh(x @ w["in"]) @ w["out"]) ** 2)
+
+
+def blocks(w, x):
+    h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w) + h, None), x, w["blocks"])
+    return jnp.mean(jnp.sin(h @ w["in"]) ** 2)
+
+
+def branch(w, x):
+    def positive(x):
+        return jnp.sum(jnp.sin(jnp.sin(x @ w["in"])))
+
+    return lax.cond(x[0, 0] > 0, positive, lambda x: jnp.sum(jnp.cos(x @ w["out"])), x)
+
+
+def mean(w, x):
+    return lax.pmean(layers(w, x), "d")
+
+
+def normalised(w, x):
+    h = jnp.tanh(x @ w["in"])
+    return jnp.sum(jnp.sin(h / lax.psum(jnp.sum(h**2), "d") @ w["out"]))
+
+
+def checkpointed(w, x):
+    return jnp.sum(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w["in"])))(x))
+
+
+def regularised(w, x):
+    return blocks(w, x) + jnp.sum(jnp.sin(jnp.tanh(w["in"])))
+
+
+PROGRAMS = [product, branch, mean, normalised, checkpointed, regularised]
+
+
+def near(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+ALIKE, BATCH = P(), (P(), P("d"))
+
+
+def mapped(function, out=ALIKE, mesh=ROWS, into=BATCH):
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=into, out_specs=out))
+
+
+def by_vjp(function, w, x):
+    out, pullback = function(w, x)
+    return out, pullback(jnp.ones_like(out))[0]
+
+
+def every_program_has_jax_gradients_in_every_way_of_calling():
+    """Against `jax.value_and_grad` inside the same shard_map; the parameters are on all devices."""
+    for program in PROGRAMS:
+        cut = aot.function(program)
+
+        def ways(w, x, program=program, cut=cut):
+            found = [jax.value_and_grad(program)(w, x), jax.value_and_grad(cut)(w, x), cut.value_and_grad(w, x)]
+            return [(lax.pmean(value, "d"), slope) for value, slope in [*found, by_vjp(cut.vjp, w, x)]]
+
+        want, *got = mapped(ways)(W, X)
+        for pair in got:
+            near(pair, want)
+
+
+def outputs_that_vary_and_that_do_not_take_cotangents_of_their_kind():
+    def several(w, x):
+        h = jnp.tanh(x @ w["in"])
+        return {"rows": h * h, "sum": lax.psum(jnp.sum(jnp.sin(h @ w["out"])), "d"), "norm": jnp.sum(w["out"] ** 2)}
+
+    def pulled(vjp):
+        def run(w, x):
+            out, pullback = vjp(w, x)
+            return pullback(jax.tree.map(jnp.cos, out))
+
+        return mapped(run, (P(), P("d")))(W, X)
+
+    near(pulled(aot.function(several).vjp), pulled(lambda w, x: jax.vjp(several, w, x)))
+
+    def of_one(function):
+        def run(w, x):
+            return jax.grad(lambda w, x: jnp.sum(function(w, x)["rows"]), (0, 1))(w, x)
+
+        return mapped(run, (P(), P("d")))(W, X)
+
+    near(of_one(aot.function(several)), of_one(several))
+
+
+def the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s():
+    def outer(function):
+        whole = jax.shard_map(
+            lambda w, x: lax.pmean(function(w, x), "d"), mesh=ROWS, in_specs=(P(), P("d")), out_specs=P()
+        )
+        return jax.jit(jax.value_and_grad(whole))(W, X)
+
+    near(outer(aot.function(blocks)), outer(blocks))
+
+    def curved(function):
+        return mapped(lambda w, x: jax.jvp(jax.grad(lambda w: function(w, x)), (w,), (w,))[1])(W, X)
+
+    near(curved(aot.function(layers)), curved(layers))
+
+
+def weights_in_parts_and_meshes_that_are_manual_in_part():
+    def parallel(w, x):
+        h = lax.psum(jnp.sin(jnp.tanh(x @ w["in"])) @ w["out"], "m")
+        return lax.pmean(jnp.mean(jnp.sin(jnp.tanh(h) * h) ** 2), "d")
+
+    parts = {"in": P(None, "m"), "out": P("m", None)}
+    weights = {name: W[name] for name in parts}
+
+    def run(step):
+        return mapped(step, (P(), parts), GRID, (parts, P("d")))(weights, X)
+
+    near(run(aot.function(parallel).value_and_grad), run(jax.value_and_grad(parallel)))
+
+    def partly(function):
+        def step(w, x):
+            return lax.pmean(jax.grad(function)(w, x)["in"], "d")
+
+        into = (P(), P("d"))
+        step = jax.shard_map(step, mesh=GRID, in_specs=into, out_specs=P(), axis_names={"d"})
+        return jax.jit(step)(W, X)
+
+    near(partly(aot.function(blocks)), partly(blocks))
+
+
+def calls_that_differ_in_what_varies_have_cuts_of_their_own():
+    def summed(w, x):
+        return jnp.sum(jnp.sin(x @ w["in"]))
+
+    cut = aot.function(summed)
+
+    def both(w, x):
+        alike = lax.psum(x, "d")
+        return cut.grad(w, x)["in"], cut.grad(w, alike)["in"], jax.grad(cut)(w, x)["in"], jax.grad(cut)(w, alike)["in"]
+
+    apart, alike = jax.grad(summed)(W, X)["in"], jax.grad(summed)(W, jnp.sum(X.reshape(4, 4, 8), 0))["in"]
+    near(mapped(both)(W, X), (apart, alike, apart, alike))
+
+
+def a_budget_is_measured_on_the_mesh():
+    near(mapped(aot.function(layers, budget=1.0).grad)(W, X), mapped(jax.grad(layers))(W, X))
+
+
+def pmap_is_as_ever():
+    rows, cut = X.reshape(4, 4, 8), aot.function(mean)
+    want = jax.pmap(jax.value_and_grad(mean), axis_name="d", in_axes=(None, 0))(W, rows)
+    near(jax.pmap(jax.value_and_grad(cut), axis_name="d", in_axes=(None, 0))(W, rows), want)
+    near(jax.pmap(cut.value_and_grad, axis_name="d", in_axes=(None, 0))(W, rows), want)
+
+
+def tower(w, x):
+    def block(h, w):
+        a = 0.1 * (h @ w)
+        b = a * (1 + a * (0.5 + a)) * (2 - a)
+        return h + b * (1 - b) * (1 + b * a), None
+
+    return jnp.mean(lax.scan(block, x, w["blocks"])[0] ** 2)
+
+
+def temporaries(step, mesh):
+    """Bytes that XLA takes on each device beside arguments and results, and the results."""
+    with jax.set_mesh(mesh):
+        rows = jnp.concatenate([X] * 64)
+        args = jax.device_put(W, NamedSharding(mesh, P())), jax.device_put(rows, NamedSharding(mesh, P("d")))
+        compiled = jax.jit(step).lower(*args).compile()
+        return compiled.memory_analysis().temp_size_in_bytes, compiled(*args)
+
+
+def a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere():
+    whole = temporaries(jax.value_and_grad(tower), EXPLICIT)
+    steps = {
+        "auto": (aot.function(tower).value_and_grad, ROWS),
+        "explicit": (aot.function(tower).value_and_grad, EXPLICIT),
+        "explicit, jax.grad": (jax.value_and_grad(aot.function(tower)), EXPLICIT),
+        "shard_map": (in_parts(aot.function(tower).value_and_grad), ROWS),
+    }
+    for name, (step, mesh) in steps.items():
+        taken = temporaries(step, mesh)
+        near(taken[1], whole[1])
+        assert taken[0] <= 0.55 * whole[0], f"{name}: {taken[0]} of {whole[0]} bytes"
+
+
+def in_parts(step):
+    def mean_of_all(w, x):
+        value, slope = step(w, x)
+        return lax.pmean(value, "d"), jax.tree.map(lambda s: s / 4, slope)
+
+    return jax.shard_map(mean_of_all, mesh=ROWS, in_specs=(P(), P("d")), out_specs=P())
+
+
+def a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh():
+    with jax.set_mesh(EXPLICIT):
+        args = jax.device_put(W, NamedSharding(EXPLICIT, P())), jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        want = jax.jit(jax.value_and_grad(blocks))(*args)
+        near(jax.jit(aot.function(blocks, budget=0.0).value_and_grad)(*args), want)
+
+
+def shard_map_inside_works_and_one_warning_says_that_it_is_not_cut():
+    def whole(w, x):
+        return jax.shard_map(mean, mesh=ROWS, in_specs=(P(), P("d")), out_specs=P())(w, x) + jnp.sum(w["in"] ** 2)
+
+    cut = aot.function(whole)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        want = jax.jit(jax.value_and_grad(whole))(W, X)
+        near(cut.value_and_grad(W, X), want)
+        near(jax.jit(jax.value_and_grad(cut))(W, X), want)
+    (warning,) = told
+    assert warning.category is aot.UncutWarning
+    assert warning.filename == __file__
+    line = whole.__code__.co_firstlineno + 1
+    assert str(warning.message) == (
+        f"whole is not cut here, and plain JAX runs: it keeps for the backward what jax.shard_map at {__file__}:{line} "
+        "(shard_map_inside_works_and_one_warning_says_that_it_is_not_cut.<locals>.whole) keeps inside.\n"
+        "Put aot.function inside: around the function that jax.shard_map is given."
+    ), str(warning.message)
+
+
+CLAIMS = [
+    every_program_has_jax_gradients_in_every_way_of_calling,
+    outputs_that_vary_and_that_do_not_take_cotangents_of_their_kind,
+    the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s,
+    weights_in_parts_and_meshes_that_are_manual_in_part,
+    calls_that_differ_in_what_varies_have_cuts_of_their_own,
+    a_budget_is_measured_on_the_mesh,
+    pmap_is_as_ever,
+    a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere,
+    a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh,
+    shard_map_inside_works_and_one_warning_says_that_it_is_not_cut,
+]
+
+
+def failure(claim):
+    """How a claim fails, or an empty text."""
+    try:
+        claim()
+    except Exception:  # noqa: BLE001 - the test that asks for this claim shows it
+        return traceback.format_exc()
+    return ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({claim.__name__: failure(claim) for claim in CLAIMS}))
