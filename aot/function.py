@@ -320,11 +320,11 @@ class Function:
         """A flat function with the halves as its derivative."""
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.has_references:
-            return differentiable(source.closed, functools.partial(self._cut_inside, source.closed, paths))
+            return differentiable(source.closed, functools.partial(self._cut_inside, paths))
         wrapper = refs.RefsWrapper(source.closed)
         if wrapper.pure is None:  # JAX itself must differentiate it
             return functools.partial(jaxprs.evaluate, source.closed)
-        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, wrapper.pure, paths))
+        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths))
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
         target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
@@ -335,8 +335,10 @@ class Function:
 
         return call
 
-    def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
+    def _cut_inside(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
         flat = functools.partial(jaxprs.evaluate, closed)
+        more = len(mask) - len(paths)  # constants of `jax.vmap`
+        paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
                 program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)

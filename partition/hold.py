@@ -31,6 +31,7 @@ from jointcut.partition.jaxprs import (
     is_plain,
     opened,
     rebound,
+    sentinel_primitive,
     struct,
     typed,
 )
@@ -120,10 +121,22 @@ def _renamed(jaxpr: Any, atoms: Sequence[Atom]) -> tuple[list[Equation], list[Va
 
 
 def always(seed: Any) -> Any:
-    """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it."""
+    """A predicate that is true for every value of `seed` but depends on it, so that no compiler pass folds it.
+
+    Under `jax.vmap` it is one for all of a batch: a branch for each would run all branches for all.
+    """
+    return _always_p.bind(seed)
+
+
+def _always(seed: Any) -> Any:
+    if not _has_element(seed.shape):  # a batch of none
+        return np.bool_(True)
     first = _first(seed)
     below, above = lax.lt(first, np.float32(2)), lax.gt(first, np.float32(1))
     return lax.bitwise_or(lax.bitwise_or(below, above), lax.ne(first, first))
+
+
+_always_p = sentinel_primitive("jointcut_always", _always)
 
 
 def _first(x: Any) -> Any:

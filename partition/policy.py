@@ -38,7 +38,7 @@ ELEMENTWISE = _names(
 #: Elements copied, repeated or picked, and keys derived from keys.
 MOVEMENT = _names(
     """axis_index broadcast broadcast_in_dim broadcast_to concatenate create_token dynamic_slice dynamic_update_slice
-    empty expand_dims gather iota pad pvary random_clone random_fold_in random_seed random_split random_unwrap
+    empty expand_dims gather iota jointcut_always pad pvary random_clone random_fold_in random_seed random_split random_unwrap
     random_wrap reduced_vary_cast reshape rev sharding_constraint slice split squeeze stack tile transpose unstack
     vary_unreduced_cast zeros_like"""
 )
@@ -52,8 +52,11 @@ COLLECTIVES = _names(
     psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"""
 )
 
-#: Calls that JAX keeps closed for the sake of their derivative; what is inside decides.
-CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit pjit")
+#: Calls that stay closed for the sake of their derivative; what is inside decides.
+CALLS = _names(
+    """custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit jointcut_call jointcut_waiting
+    pjit"""
+)
 
 CHEAP = ELEMENTWISE | MOVEMENT
 

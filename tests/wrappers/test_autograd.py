@@ -22,7 +22,7 @@ def made(strategy="min_cut"):
     """The function through its halves, and the masks for which a cut was asked."""
     source, masks = jax.make_jaxpr(plain)(X, 3, Y), []
 
-    def cut(mask):
+    def cut(closed, mask):
         masks.append(mask)
         wanted = [i for i, on in enumerate(mask) if on]
 
