@@ -38,9 +38,9 @@ ELEMENTWISE = _names(
 #: Elements copied, repeated or picked, and keys derived from keys.
 MOVEMENT = _names(
     """axis_index broadcast broadcast_in_dim broadcast_to concatenate create_token dynamic_slice dynamic_update_slice
-    empty expand_dims gather iota jointcut_always pad pvary random_clone random_fold_in random_seed random_split random_unwrap
-    random_wrap reduced_vary_cast reshape rev sharding_constraint slice split squeeze stack tile transpose unstack
-    vary_unreduced_cast zeros_like"""
+    empty expand_dims gather iota jointcut_always pad pvary random_clone random_fold_in random_seed random_split
+    random_unwrap random_wrap reduced_vary_cast reshape rev sharding_constraint slice split squeeze stack tile transpose
+    unstack vary_unreduced_cast zeros_like"""
 )
 
 #: They read more than they return: saving is cheap, and running them again breaks a fusion in two.

@@ -28,7 +28,9 @@ MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 40
 
 # Confessed exceptions to the two caps: "folder/file.py" or "folder/file.py:function" -> the reason.
-EXCUSED: dict[str, str] = {}
+EXCUSED: dict[str, str] = {
+    "partition/jaxprs.py": "the one door to JAX's insides is one file",
+}
 
 LISTED = re.compile(r"^ {4}(\w+): ([A-Z].*[.?])$", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
