@@ -22,6 +22,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -404,90 +405,104 @@ class Early:
     """The call within a call that can be made before all is known: of some inputs, for the first outputs."""
 
     prim: Any
-    call_jaxpr: ClosedJaxpr
+    jaxpr: ClosedJaxpr
     rules: CallRules
     inputs: slice
 
 
 def call_primitive(name: str, early: Callable[[Any], Early] | None = None) -> Any:
-    """A primitive `p(*flat, call_jaxpr=ClosedJaxpr, rules=CallRules)`: a jaxpr with rules of its own.
+    """A primitive `p(*flat, jaxpr=ClosedJaxpr, rules=CallRules)`: a jaxpr with rules of its own.
 
     `early` gives for its rules the call that `jax.checkpoint` can make at once.
     """
     prim = jex.Primitive(name)
     prim.multiple_results = True
-
-    def run(*flat: Any, call_jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
-        del rules
-        return evaluate(call_jaxpr, *flat)
-
-    def abstract(*avals: Any, call_jaxpr: ClosedJaxpr, rules: CallRules) -> tuple[list[Any], Any]:
-        del avals, rules
-        jaxpr, _ = opened(call_jaxpr)
-        return [v.aval for v in jaxpr.outvars], jaxpr.effects
-
-    def jvp(primals: Any, tangents: Any, *, call_jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
-        del call_jaxpr
-        outs, moved = rules.jvp(primals, [None if type(t) is ad.Zero else t for t in tangents])
-        zeros = (ad.Zero(tangent_aval(jax.typeof(out))) for out in outs)
-        return outs, [zero if t is None else t for zero, t in zip(zeros, moved, strict=True)]
-
-    def linearize(is_vjp: bool, nonzeros: Any, *primals: Any, rules: CallRules, **params: Any) -> Any:
-        chosen = rules if is_vjp else rules.forward
-        return _ad.fallback_linearize_rule(prim, is_vjp, nonzeros, *primals, rules=chosen, **params)
-
-    def part(trace: Any, *tracers: Any, rules: CallRules, **params: Any) -> Any:
-        known = [t.pval.get_known() for t in tracers]
-        parted = None if all(x is not None for x in known) else rules.parted(known)
-        if parted is None:
-            return trace.default_process_primitive(prim, tracers, {**params, "rules": rules})
-        values, rest = parted
-        with _core.set_current_trace(trace):
-            return [*values, *rest(*(t for t, x in zip(tracers, known, strict=True) if x is None))]
-
-    def batch(axis: Any, operands: Any, dims: Any, *, rules: CallRules, **params: Any) -> Any:
-        if all(d is None for d in dims):
-            outs = prim.bind(*operands, rules=rules, **params)
-            return outs, [None] * len(outs)
-        call, out_dims = rules.mapped(axis, tuple(dims))
-        return call(*operands), out_dims
-
-    def transpose(cts: Any, *operands: Any, call_jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
-        del rules
-        asked = [ad.is_undefined_primal(x) for x in operands]
-
-        def linear(*xs: Any) -> list[Any]:
-            given = iter(xs)
-            flat = (next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True))
-            return evaluate(call_jaxpr, *flat)
-
-        avals = [struct(x.aval) for x, wanted in zip(operands, asked, strict=True) if wanted]
-        back = iter(jax.linear_transpose(linear, *avals)([ad.instantiate_zeros(ct) for ct in cts]))
-        return [next(back) if wanted else None for wanted in asked]
-
-    def under_checkpoint(saveable: Any, unknown: Any, at_hand: Any, eqn: Equation) -> Any:
-        del saveable
-        assert early is not None
-        first = early(eqn.params["rules"])
-        needed = [v for v, here in zip(eqn.invars, at_hand, strict=True) if isinstance(v, Var) and not here]
-        inputs, outputs = eqn.invars[first.inputs], eqn.outvars[: len(opened(first.call_jaxpr)[0].outvars)]
-        waits = any(unknown[first.inputs])
-        params = {"call_jaxpr": first.call_jaxpr, "rules": first.rules}
-        now = eqn.replace(primitive=first.prim, invars=inputs, outvars=outputs, params=params)
-        late = [waits or i >= len(outputs) for i in range(len(eqn.outvars))]
-        return None if waits else now, eqn, late, [True] * len(late), needed
-
-    if early is not None:
-        pe.partial_eval_jaxpr_custom_rules[prim] = under_checkpoint
     prim.def_impl(lambda *flat, rules, **params: rules.run(*flat))
-    prim.def_effectful_abstract_eval(abstract)
-    ad.primitive_jvps[prim] = jvp
-    ad.primitive_transposes[prim] = transpose
-    _ad.primitive_linearizations[prim] = linearize
-    pe.custom_partial_eval_rules[prim] = part
-    batching.fancy_primitive_batchers[prim] = batch
-    mlir.register_lowering(prim, mlir.lower_fun(run, multiple_results=True))
+    prim.def_effectful_abstract_eval(_call_abstract)
+    ad.primitive_jvps[prim] = _call_jvp
+    ad.primitive_transposes[prim] = _call_transpose
+    _ad.primitive_linearizations[prim] = functools.partial(_call_linearized, prim)
+    pe.custom_partial_eval_rules[prim] = functools.partial(_call_parted, prim)
+    if early is not None:
+        pe.partial_eval_jaxpr_custom_rules[prim] = functools.partial(_call_under_checkpoint, early)
+    batching.fancy_primitive_batchers[prim] = functools.partial(_call_mapped, prim)
+    _checkify.error_checks[prim] = _call_checked
+    mlir.register_lowering(prim, mlir.lower_fun(_call_evaluated, multiple_results=True))
     return prim
+
+
+def _call_evaluated(*flat: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
+    del rules
+    return evaluate(jaxpr, *flat)
+
+
+def _call_abstract(*avals: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> tuple[list[Any], Any]:
+    del avals, rules
+    inner, _ = opened(jaxpr)
+    return [v.aval for v in inner.outvars], inner.effects
+
+
+def _call_jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
+    del jaxpr
+    outs, moved = rules.jvp(primals, [None if type(t) is ad.Zero else t for t in tangents])
+    zeros = (ad.Zero(tangent_aval(jax.typeof(out))) for out in outs)
+    return outs, [zero if t is None else t for zero, t in zip(zeros, moved, strict=True)]
+
+
+def _call_linearized(prim: Any, is_vjp: bool, nonzeros: Any, *primals: Any, rules: CallRules, **params: Any) -> Any:
+    chosen = rules if is_vjp else rules.forward
+    return _ad.fallback_linearize_rule(prim, is_vjp, nonzeros, *primals, rules=chosen, **params)
+
+
+def _call_parted(prim: Any, trace: Any, *tracers: Any, rules: CallRules, **params: Any) -> Any:
+    known = [t.pval.get_known() for t in tracers]
+    parted = None if all(x is not None for x in known) else rules.parted(known)
+    if parted is None:
+        return trace.default_process_primitive(prim, tracers, {**params, "rules": rules})
+    values, rest = parted
+    with _core.set_current_trace(trace):
+        return [*values, *rest(*(t for t, x in zip(tracers, known, strict=True) if x is None))]
+
+
+def _call_under_checkpoint(
+    early: Callable[[Any], Early], saveable: Any, unknown: Any, at_hand: Any, eqn: Equation
+) -> Any:
+    """Make the early call at once where its inputs are known; all else, and that again, is left for later."""
+    del saveable
+    first = early(eqn.params["rules"])
+    outputs = eqn.outvars[: len(opened(first.jaxpr)[0].outvars)]
+    waits = any(unknown[first.inputs])
+    params = {"jaxpr": first.jaxpr, "rules": first.rules}
+    now = eqn.replace(primitive=first.prim, invars=eqn.invars[first.inputs], outvars=outputs, params=params)
+    late = [waits or i >= len(outputs) for i in range(len(eqn.outvars))]
+    needed = [v for v, here in zip(eqn.invars, at_hand, strict=True) if isinstance(v, Var) and not here]
+    return None if waits else now, eqn, late, [True] * len(late), needed
+
+
+def _call_mapped(prim: Any, axis: Any, operands: Any, dims: Any, *, rules: CallRules, **params: Any) -> Any:
+    if all(d is None for d in dims):
+        outs = prim.bind(*operands, rules=rules, **params)
+        return outs, [None] * len(outs)
+    call, out_dims = rules.mapped(axis, tuple(dims))
+    return call(*operands), out_dims
+
+
+def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
+    del rules
+    asked = [ad.is_undefined_primal(x) for x in operands]
+
+    def linear(*xs: Any) -> list[Any]:
+        given = iter(xs)
+        return evaluate(jaxpr, *(next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True)))
+
+    avals = [struct(x.aval) for x, wanted in zip(operands, asked, strict=True) if wanted]
+    back = iter(jax.linear_transpose(linear, *avals)([ad.instantiate_zeros(ct) for ct in cts]))
+    return [next(back) if wanted else None for wanted in asked]
+
+
+def _call_checked(error: Any, enabled: Any, *flat: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
+    del rules
+    return _checkify.checkify_jaxpr(jaxpr, enabled, error, *flat)
 
 
 @dataclass(frozen=True, eq=False)

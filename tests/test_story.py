@@ -97,7 +97,8 @@ def planted(root: Path, changes: dict[str, str | None]) -> House:
     return house_at(root)
 
 
-def test_a_good_house_draws_no_complaint(tmp_path):
+def test_a_good_house_draws_no_complaint(tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "EXCUSED", {})
     good = planted(tmp_path, {})
     assert [complaint for rule in RULES for complaint in rule(good)] == []
 
@@ -187,8 +188,8 @@ def test_every_rule_has_a_planted_fault():
 
 
 def test_an_excuse_holds_while_it_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setitem(house.EXCUSED, "aot/joint.py:f", "a table, read as one")
-    monkeypatch.setitem(house.EXCUSED, "aot/joint.py", "not long at all")
+    excuses = {"aot/joint.py:f": "a table, read as one", "aot/joint.py": "not long at all"}
+    monkeypatch.setattr(house, "EXCUSED", excuses)
     excused = planted(tmp_path, {"aot/joint.py": f'"""Trace."""\n{LONG_FUNCTION}'})
     assert list(house.functions_are_short(excused)) == []
     assert list(house.excuses_are_needed(excused)) == [

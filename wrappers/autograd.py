@@ -110,7 +110,7 @@ class _Program(_Plain):
 
     def __call__(self, *flat: Any) -> list[Any]:
         """Run the jaxpr, or what the transformation at hand makes of it."""
-        return _call_p.bind(*flat, call_jaxpr=self.closed, rules=self)
+        return _call_p.bind(*flat, jaxpr=self.closed, rules=self)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
         """As `CallRules.jvp`: by the halves, where there are effects as soon as it is known that they are wanted."""
@@ -148,7 +148,7 @@ class _Program(_Plain):
         program, consts, out_dims = self._mapped[axis, dims]
         return functools.partial(program, *consts), out_dims
 
-    @functools.cached_property
+    @property
     def forward(self) -> jaxprs.CallRules:
         """As `CallRules.forward`: JAX's own derivative, which computes what it can before a tangent is there."""
         return _Plain(self.closed)
@@ -178,7 +178,7 @@ class _Waiting(_Plain):
 
     def __call__(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any | None]]:
         """The outputs and their tangents."""
-        outs = _waiting_p.bind(*self._consts, *primals, *tangents, call_jaxpr=self.closed, rules=self)
+        outs = _waiting_p.bind(*self._consts, *primals, *tangents, jaxpr=self.closed, rules=self)
         moved = iter(outs[len(self._outvars) :])
         return outs[: len(self._outvars)], [next(moved) if is_inexact(v.aval.dtype) else None for v in self._outvars]
 
