@@ -510,12 +510,14 @@ class LinearRules:
     """What a linear map needs to know of itself: its results' avals, its value and its transpose.
 
     All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`, where None is a cotangent
-    known to be zero, and returns None for a result that is.
+    known to be zero, and returns None for a result that is. `twice` is called where the map is differentiated itself,
+    which JAX does by its value.
     """
 
     avals: Callable[..., list[Any]]
     apply: Callable[..., list[Any]]
     transpose: Callable[..., list[Any | None]]
+    twice: Callable[[], None] = lambda: None
 
     def mapped(self, axis: Any, residuals: Sequence[int | None], linear: Sequence[int | None]) -> LinearRules:
         """The same map over one more axis of its operands, None where one has none; it leads in all results."""
@@ -539,7 +541,7 @@ class LinearRules:
             pairs = zip(back, linear, strict=True)
             return [ct if ct is None else ct.sum(0) if d is None else jnp.moveaxis(ct, 0, d) for ct, d in pairs]
 
-        return LinearRules(avals, apply, transpose)
+        return LinearRules(avals, apply, transpose, self.twice)
 
 
 def linear_primitive(name: str) -> Any:
@@ -557,6 +559,7 @@ def linear_primitive(name: str) -> Any:
         return rules.avals(avals[:num_residuals], avals[num_residuals:])
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        params["rules"].twice()
         filled = [ad.instantiate_zeros(t) for t in tangents]
         return jax.jvp(lambda *xs: apply(*xs, **params), tuple(primals), tuple(filled))
 

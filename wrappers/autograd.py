@@ -37,13 +37,14 @@ _waiting_p = jaxprs.call_primitive("jointcut_waiting", lambda rules: rules.early
 _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
 
-def differentiable(primal: Any, cut: Cutter) -> Callable[..., list[Any]]:
+def differentiable(primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None) -> Callable[..., list[Any]]:
     """A flat function that runs the jaxpr `primal` and differentiates through the halves that `cut` returns.
 
     `cut` is given `primal`, or what `jax.vmap` makes of it, and one flag per flat input, whether a derivative with
-    respect to it is asked for. A mapped program may have more constants: they are its leading inputs.
+    respect to it is asked for. A mapped program may have more constants: they are its leading inputs. `twice` is called
+    where the derivative is differentiated once more in forward mode, by plain JAX.
     """
-    return _Program(primal, cut)
+    return _Program(primal, cut, twice)
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,16 @@ class Differential:
     rules: jaxprs.LinearRules
 
     @classmethod
-    def of(cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]]) -> Differential:
+    def of(
+        cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]], twice: Callable[[], None]
+    ) -> Differential:
         """The two halves of one cut, with the constants that they start with."""
         graph, halves, extra = cut
         forward = jax.jit(functools.partial(verify.forward, halves, graph), inline=True)
         backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
         read = iter(backwards.read)
         moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in jaxprs.opened(primal)[0].outvars)
-        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards))
+        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards, twice))
 
 
 class _Plain(jaxprs.CallRules):
@@ -100,9 +103,9 @@ class _Plain(jaxprs.CallRules):
 class _Program(_Plain):
     """A jaxpr with the halves of its cuts as its derivative, and the programs that `jax.vmap` made of it."""
 
-    def __init__(self, closed: Any, cut: Cutter) -> None:
+    def __init__(self, closed: Any, cut: Cutter, twice: Callable[[], None]) -> None:
         super().__init__(closed)
-        self._cut = cut
+        self._cut, self._twice = cut, twice
         self._has_effects = any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: dict[Mask, Differential] = {}
         self._waiting: dict[Mask, _Waiting] = {}
@@ -127,7 +130,8 @@ class _Program(_Plain):
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """Run the forward half; return its outputs, and the linear map from the chosen tangents to theirs."""
         if mask not in self._differentials:
-            self._differentials[mask] = Differential.of(self.closed, mask, self._cut(self.closed, mask))
+            cut = self._cut(self.closed, mask)
+            self._differentials[mask] = Differential.of(self.closed, mask, cut, self._twice)
         this = self._differentials[mask]
         outputs, residuals = this.forward([*this.extra, *primals])
 
@@ -144,7 +148,7 @@ class _Program(_Plain):
         """As `CallRules.mapped`: another program of ours, made once for one axis."""
         if (axis, dims) not in self._mapped:
             made, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-            self._mapped[axis, dims] = _Program(made, self._cut), consts, out_dims
+            self._mapped[axis, dims] = _Program(made, self._cut, self._twice), consts, out_dims
         program, consts, out_dims = self._mapped[axis, dims]
         return functools.partial(program, *consts), out_dims
 
@@ -218,7 +222,9 @@ def _pushed(
     return outs, [t if is_inexact(_dtype(out)) else None for out, t in zip(outs, moved, strict=True)]
 
 
-def _rules(primal: Any, mask: Mask, moving: tuple[bool, ...], backwards: Backwards) -> jaxprs.LinearRules:
+def _rules(
+    primal: Any, mask: Mask, moving: tuple[bool, ...], backwards: Backwards, twice: Callable[[], None]
+) -> jaxprs.LinearRules:
     """The linear map from the tangents of the chosen inputs to those of the outputs that move, and its transpose."""
     count = len(backwards.halves.residuals)
     avals_of = [v.aval for v in jaxprs.opened(primal)[0].outvars]
@@ -240,7 +246,7 @@ def _rules(primal: Any, mask: Mask, moving: tuple[bool, ...], backwards: Backwar
         ]
         return backwards(list(residuals[:count]), full)
 
-    return jaxprs.LinearRules(avals, apply, transpose)
+    return jaxprs.LinearRules(avals, apply, transpose, twice)
 
 
 def _dtype(x: Any) -> Any:
