@@ -381,7 +381,8 @@ def function(
         budget: the memory that a step may take, in place of a strategy. A float from 0.0 to 1.0 is a fraction of the
             activation bytes of `jax.jit(jax.value_and_grad(fun))`, which leaves out parameters, batch and gradients;
             0.0 is the least that is found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step
-            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it.
+            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it. In
+            `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
         cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
         plan: a plan made before for the same program, or its text, in place of a strategy.
         cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with

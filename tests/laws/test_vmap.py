@@ -230,3 +230,20 @@ def test_each_mapped_program_is_cut_once_and_for_what_it_is():
     assert seen == [3]
     jax.eval_shape(over(jax.grad(function)), DEEP, ROWS)
     assert seen == [3, 2]
+
+
+def test_a_rule_of_the_users_own_for_the_map_may_bring_constants():
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    @jax.custom_batching.custom_vmap
+    def shifted(x):
+        return jnp.sin(x)
+
+    @shifted.def_vmap
+    def _(size, batched, xs):
+        return jnp.sin(xs) * table, batched[0]
+
+    def f(w, x):
+        return jnp.sum(jnp.exp(shifted(x @ w)) ** 2)
+
+    assert_near(jax.grad(total(over(aot.function(f))), (0, 1))(W, X), jax.grad(total(over(f)), (0, 1))(W, X))
