@@ -500,9 +500,11 @@ def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRul
     return [next(back) if wanted else None for wanted in asked]
 
 
-def _call_checked(error: Any, enabled: Any, *flat: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
+def _call_checked(*given: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
     del rules
-    return _checkify.checkify_jaxpr(jaxpr, enabled, error, *flat)
+    front = len(given) - len(opened(jaxpr)[0].invars)
+    *context, error, enabled = given[:front]  # JAX 0.12 puts a context in front
+    return _checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *given[front:])
 
 
 @dataclass(frozen=True, eq=False)
