@@ -346,14 +346,12 @@ class Function:
             return functools.partial(jaxprs.evaluate, source.closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.has_references:
-            cut = functools.partial(self._cut_inside, source.closed, paths)
-            return differentiable(source.closed, cut, self._uncut.twice)
+            return differentiable(source.closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
         wrapper = refs.RefsWrapper(source.closed)
         if wrapper.pure is None:  # JAX itself must differentiate it
             self._uncut.references()
             return functools.partial(jaxprs.evaluate, source.closed)
-        cut = functools.partial(self._cut_inside, wrapper.pure, paths)
-        run = differentiable(wrapper.pure, cut, self._uncut.twice)
+        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths), self._uncut.twice)
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
         target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
@@ -364,8 +362,10 @@ class Function:
 
         return call
 
-    def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
+    def _cut_inside(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
         flat = functools.partial(jaxprs.evaluate, closed)
+        more = len(mask) - len(paths)  # constants of `jax.vmap`
+        paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
                 program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
@@ -410,7 +410,8 @@ def function(
         budget: the memory that a step may take, in place of a strategy. A float from 0.0 to 1.0 is a fraction of the
             activation bytes of `jax.jit(jax.value_and_grad(fun))`, which leaves out parameters, batch and gradients;
             0.0 is the least that is found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step
-            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it.
+            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it. In
+            `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
         cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
         plan: a plan made before for the same program, or its text, in place of a strategy.
         cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with

@@ -7,6 +7,7 @@ trees; 0.12 keeps optimisation barriers on CPU until scheduling.
 
 from __future__ import annotations
 
+import abc
 import functools
 import gc
 import importlib
@@ -21,15 +22,20 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source
+from jax._src import util as _util
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.state import discharge as _discharge
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
 
 from jointcut.partition.cells import call_text
 
@@ -435,7 +441,161 @@ def barriers_expand(platform: str) -> bool:
     return platform == "cpu" and version() < (0, 12)
 
 
+# ---------------------------------------------------------------------------------------- primitives of our own
+
+
+def mapped(closed: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[ClosedJaxpr, list[Any], list[Any]]:
+    """A jaxpr over one more axis, which lies at `dims` of its inputs (None where an input has none).
+
+    Returns a jaxpr without constants, the values of its new leading inputs, and where the axis lies in its outputs.
+    """
+    made, out_dims = _batching.batch_jaxpr2(closed, axis, tuple(dims))
+    jaxpr, consts = opened(made)
+    if consts:
+        made = build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    return made, consts, list(out_dims)
+
+
+class CallRules(abc.ABC):
+    """How a call of ours is run, differentiated and mapped; what it computes is a jaxpr beside it."""
+
+    @abc.abstractmethod
+    def run(self, *flat: Any) -> list[Any]:
+        """The outputs, outside of all transformations."""
+
+    @abc.abstractmethod
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
+        """The outputs and their tangents; None for a tangent says that it is zero."""
+
+    @abc.abstractmethod
+    def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
+        """The same function over one more axis of its inputs, as in `mapped`, and where it lies in the outputs."""
+
+    @property
+    @abc.abstractmethod
+    def forward(self) -> CallRules:
+        """The rules for `jax.linearize`, after which no backward is asked for."""
+
+    def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
+        """What can be computed from the inputs that are known, and the function of the others that gives the rest.
+
+        None, as it is by default, where all waits for all. An input that is not known is None here.
+        """
+        del known
+
+    def __init_subclass__(cls) -> None:
+        """Let no cache of JAX's hold an object alive because it is a parameter of a primitive."""
+        _util.weakref_cache_key_types.add(cls)
+
+
 @dataclass(frozen=True)
+class Early:
+    """The call within a call that can be made before all is known: of some inputs, for the first outputs."""
+
+    prim: Any
+    jaxpr: ClosedJaxpr
+    rules: CallRules
+    inputs: slice
+
+
+def call_primitive(name: str, early: Callable[[Any], Early] | None = None) -> Any:
+    """A primitive `p(*flat, jaxpr=ClosedJaxpr, rules=CallRules)`: a jaxpr with rules of its own.
+
+    `early` gives for its rules the call that `jax.checkpoint` can make at once.
+    """
+    prim = jex.Primitive(name)
+    prim.multiple_results = True
+    prim.def_impl(lambda *flat, rules, **params: rules.run(*flat))
+    prim.def_effectful_abstract_eval(_call_abstract)
+    ad.primitive_jvps[prim] = _call_jvp
+    ad.primitive_transposes[prim] = _call_transpose
+    _ad.primitive_linearizations[prim] = functools.partial(_call_linearized, prim)
+    pe.custom_partial_eval_rules[prim] = functools.partial(_call_parted, prim)
+    if early is not None:
+        pe.partial_eval_jaxpr_custom_rules[prim] = functools.partial(_call_under_checkpoint, early)
+    batching.fancy_primitive_batchers[prim] = functools.partial(_call_mapped, prim)
+    _checkify.error_checks[prim] = _call_checked
+    mlir.register_lowering(prim, mlir.lower_fun(_call_evaluated, multiple_results=True))
+    return prim
+
+
+def _call_evaluated(*flat: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
+    del rules
+    return evaluate(jaxpr, *flat)
+
+
+def _call_abstract(*avals: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> tuple[list[Any], Any]:
+    del avals, rules
+    inner, _ = opened(jaxpr)
+    return [v.aval for v in inner.outvars], inner.effects
+
+
+def _call_jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
+    del jaxpr
+    outs, moved = rules.jvp(primals, [None if type(t) is ad.Zero else t for t in tangents])
+    zeros = (ad.Zero(tangent_aval(jax.typeof(out))) for out in outs)
+    return outs, [zero if t is None else t for zero, t in zip(zeros, moved, strict=True)]
+
+
+def _call_linearized(prim: Any, is_vjp: bool, nonzeros: Any, *primals: Any, rules: CallRules, **params: Any) -> Any:
+    chosen = rules if is_vjp else rules.forward
+    return _ad.fallback_linearize_rule(prim, is_vjp, nonzeros, *primals, rules=chosen, **params)
+
+
+def _call_parted(prim: Any, trace: Any, *tracers: Any, rules: CallRules, **params: Any) -> Any:
+    known = [t.pval.get_known() for t in tracers]
+    parted = None if all(x is not None for x in known) else rules.parted(known)
+    if parted is None:
+        return trace.default_process_primitive(prim, tracers, {**params, "rules": rules})
+    values, rest = parted
+    with _core.set_current_trace(trace):
+        return [*values, *rest(*(t for t, x in zip(tracers, known, strict=True) if x is None))]
+
+
+def _call_under_checkpoint(
+    early: Callable[[Any], Early], saveable: Any, unknown: Any, at_hand: Any, eqn: Equation
+) -> Any:
+    """Make the early call at once where its inputs are known; all else, and that again, is left for later."""
+    del saveable
+    first = early(eqn.params["rules"])
+    outputs = eqn.outvars[: len(opened(first.jaxpr)[0].outvars)]
+    waits = any(unknown[first.inputs])
+    params = {"jaxpr": first.jaxpr, "rules": first.rules}
+    now = eqn.replace(primitive=first.prim, invars=eqn.invars[first.inputs], outvars=outputs, params=params)
+    late = [waits or i >= len(outputs) for i in range(len(eqn.outvars))]
+    needed = [v for v, here in zip(eqn.invars, at_hand, strict=True) if isinstance(v, Var) and not here]
+    return None if waits else now, eqn, late, [True] * len(late), needed
+
+
+def _call_mapped(prim: Any, axis: Any, operands: Any, dims: Any, *, rules: CallRules, **params: Any) -> Any:
+    if all(d is None for d in dims):
+        outs = prim.bind(*operands, rules=rules, **params)
+        return outs, [None] * len(outs)
+    call, out_dims = rules.mapped(axis, tuple(dims))
+    return call(*operands), out_dims
+
+
+def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
+    del rules
+    asked = [ad.is_undefined_primal(x) for x in operands]
+
+    def linear(*xs: Any) -> list[Any]:
+        given = iter(xs)
+        return evaluate(jaxpr, *(next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True)))
+
+    avals = [struct(x.aval) for x, wanted in zip(operands, asked, strict=True) if wanted]
+    back = iter(jax.linear_transpose(linear, *avals)([ad.instantiate_zeros(ct) for ct in cts]))
+    return [next(back) if wanted else None for wanted in asked]
+
+
+def _call_checked(*given: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
+    del rules
+    front = len(given) - len(opened(jaxpr)[0].invars)
+    *context, error, enabled = given[:front]  # JAX 0.12 puts a context in front
+    return _checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *given[front:])
+
+
+@dataclass(frozen=True, eq=False)
 class LinearRules:
     """What a linear map needs to know of itself: its results' avals, its value and its transpose.
 
@@ -446,14 +606,38 @@ class LinearRules:
 
     avals: Callable[..., list[Any]]
     apply: Callable[..., list[Any]]
-    transpose: Callable[..., list[Any]]
-    twice: Callable[[], None]
+    transpose: Callable[..., list[Any | None]]
+    twice: Callable[[], None] = lambda: None
+
+    def mapped(self, axis: Any, residuals: Sequence[int | None], linear: Sequence[int | None]) -> LinearRules:
+        """The same map over one more axis of its operands, None where one has none; it leads in all results."""
+        over = functools.partial(
+            jax.vmap, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or None
+        )
+
+        def inner(avals: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+            pairs = zip(avals, dims, strict=True)
+            return [a if d is None else _core.mapped_aval(axis.size, d, a) for a, d in pairs]
+
+        def avals(given: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+            outs = self.avals(inner(given, residuals), inner(moved, linear))
+            return [_core.unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis) for aval in outs]
+
+        def apply(given: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+            return over(self.apply, in_axes=(list(residuals), list(linear)))(list(given), list(moved))
+
+        def transpose(given: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
+            back = over(self.transpose, in_axes=(list(residuals), 0))(list(given), list(cotangents))
+            pairs = zip(back, linear, strict=True)
+            return [ct if ct is None else ct.sum(0) if d is None else jnp.moveaxis(ct, 0, d) for ct, d in pairs]
+
+        return LinearRules(avals, apply, transpose, self.twice)
 
 
 def linear_primitive(name: str) -> Any:
     """A primitive `p(*residuals, *linear, rules=LinearRules, num_residuals=n)` that is linear in its last operands.
 
-    Reverse mode calls `rules.transpose`; everything else (forward mode, batching, lowering) follows `rules.apply`.
+    Reverse mode calls `rules.transpose`; forward mode and lowering follow `rules.apply`.
     """
     prim = jex.Primitive(name)
     prim.multiple_results = True
@@ -478,17 +662,24 @@ def linear_primitive(name: str) -> Any:
             for b, x in zip(back, linear, strict=True)
         ]
 
-    def batch(operands: Any, dims: Any, **params: Any) -> Any:
-        outs = jax.vmap(lambda *xs: apply(*xs, **params), in_axes=tuple(dims), out_axes=0)(*operands)
+    def batch(axis: Any, operands: Any, dims: Any, *, rules: LinearRules, num_residuals: int) -> Any:
+        if all(d is None for d in dims):
+            outs = prim.bind(*operands, rules=rules, num_residuals=num_residuals)
+            return outs, [None] * len(outs)
+        over = rules.mapped(axis, dims[:num_residuals], dims[num_residuals:])
+        outs = prim.bind(*operands, rules=over, num_residuals=num_residuals)
         return outs, [0] * len(outs)
 
     prim.def_impl(lambda *operands, **params: jax.jit(lambda *xs: apply(*xs, **params))(*operands))
     prim.def_abstract_eval(abstract)
     ad.primitive_jvps[prim] = jvp
     ad.primitive_transposes[prim] = transpose
-    batching.primitive_batchers[prim] = batch
+    batching.fancy_primitive_batchers[prim] = batch
     mlir.register_lowering(prim, mlir.lower_fun(apply, multiple_results=True))
     return prim
+
+
+_util.weakref_cache_key_types.add(LinearRules)
 
 
 @functools.lru_cache(maxsize=1)

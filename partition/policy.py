@@ -53,8 +53,11 @@ COLLECTIVES = _names(
     psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"""
 )
 
-#: Calls that JAX keeps closed for the sake of their derivative; what is inside decides.
-CALLS = _names("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit pjit")
+#: Calls that stay closed for the sake of their derivative; what is inside decides.
+CALLS = _names(
+    """custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr closed_call core_call jit jointcut_call jointcut_waiting
+    pjit"""
+)
 
 CHEAP = ELEMENTWISE | MOVEMENT
 

@@ -30,7 +30,7 @@ from jointcut.partition.jaxprs import (
 from jointcut.partition.policy import CHECKPOINT_SCOPE
 
 _TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})
-_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "remat2", "scan", "while"}
+_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "jointcut_call", "remat2", "scan", "while"}
 
 
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -98,7 +98,9 @@ _FACTORS: dict[str, slice] = {
 _SUMS = frozenset({"add", "add_any", "sub", "scatter-add", "scatter-sub"})  # x + 0 is x
 _BARRIER = "optimization_barrier"
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat2"})
-_WHOLE = frozenset({"custom_jvp_call", "custom_vjp_call", "shard_map"})  # looked into, but not rewritten inside
+_WHOLE = frozenset(
+    {"custom_jvp_call", "custom_vjp_call", "jointcut_call", "shard_map"}
+)  # looked into, but not rewritten inside
 
 
 def without(closed: Any, zeros: Collection[int]) -> Specialised:

@@ -35,7 +35,7 @@ from jointcut.wrappers.convention import is_inexact
 _INF, _NAN = 1, 2  # how bad a number is; 0 is finite
 _KINDS = {_INF: "Inf", _NAN: "NaN"}
 _CALLS = {  # name -> the parameter that holds what is called
-    **dict.fromkeys(("jit", "remat2"), "jaxpr"),
+    **dict.fromkeys(("jit", "jointcut_call", "jointcut_waiting", "remat2"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
 # Not run on numbers that the program never had: users' code, what may not end, what a singular matrix breaks.

@@ -30,6 +30,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "custom_jvp_call": ("jvp_jaxpr_fun",),
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
     "custom_vmap_call": ("rule",),
+    "jointcut_call": ("rules",),
+    "jointcut_waiting": ("rules",),
     "linear_call": ("transpose_thunk",),
     "reduce": ("computation",),
     "remat2": ("policy",),

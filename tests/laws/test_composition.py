@@ -107,7 +107,10 @@ def test_gradient_through_every_output_under_jit(program, strategy):
 
 
 def batched(program, function):
-    """The function and its gradient over a batch of two: inexact leaves differ, the others are shared."""
+    """The function and its gradient over a batch of two, and the gradient of the sum over the batch.
+
+    Inexact leaves differ, the others are shared.
+    """
     scalar = loss(program, function)
 
     def both(*args):
@@ -117,15 +120,22 @@ def batched(program, function):
 
     def transformed(*args):
         leaves, tree = jax.tree.flatten(as_arrays(args))
-        batch = [jnp.stack([leaf, leaf * 0.9]) if is_inexact(leaf) else leaf for leaf in leaves]
-        axes = [0 if is_inexact(leaf) else None for leaf in leaves]
-        return jax.vmap(lambda *flat: both(*jax.tree.unflatten(tree, flat)), in_axes=axes)(*batch)
+        batch = jax.tree.unflatten(tree, [jnp.stack([x, x * 0.9]) if is_inexact(x) else x for x in leaves])
+        axes = jax.tree.unflatten(tree, [0 if is_inexact(x) else None for x in leaves])
+        each = jax.vmap(both, in_axes=axes)(*batch)
+        if "grad" in program.lacks:
+            return each
+
+        def total(*batch):
+            return jnp.sum(jax.vmap(scalar, in_axes=axes)(*batch))
+
+        return each, jax.grad(total, argnums=positions(program))(*batch)
 
     return transformed
 
 
-@over(CORPUS, lacking="vmap")
-def test_vmap_of_it_and_of_its_gradient(program, strategy):
+@over(CORPUS, lacking="vmap", strategies=("min_cut",))
+def test_vmap_of_it_and_of_its_gradient_and_the_gradient_of_its_vmap(program, strategy):
     check(program, strategy, batched)
 
 

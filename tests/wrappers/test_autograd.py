@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
+from jointcut import aot
 from jointcut.partition import Roles, split
 from jointcut.wrappers.autograd import differentiable
 
@@ -22,7 +27,7 @@ def made(strategy="min_cut"):
     """The function through its halves, and the masks for which a cut was asked."""
     source, masks = jax.make_jaxpr(plain)(X, 3, Y), []
 
-    def cut(mask):
+    def cut(closed, mask):
         masks.append(mask)
         wanted = [i for i, on in enumerate(mask) if on]
 
@@ -96,3 +101,32 @@ def test_integer_outputs_carry_no_cotangent():
     seeds = [jnp.ones(3), np.zeros((), jax.dtypes.float0), jnp.float32(2)]
     assert_near(out, plain(X, 3, Y))
     assert_near(pullback(seeds), jax.vjp(lambda x, y: plain(x, 3, y), X, Y)[1](seeds))
+
+
+def test_checks_inside_a_call_reach_checkify():
+    @aot.function
+    def loss(x):
+        checkify.check(jnp.all(x > 0), "not all are positive")
+        return jnp.sum(jnp.sin(x) * x)
+
+    for run in (loss, jax.jit(loss), jax.grad(loss), jax.vmap(loss)):
+        error, _ = checkify.checkify(run)(-jnp.ones((2, 3)))
+        assert "not all are positive" in (error.get() or "")
+        error, _ = checkify.checkify(run)(jnp.ones((2, 3)))
+        assert error.get() is None
+
+
+def test_no_cache_of_jax_keeps_a_function_alive():
+    """Parameters of primitives are keys there."""
+
+    def used(big):
+        function = aot.function(lambda x: jnp.sum(jnp.sin(x * big) * x))
+        jax.jit(lambda x: function(x))(big)
+        jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(function)(x))))(jnp.stack([big, big]))
+        jax.jit(lambda x: jax.jvp(function, (x,), (x,)))(big)
+        return weakref.ref(function), weakref.ref(big)
+
+    function, big = used(jnp.ones(3) * 2)
+    gc.collect()
+    assert function() is None
+    assert big() is None
