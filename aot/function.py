@@ -336,10 +336,11 @@ class Function:
         return call
 
     def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
-        flat = functools.partial(jaxprs.evaluate, closed)
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
-                program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
+                program = joint(
+                    lambda *xs: jaxprs.evaluate(closed, *xs), jaxprs.input_structs(closed), False, mask, paths
+                )
             made = cut_inside(program, self._options)
         return made.graph, compiling.halves_for(made, False), program.consts
 

@@ -60,7 +60,7 @@ def differentiable(
     it returns the constants of the derivative, which are leading inputs of the halves.
     """
     known: dict[tuple[bool, ...], Differential] = {}
-    evaluate = jax.jit(functools.partial(jaxprs.evaluate, primal), inline=True)
+    evaluate = jax.jit(lambda *flat: jaxprs.evaluate(primal, *flat), inline=True)  # of a partial JAX prints the jaxpr
 
     @jax.custom_jvp
     def call(*flat: Any) -> list[Any]:
