@@ -336,11 +336,10 @@ class Function:
         return call
 
     def _cut_inside(self, closed: Any, paths: Sequence[str], mask: tuple[bool, ...]) -> Any:
+        structs = jaxprs.input_structs(closed)
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
-                program = joint(
-                    lambda *xs: jaxprs.evaluate(closed, *xs), jaxprs.input_structs(closed), False, mask, paths
-                )
+                program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
             made = cut_inside(program, self._options)
         return made.graph, compiling.halves_for(made, False), program.consts
 
