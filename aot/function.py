@@ -77,7 +77,7 @@ class Function:
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
-        """`<aot.function loss: min_cut>`."""
+        """`<aot.function loss: best>`."""
         strategy = self._options.strategy
         shown = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
         shown = "plan" if self._options.plan is not None else shown
@@ -196,7 +196,7 @@ class Function:
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
         options = self._options
         if budget is not None:
-            options = replace(options, strategy="min_cut", budget=budget, plan=None)
+            options = replace(options, strategy=choosing.DEFAULT, budget=budget, plan=None)
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)
         return export(pair, path, lowered_for, order, overwrite)
 
@@ -363,12 +363,12 @@ class Function:
         return call
 
     def _cut_inside(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
-        flat = functools.partial(jaxprs.evaluate, closed)
+        structs = jaxprs.input_structs(closed)
         more = len(mask) - len(paths)  # constants of `jax.vmap`
         paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with pipeline.explained(self._name):
-                program = joint(flat, jaxprs.input_structs(closed), False, mask, paths)
+                program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
             made = cut_inside(program, self._options, self._name)
             self._uncut.closed(made.graph, made.plan)
         return made.graph, compiling.halves_for(made, False), program.consts
@@ -381,7 +381,7 @@ def function(
     has_aux: bool = False,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
-    strategy: Strategy = "min_cut",
+    strategy: Strategy = choosing.DEFAULT,
     keep_unused: bool = False,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
@@ -400,8 +400,8 @@ def function(
         has_aux: whether the function returns `(output, aux)`.
         static_argnums: positions of arguments that are Python values, as in `jax.jit`.
         static_argnames: their names, as in `jax.jit`.
-        strategy: `"min_cut"` (least bytes saved with nothing heavy recomputed), `"save_all"` (what JAX keeps), or a
-            function from a `jointcut.partition.Graph` to a `jointcut.partition.Plan`.
+        strategy: `"min_cut"` (least bytes saved, no product computed twice), `"best"` (that, or a plan of less memory
+            and time), `"save_all"` (what JAX keeps), or a function from a `partition.Graph` to a `partition.Plan`.
         keep_unused: keep arguments of compiled programs that nothing reads.
         donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them.
         donate_argnames: their names.

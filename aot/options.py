@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.aot.limits import Budget, limit, plain_number
-from jointcut.partition import mincut, planfile
+from jointcut.partition import planfile
+from jointcut.partition.best import STRATEGIES, best
 from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Statics
+
+#: The strategy that decides where nothing is asked for.
+DEFAULT = "best"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Options(Record):
             is, and no derivative is traced.
         has_aux: whether the function returns `(output, aux)`, where `aux` is not differentiated.
         static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
-        strategy: `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`.
+        strategy: `"best"`, `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`; see `aot.function`.
         keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
         donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` and halves
             that are compiled as two programs keep them, since the backward may read them.
@@ -37,8 +41,9 @@ class Options(Record):
             and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
         budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
-        cost: what ops take in seconds; by default a roofline of what the device was measured to do, which is noted
-            with the machine (`aot.rates` says where, and how to fix it), so that a budget leads to one plan.
+        cost: what ops take in seconds. By default budgets go by a roofline of what the device was measured to do, which
+            is noted with the machine (`aot.rates` says where, and how to fix it), so that a budget leads to one plan.
+            The strategy `"best"` goes by fixed rates.
         plan: a plan made before, or its text.
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
@@ -52,7 +57,7 @@ class Options(Record):
     has_aux: bool = False
     static_argnums: int | Sequence[int] | None = None
     static_argnames: str | Sequence[str] | None = None
-    strategy: Strategy = "min_cut"
+    strategy: Strategy = DEFAULT
     keep_unused: bool = False
     donate_argnums: int | Sequence[int] = ()
     donate_argnames: str | Sequence[str] = ()
@@ -92,8 +97,8 @@ def checked(function: Any, options: Options) -> Options:
         what = f"is {options.argnums!r}, which names an argument twice."
         raise TraceError(message("argnums", what, "Give the position of an argument, or a tuple of positions."))
     nums = None if options.static_argnums is None else _integers("static_argnums", options.static_argnums)
-    if not callable(options.strategy) and options.strategy not in list(mincut.STRATEGIES):
-        known = choices(options.strategy, mincut.STRATEGIES) + " A function Graph -> Plan is welcome as well."
+    if not callable(options.strategy) and options.strategy not in list(STRATEGIES):
+        known = choices(options.strategy, STRATEGIES) + " A function Graph -> Plan is welcome as well."
         raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
@@ -137,7 +142,7 @@ def wanted_plan(
     Raises `BudgetError` for a budget that says nothing, `PlanError` where two of the three are given.
     """
     if strategy is None and budget is None and plan is None:
-        strategy = None if options.strategy == "min_cut" else options.strategy
+        strategy = None if options.strategy == DEFAULT else options.strategy
         budget, plan = options.budget, options.plan
     given = {"strategy": strategy, "budget": budget, "plan": plan}
     named = [name for name, value in given.items() if value is not None]
@@ -149,7 +154,10 @@ def wanted_plan(
         return WantedPlan(functools.partial(planfile.loads, plan))
     if plan is not None:
         return WantedPlan(lambda graph: plan)
-    return WantedPlan(strategy or "min_cut", budget)
+    strategy = strategy or DEFAULT
+    if strategy == DEFAULT and options.cost is not None:
+        strategy = functools.partial(best, cost=options.cost)
+    return WantedPlan(strategy, budget)
 
 
 def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:

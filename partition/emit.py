@@ -19,7 +19,7 @@ from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import written_forward
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
-from jointcut.partition.hold import branched, can_witness, number, tied, waiting
+from jointcut.partition.hold import begun, branched, can_witness, tied, waiting
 from jointcut.partition.plan import Plan, runs_forward
 from jointcut.partition.policy import MOVEMENT
 from jointcut.partition.roles import Role
@@ -256,7 +256,7 @@ class _Scope:
 
     def step(self, step: Step) -> None:
         """One op of the backward after what it needs recomputed, which is held back until the anchor is there."""
-        before = {} if step.anchor is None else self.hold(step.roots, step.anchor)
+        before = {} if step.anchor is None else self.hold(step, step.anchor)
         for i in step.again:
             self.op(self.half.graph.ops[i])
         if self.half.on_cpu:
@@ -269,17 +269,19 @@ class _Scope:
 
     def write_out(self, values: Iterable[int]) -> None:
         """Keep XLA from fusing values into what reads them from here on."""
-        for v in values:
-            atom = self.want(v)
-            if self.half.hold == "none" or atom in self.written or not can_witness(atom.aval):
-                continue
-            if self.half.hold == "barrier":
+        atoms = {v: self.want(v) for v in values}
+        atoms = {v: atom for v, atom in atoms.items() if atom not in self.written and can_witness(atom.aval)}
+        if not atoms or self.half.hold == "none":
+            return
+        if self.half.hold == "barrier":
+            for v, atom in atoms.items():
                 eqn, (held,) = jaxprs.barrier([atom])
-                eqns = [eqn]
-            else:
-                eqns, held = waiting(atom, atom)
-            self.eqns.extend(eqns)
-            self.written.add(self.define(v, held))
+                self.eqns.append(eqn)
+                self.written.add(self.define(v, held))
+            return
+        eqns, held = waiting(list(atoms.values()), next(iter(atoms.values())))
+        self.eqns.extend(eqns)
+        self.written.update(map(self.define, atoms, held))
 
     def into_branch(self, op: Op) -> None:
         """Put the equation just written into a branch of its own."""
@@ -290,9 +292,9 @@ class _Scope:
         for v, var in zip(op.outputs, outs, strict=True):
             self.define(v, var)
 
-    def hold(self, roots: Sequence[int], anchor: int) -> dict[int, Any]:
+    def hold(self, step: Step, anchor: int) -> dict[int, Any]:
         """Let roots wait for an anchor; returns the atoms to put back for those that read the roots later."""
-        roots = [v for v in roots if _can_wait(self.want(v))]
+        roots = [v for v in step.roots if _can_wait(self.want(v))]
         if not roots or self.half.hold == "none":
             return {}
         if self.half.hold == "barrier":
@@ -305,7 +307,7 @@ class _Scope:
             return before
         # In a loop body there is nothing of the forward to be merged with.
         witness = self.witness(roots, anchor) if self.region.id == TOP else None
-        return {} if witness is None else self.tie(roots, witness)
+        return {} if witness is None else self.tie(step, roots, witness)
 
     def witness(self, roots: Sequence[int], anchor: int) -> Any:
         """A variable that a predicate can be made of, if there is one: the anchor, unless that may be a constant."""
@@ -313,16 +315,16 @@ class _Scope:
         atoms = map(self.want, (*late, *roots))
         return next((a for a in atoms if can_witness(a.aval)), None)
 
-    def tie(self, roots: Sequence[int], witness: Any) -> dict[int, Any]:
-        """Hold roots without barriers: a residual waits once, for its first reader; the rest is selected."""
-        eqns, there = number(witness)
+    def tie(self, step: Step, roots: Sequence[int], witness: Any) -> dict[int, Any]:
+        """Hold roots without barriers: a residual waits once, for its first reader; of the rest enough is selected."""
+        handed = [v for v in roots if v in self.half.handed]
+        eqns, there, held = begun(witness, list(map(self.want, handed)))
         self.eqns.extend(eqns)
-        for v in [r for r in roots if r in self.half.handed]:
-            self.half.handed.remove(v)
-            eqns, held = waiting(self.want(v), there)
-            self.eqns.extend(eqns)
-            self.define(v, held)
-            roots = [r for r in roots if r != v]
+        self.half.handed.difference_update(handed)
+        self.env.update(zip(handed, held, strict=True))
+        roots = [v for v in roots if v not in handed]
+        if not step.whole:
+            roots = _enough(self.half.graph, step.again, roots, handed)
         before = {v: self.want(v) for v in roots}
         eqns, selected = tied(list(before.values()), there)
         self.eqns.extend(eqns)
@@ -368,6 +370,22 @@ class _Scope:
         init = [self.read(home, v) for v in eqn.invars[a:b]]
         xs = [self.want(v) for v in inner.xs]
         self.eqns.append(jaxprs.scan(eqn, closed, consts, init, xs, outvars))
+
+
+def _enough(graph: Graph, ops: Iterable[int], roots: Sequence[int], waiting: Iterable[int]) -> list[int]:
+    """Those of some roots that must wait, beside what waits, so that each op does: by one of few bytes for each.
+
+    An op that reads what waits waits itself. Each root more is one more array that XLA may have to write out.
+    """
+    late, chosen = set(waiting), list[int]()
+    for op in map(graph.ops.__getitem__, ops):
+        own = [v for v in op.inputs if v in roots]
+        if own and late.isdisjoint(op.inputs):
+            chosen.append(min(own, key=lambda v: graph.values[v].bytes))
+            late.add(chosen[-1])
+        if not late.isdisjoint(op.inputs):
+            late.update(op.outputs)
+    return chosen
 
 
 def _can_wait(atom: Any) -> bool:

@@ -36,18 +36,19 @@ from jointcut.partition.jaxprs import (
 )
 
 
-def waiting(atom: Atom, witness: Atom) -> tuple[list[Equation], Var]:
-    """Hand an array on once `witness` is there, through a branch of `lax.cond` that does nothing.
+def waiting(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var]]:
+    """Hand arrays on once `witness` is there, through one branch of `lax.cond` that does nothing.
 
-    No fusion reaches across it, and where nothing else reads the array afterwards it works in place. (The branch taken
-    must be the first, which is the one for false: XLA copies what a later branch returns of its operands.)
+    No fusion reaches across it, and where nothing else reads an array afterwards it works in place. (The branch taken
+    must be the first, which is the one for false: XLA copies what a later branch returns of its operands.) Branches
+    take XLA most of the time that it compiles for longer than without them: so one for several arrays.
     """
-    eqns, (out,) = _equations(_wait, [witness, atom])
-    return eqns, out
+    return _equations(_wait, [witness, *atoms])
 
 
-def _wait(seed: Any, x: Any) -> Any:
-    return lax.cond(lax.bitwise_not(always(seed)), lambda x: lax.full_like(x, 0), lambda x: x, x)
+def _wait(seed: Any, *xs: Any) -> list[Any]:
+    never = lax.bitwise_not(always(seed))
+    return lax.cond(never, lambda *xs: [lax.full_like(x, 0) for x in xs], lambda *xs: list(xs), *xs)
 
 
 def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
@@ -63,19 +64,19 @@ def branched(eqn: Equation, witness: Atom) -> tuple[list[Equation], list[Var]]:
     return _renamed(_traced(held, *(struct(v.aval) for v in atoms)), atoms)
 
 
-def number(witness: Atom) -> tuple[list[Equation], Var]:
-    """The first element of an array as a number of its own, in a buffer of its own.
+def begun(witness: Atom, atoms: Sequence[Atom]) -> tuple[list[Equation], Var, list[Var]]:
+    """The first element of `witness` as a number of its own, in a buffer of its own, and arrays that wait for it.
 
     Made in a branch, like `waiting`: otherwise XLA may fuse the whole computation of that element into each of its
     readers, and keep the operands of that computation alive for them.
     """
-    eqns, (out,) = _equations(_number, [witness])
-    return eqns, out
+    eqns, (there, *held) = _equations(_begin, [witness, *atoms])
+    return eqns, there, held
 
 
-def _number(seed: Any) -> Any:
+def _begin(seed: Any, *xs: Any) -> list[Any]:
     first = first_element(seed)
-    return _wait(first, first)
+    return _wait(first, first, *xs)
 
 
 def tied(atoms: Sequence[Atom], witness: Atom) -> tuple[list[Equation], list[Var]]:

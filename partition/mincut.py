@@ -98,7 +98,7 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
 
 
 def min_cut(graph: Graph, constraints: Iterable[Constraint] = ()) -> Plan:
-    """Least bytes saved with nothing heavy recomputed: jointcut's default strategy."""
+    """Least bytes saved with nothing heavy recomputed."""
     facts = classify(graph)
     verdicts, prices = judge(graph, facts, constraints), saving_bytes(graph, facts)
     unit, ranked = with_ties(graph, prices)
@@ -151,5 +151,5 @@ def _traced_forward(graph: Graph, facts: Facts, v: int) -> bool:
     return graph.ops[maker].origin is Side.FORWARD and graph.ops[maker].name not in (STEP, LITERAL)
 
 
-#: The strategies that go by a name.
+#: The strategies that need no prices of time, by name.
 STRATEGIES: dict[str, Callable[[Graph], Plan]] = {"min_cut": min_cut, "save_all": save_all}

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition import loops, mincut, rewrite, verify
+from jointcut.partition import loops, rewrite, verify
+from jointcut.partition.best import STRATEGIES
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.emit import Halves, Hold
 from jointcut.partition.errors import StrategyError, choices, message
@@ -91,16 +92,16 @@ class Split:
 def split(
     joint: Any,
     roles: Roles,
-    strategy: Strategy = "min_cut",
+    strategy: Strategy = "best",
     *,
     graph: Graph | None = None,
     hold: Hold = "barrier",
 ) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
-    `strategy` is `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what JAX would keep), or a
-    function from the `Graph` to a `Plan`; `graph` is the joint program's own, where it was read before. Raises
-    `StrategyError`, `PlanError` or `GraphError`.
+    `strategy` is `"best"` (see `best`), `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what
+    JAX would keep), or a function from the `Graph` to a `Plan`; `graph` is the joint program's own, where it was read
+    before. Raises `StrategyError`, `PlanError` or `GraphError`.
     """
     start = time.perf_counter()
     graph = graph or loops.read(joint, roles)
@@ -122,7 +123,7 @@ def decide(graph: Graph, strategy: Strategy) -> Plan:
             cure = "Return Plan.of(graph, saved=[...]) from jointcut.partition."
             raise StrategyError(message(f"strategy {name}", f"returned {type(plan).__name__}, not a Plan.", cure))
         return checked(graph, classify(graph), plan)
-    if strategy not in mincut.STRATEGIES:
-        known = choices(strategy, mincut.STRATEGIES) + " A function Graph -> Plan is welcome as well."
+    if strategy not in STRATEGIES:
+        known = choices(strategy, STRATEGIES) + " A function Graph -> Plan is welcome as well."
         raise StrategyError(message("strategy", f"{strategy!r} is unknown.", known))
-    return mincut.STRATEGIES[strategy](graph)
+    return STRATEGIES[strategy](graph)

@@ -78,7 +78,7 @@ class _Plain(jaxprs.CallRules):
 
     def __init__(self, closed: Any) -> None:
         self.closed = closed
-        self._run = jax.jit(functools.partial(jaxprs.evaluate, closed), inline=True)
+        self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # of a partial JAX prints it
 
     def run(self, *flat: Any) -> list[Any]:
         """As `CallRules.run`."""

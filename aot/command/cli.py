@@ -27,8 +27,8 @@ from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.contract import Contract
 from jointcut.aot.export import PLATFORMS, known_platforms
 from jointcut.aot.limits import Budget, limit
+from jointcut.partition.best import STRATEGIES
 from jointcut.partition.errors import CacheError, JointcutError, message
-from jointcut.partition.mincut import STRATEGIES
 
 #: Exit codes: a check failed or an answer was no; something given cannot be used; a fault of ours.
 NO, REFUSED, FAULT = 1, 2, 3

@@ -105,7 +105,8 @@ BUDGET = """The memory that a step may take: its peak in bytes with a unit (1.5G
 activations (0.5; 0.0 is the least that is found), or device for what that has free. Plans are compiled until one holds
 it."""
 
-STRATEGY = "How to choose what is saved: min_cut takes the fewest bytes, save_all what JAX keeps."
+STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
+JAX keeps, best less than min_cut where that saves time too. By default best."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."

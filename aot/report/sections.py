@@ -240,7 +240,8 @@ _WORDS = {
     "recomputed": "An op of the forward that the backward runs again, in place of reading what it made.",
     "heavy": HEAVY,
     "plan": "Which arrays are saved and which ops are recomputed.",
-    "min_cut": "The plan that saves the fewest bytes and runs nothing heavy twice.",
+    "min_cut": "The plan of the fewest bytes with which nothing heavy runs twice. It is the default, unless a plan of "
+    "the front takes clearly less memory and time, by the model.",
     "save_all": "What plain JAX keeps, as a plan.",
     "front": "A plan of the curve of budgets: among those that save as little, none computes less again, by the model.",
     "pieces, stages kept": "The forward is divided into stages, and these into pieces. What passes from piece to piece "

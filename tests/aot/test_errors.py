@@ -160,7 +160,7 @@ def test_a_static_argument_without_hash_by_name():
 
 # ---------------------------------------------------------------- strategies
 
-KNOWN = "Known names: 'min_cut', 'save_all'."
+KNOWN = "Known names: 'best', 'min_cut', 'save_all'."
 WELCOME = "A function Graph -> Plan is welcome as well."
 
 

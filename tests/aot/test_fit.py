@@ -536,7 +536,8 @@ def test_a_plan_of_another_program_repeats_no_effect():
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ({}, "min_cut"),
+        ({}, "best"),
+        ({"strategy": "min_cut"}, "min_cut"),
         ({"budget": 0.5}, "budget 50% of plain JAX's activations"),
         ({"budget": 0.0}, "budget 0% of plain JAX's activations"),
         ({"budget": "1.5GiB"}, "budget 1,610,612,736 bytes"),

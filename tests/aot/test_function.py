@@ -61,7 +61,7 @@ def test_the_three_forms_of_the_decorator():
 def test_it_looks_like_the_function():
     assert (bare.__name__, bare.__doc__) == ("bare", "Say something.")
     assert str(inspect.signature(bare)) == "(w, x)"
-    assert repr(bare) == "<aot.function bare: min_cut>"
+    assert repr(bare) == "<aot.function bare: best>"
     assert repr(with_options) == "<aot.function with_options: save_all>"
 
 

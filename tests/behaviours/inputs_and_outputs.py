@@ -291,7 +291,7 @@ def a_function_is_called_by_its_name():
         return jnp.sum(x) if jnp.all(x > 0) else x
 
     made = aot.function(attention)
-    assert repr(made) == f"<aot.function {attention.__qualname__}: min_cut>"
+    assert repr(made) == f"<aot.function {attention.__qualname__}: best>"
     assert made.__name__ == "attention"
     assert aot.function(jnp.sum).trace(X).name == "sum"
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:

@@ -322,7 +322,8 @@ def a_strategy_that_returns_no_plan():
 def a_strategy_without_a_name():
     assert refusal(StrategyError, aot.function, jnp.sin, strategy="min-cut") == (
         "strategy 'min-cut' is unknown.\n"
-        "Known names: 'min_cut', 'save_all'. Did you mean 'min_cut'? A function Graph -> Plan is welcome as well."
+        "Known names: 'best', 'min_cut', 'save_all'. Did you mean 'min_cut'? "
+        "A function Graph -> Plan is welcome as well."
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from jointcut import aot
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.partition import jaxprs
-from jointcut.partition.hold import always, branched, can_witness, number, tied, waiting
+from jointcut.partition.hold import always, begun, branched, can_witness, tied, waiting
 
 NUMBERS = [0.0, 1.0, 1.5, 2.0, -3.0, np.inf, -np.inf, np.nan]
 WITNESSES = [
@@ -36,18 +36,24 @@ def test_the_predicate_is_true_for_every_witness(witness):
 
 
 @pytest.mark.parametrize("witness", WITNESSES, ids=str)
-def test_an_array_that_waits_is_unchanged(witness):
-    x = np.array([[1.0, -0.0], [np.inf, np.nan]], np.float32)
-    (out,) = run(lambda w, x: waiting(x, w), witness, x)
-    assert np.asarray(out).tobytes() == x.tobytes()
+def test_arrays_that_wait_are_unchanged(witness):
+    xs = np.array([[1.0, -0.0], [np.inf, np.nan]], np.float32), np.arange(3, dtype=np.int8)
+    outs = run(lambda w, *xs: waiting(xs, w), witness, *xs)
+    assert [np.asarray(out).tobytes() for out in outs] == [x.tobytes() for x in xs]
+
+
+def test_arrays_wait_in_one_branch():
+    xs = [jaxprs.fresh(jax.typeof(jnp.zeros(n))) for n in (3, 4)]
+    for eqns in (waiting(xs, xs[0])[0], begun(xs[0], xs)[0]):
+        assert [eqn.primitive.name for eqn in eqns].count("cond") == 1
 
 
 def test_what_only_waits_is_not_copied():
     def step(x, w):
         made = jnp.sin(x) * 2
         invar = jaxprs.fresh(jax.typeof(made))
-        eqns, held = waiting(invar, invar)
-        (made,) = jaxprs.evaluate(jaxprs.build([invar], [held], eqns), made)
+        eqns, held = waiting([invar], invar)
+        (made,) = jaxprs.evaluate(jaxprs.build([invar], held, eqns), made)
         return made @ w
 
     x, w = np.ones((256, 128), np.float32), np.ones((128, 8), np.float32)
@@ -63,8 +69,12 @@ def test_arrays_that_are_tied_are_unchanged_in_value_and_type():
 
 
 def test_a_number_is_the_first_element():
-    assert run(lambda w: number(w), np.array([[4.5, 1.0]], np.float32)) == [4.5]
-    assert run(lambda w: number(w), np.array([7, 1], np.int32)) == [7.0]
+    def number(w, x):
+        eqns, there, held = begun(w, [x])
+        return eqns, [there, *held]
+
+    assert run(number, np.array([[4.5, 1.0]], np.float32), np.float32(2)) == [4.5, 2.0]
+    assert run(number, np.array([7, 1], np.int32), np.float32(3)) == [7.0, 3.0]
 
 
 def test_an_equation_in_a_branch_gives_what_it_gave():

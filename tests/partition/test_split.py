@@ -67,7 +67,8 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones():
         halves_of("min-cut")
     assert str(refusal.value) == (
         "strategy 'min-cut' is unknown.\n"
-        "Known names: 'min_cut', 'save_all'. Did you mean 'min_cut'? A function Graph -> Plan is welcome as well."
+        "Known names: 'best', 'min_cut', 'save_all'. Did you mean 'min_cut'? "
+        "A function Graph -> Plan is welcome as well."
     )
 
 

@@ -1,0 +1,114 @@
+"""The default takes the best plan known: the minimum cut, or one of less memory and clearly less time."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jointcut import aot
+from jointcut.partition import best, mincut
+from jointcut.partition.cost import Roofline
+from jointcut.partition.errors import PlanError
+from oracle import assert_same, plain, value_and_grad
+from programs import named
+
+
+def narrow(params, x):
+    """Layers whose inner products are cheap beside the bytes that they make: keeping them takes longer."""
+
+    def layer(x, layer):
+        up, down = layer
+        return x + jnp.tanh(x @ up) @ down, None
+
+    return jnp.sum(lax.scan(layer, x, params)[0])
+
+
+def arguments(rows, width, layers=12):
+    shapes = ((layers, width, 4 * width), (layers, 4 * width, width)), (rows, width)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=lambda s: type(s[0]) is int)
+
+
+LOSSES = [named(name) for name in ("two_layers", "scan_over_layers", "auxiliary_output")]
+SYMBOLIC = arguments(24, 8, 3)[0], aot.shapes("n, 8", "float32")
+LARGE, SMALL, WIDE = arguments(2048, 64), arguments(64, 64), arguments(2048, 1024, 2)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Plans of the front are taken wherever they are smaller, whatever their time."""
+    monkeypatch.setattr(best, "LEAST_BYTES", 0)
+    monkeypatch.setattr(best, "LEAST_TIME", -10.0)
+
+
+def products(plan, graph):
+    return [i for i in plan.recomputed if graph.ops[i].name == "dot_general"]
+
+
+def test_the_default_computes_a_product_twice_where_that_takes_less_memory_and_less_time():
+    traced = aot.function(narrow).trace(*LARGE)
+    default, cut = traced.partition(), traced.partition("min_cut")
+    assert default.plan.strategy == "front" and products(default.plan, traced.graph)
+    assert cut.plan.strategy == "min_cut" and not products(cut.plan, traced.graph)
+    assert default.plan.bytes_saved < 0.5 * cut.plan.bytes_saved
+    assert default.compile().activation_bytes < 0.7 * cut.compile().activation_bytes
+
+
+@pytest.mark.parametrize("given", [SMALL, WIDE], ids=["recycled memory", "dear products"])
+def test_the_default_is_the_minimum_cut_where_less_memory_would_not_save_time(given):
+    traced = aot.function(narrow).trace(*given)
+    assert traced.partition().plan == traced.partition("min_cut").plan
+
+
+def test_strategy_min_cut_repeats_no_product_however_it_is_asked_for():
+    by_option = aot.function(narrow, strategy="min_cut").trace(*LARGE).partition()
+    assert by_option.plan.strategy == "min_cut"
+    assert repr(aot.function(narrow)).endswith(": best>")
+    with pytest.raises(PlanError, match="strategy and budget are given together"):
+        aot.function(narrow, strategy="min_cut", budget=0.5)
+
+
+def test_the_default_measures_nothing_and_is_one_in_every_way_of_calling(monkeypatch):
+    monkeypatch.setattr(import_module("jointcut.aot.rates"), "_measure", lambda device: pytest.fail("measured"))
+    made = []
+    split = import_module("jointcut.aot.inside").split
+    monkeypatch.setattr("jointcut.aot.inside.split", lambda *args, **kw: made.append(split(*args, **kw)) or made[-1])
+    jax.jit(jax.grad(aot.function(narrow))).trace(*LARGE)
+    assert [half.plan.strategy for half in made] == ["front"]
+    first, again = (aot.function(narrow).trace(*LARGE).partition().plan for _ in range(2))
+    assert first == again and made[0].plan.bytes_saved == first.bytes_saved
+
+
+def test_prices_of_the_options_decide_in_the_place_of_the_fixed_ones():
+    slow = Roofline(1e9, 2.6e10, 3.1e10, 3.9e9)
+    traced = aot.function(narrow, cost=slow).trace(*LARGE)
+    assert traced.partition().plan == traced.partition("min_cut").plan
+
+
+def test_a_backend_that_was_not_measured_keeps_the_minimum_cut(monkeypatch):
+    graph = aot.function(narrow).trace(*LARGE).graph
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert best.best(graph) == mincut.min_cut(graph)
+
+
+@pytest.mark.parametrize("program", LOSSES, ids=lambda program: program.name)
+def test_smaller_plans_of_the_default_answer_as_jax(program, eager):
+    with program.precision():
+        function = aot.function(program.function, argnums=program.argnums, has_aux=program.has_aux)
+        got = function.value_and_grad(*program.args, **program.kwargs)
+        assert_same(got, plain(program, value_and_grad), program)
+
+
+def test_the_default_holds_for_sizes_that_are_known_later(tmp_path, eager):
+    folder = aot.function(narrow).export(
+        tmp_path / "narrow", SYMBOLIC[0], SYMBOLIC[1], sizes={"n": 64}, platforms="cpu"
+    )
+    params, x = jax.tree.map(lambda s: jnp.full(s.shape, 0.01, s.dtype), arguments(24, 8, 3))
+    value, gradient = aot.load(folder).value_and_grad(params, x)
+    want_value, want_gradient = jax.jit(jax.value_and_grad(narrow))(params, x)
+    np.testing.assert_allclose(value, want_value, 1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), gradient, want_gradient)
