@@ -236,7 +236,7 @@ class Compiled:
 
     def _run_forward_in_trees(self, bound: Bound) -> tuple[Any, list[Any]]:
         traced = self.cut.traced
-        outputs, residuals = self._run_forward(traced.flat(bound))
+        outputs, residuals = self._run_forward(traced.flat(bound.copied()))
         main, aux = traced.results(outputs)
         return ((main, aux) if traced.options.has_aux else main), residuals
 

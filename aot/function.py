@@ -124,6 +124,8 @@ class Function:
         The pullback gives one cotangent tree per positional argument; it may be called more than once. Keyword
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
+        bound = bind(args, kwargs, self._statics).copied()
+        args, kwargs = bound.rebuild(bound.leaves)
         if jaxprs.tracing():
             main, aux, pullback = self._vjp(False, None, *args, **kwargs)
         elif checked.is_on():
@@ -134,8 +136,7 @@ class Function:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
             result = run(self._lifted(None, args, kwargs), *args, **kwargs)
             main, aux, pullback = self._finished(result, args, kwargs)
-        traced = pullback.program.cut.traced
-        pullback = pullback.with_inputs(traced.flat(bind(args, kwargs, self._statics)))
+        pullback = pullback.with_inputs(pullback.program.cut.traced.flat(bound))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
 
     # ------------------------------------------------------------------------------------------ stages
@@ -279,8 +280,7 @@ class Function:
         cut = self._cut(bound, None)
         halves = compiling.halves_for(cut.split, ours)
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
-        main, aux = cut.traced.results(outputs)
-        result = main, aux, Pullback.of(cut, halves, residuals)
+        result = *cut.traced.results(outputs), Pullback.of(cut, halves, residuals)
         return unfinished(cut.traced, result) if ours else result
 
     def _checked(

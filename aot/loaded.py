@@ -115,7 +115,9 @@ class Loaded:
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`)."""
-        call, bound, flat = self._bound(args, kwargs)
+        call, bound, _ = self._bound(args, kwargs)
+        given = bound.copied()
+        flat = [*self._constants, *(given.leaves[i] for i in call.places)]
         outputs, residuals = self._run("forward", self._forward)(*flat)
         avals = tuple(jax.typeof(outputs[i]) for i in call.derivative.order)
         results = replace(call.derivative.results, avals=avals)

@@ -64,7 +64,7 @@ class Pullback:
     def with_inputs(self, flat: Sequence[Any]) -> Pullback:
         """The same with the caller's own arrays, which never pass through a program."""
         kept = [flat[r.index] for r in self.program.halves.residuals if r.kind == "input"]
-        return replace(self, inputs=[jnp.array(x) if isinstance(x, np.ndarray) else x for x in kept])
+        return replace(self, inputs=[jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in kept])
 
     def __repr__(self) -> str:
         """`<pullback of loss: 3 residuals>`."""
