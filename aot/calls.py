@@ -18,7 +18,8 @@ from jointcut.aot import pipeline
 from jointcut.aot.progress import Stage
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import JointcutError
-from jointcut.wrappers.tree import Statics, bind, duplicates
+from jointcut.wrappers.table import Table
+from jointcut.wrappers.tree import Bound, Statics, bind, duplicates
 
 KEPT_SIGNATURES = 256
 
@@ -52,7 +53,7 @@ class Jitted:
         self.program = jax.jit(self._traced, **options)
         self.run, self.name, self.statics, self.front, self.options = run, name, statics, front, options
         self.looks_closer = False
-        self.deduplicated: dict[Any, Callable[..., Any]] = {}
+        self.deduplicated: Table[Callable[..., Any]] = Table(KEPT_SIGNATURES)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program, or the one for the places where an array stands twice."""
@@ -96,16 +97,18 @@ class Jitted:
             given, named = bound.rebuild(bound.leaves)
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)
-        if key not in self.deduplicated:
-            empty, places = replace(bound, leaves=()), bound.places  # no array is kept alive
+        return self.deduplicated.of(key, lambda: self._once_each(bound))(front, bound.unique)
 
-            def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
-                given, named = empty.rebuild([unique[p] for p in places])
-                return self.run(*front, *given, **named)
+    def _once_each(self, bound: Bound) -> Callable[..., Any]:
+        """The program for the places where arrays stand in a call."""
+        empty, places = replace(bound, leaves=()), bound.places  # no array is kept alive
 
-            kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
-            keep(self.deduplicated, key, jax.jit(run, **kept))
-        return self.deduplicated[key](front, bound.unique)
+        def run(front: Sequence[Any], unique: Sequence[Any]) -> Any:
+            given, named = empty.rebuild([unique[p] for p in places])
+            return self.run(*front, *given, **named)
+
+        kept = {k: v for k, v in self.options.items() if k in ("keep_unused", "compiler_options")}
+        return jax.jit(run, **kept)
 
 
 def _compiled(error_type: type[BaseException] | None) -> None:
@@ -119,10 +122,3 @@ def refuse_twice() -> None:
     """Stop a trace that was set off by a call in which an array stands twice: that one has a program of its own."""
     if _pending.call is not None and duplicates(jax.tree.leaves(_pending.call)):
         raise _Twice
-
-
-def keep(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value, and forget the oldest where there are too many."""
-    known[key] = value
-    while len(known) > KEPT_SIGNATURES:
-        known.pop(next(iter(known)))

@@ -21,6 +21,7 @@ from jointcut.partition import jaxprs
 from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.roles import Role
 from jointcut.wrappers import alias
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, struct
 
 
@@ -39,7 +40,7 @@ class Compiled:
     cut: CutCall
     executables: int
     compile_ms: float = 0.0
-    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """`<Compiled loss: 1 executables, 512.3 ms>`."""
@@ -54,15 +55,10 @@ class Compiled:
         """The executables that `value_and_grad` runs."""
         return (self._step,) if self.executables == 1 else (self._forward, self._backward)
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
     @property
     def _step(self) -> Any:
         """The one program, in the caller's own trees: JAX's call path flattens them and checks every leaf."""
-        return self._once("step", self._compiled_step)
+        return self._made.of("step", self._compiled_step)
 
     def _compiled_step(self) -> Any:
         made, traced = self.cut.split, self.cut.traced
@@ -94,7 +90,7 @@ class Compiled:
         def run(*flat: Any) -> list[Any]:
             return [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in out]
 
-        return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
+        return self._made.of("forward", lambda: compiling.compiled(run, self._structs(), keep))
 
     @property
     def _backward(self) -> Any:
@@ -102,13 +98,13 @@ class Compiled:
 
     def _backward_that(self, overwrite: bool) -> Any:
         name = "backward" if overwrite else "keeping backward"
-        if name in self._made:
-            return self._made[name]
+        return self._made.of(name, lambda: self._compiled_backward(overwrite))
+
+    def _compiled_backward(self, overwrite: bool) -> Any:
         made = self.cut.split
         closed = compiling.halves_for(made, True).backward
-        structs = self._residual_structs(closed)
         gone = compiling.donated(made.halves) if overwrite else ()
-        return self._once(name, lambda: compiling.compiled(_runner(closed), structs, True, gone))
+        return compiling.compiled(_runner(closed), self._residual_structs(closed), True, gone)
 
     def _residual_structs(self, closed: Any) -> list[Any]:
         """What the backward is lowered for: residuals lie where the forward leaves them."""

@@ -22,6 +22,7 @@ from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
 from jointcut.partition.graph import Graph
 from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.zeros import Backwards
 
 _linear_p = jaxprs.linear_primitive("jointcut_linear")
@@ -59,7 +60,7 @@ def differentiable(
     `cut` takes one flag per flat input, whether a derivative with respect to it is asked for; beside graph and halves
     it returns the constants of the derivative, which are leading inputs of the halves.
     """
-    known: dict[tuple[bool, ...], Differential] = {}
+    known: Table[Differential] = Table()
     evaluate = jax.jit(functools.partial(jaxprs.evaluate, primal), inline=True)
 
     @jax.custom_jvp
@@ -68,9 +69,7 @@ def differentiable(
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         mask = tuple(map(_moves, primals, tangents))
-        if mask not in known:
-            known[mask] = Differential.of(primal, mask, cut(mask))
-        this = known[mask]
+        this = known.of(mask, lambda: Differential.of(primal, mask, cut(mask)))
         outputs, residuals = this.forward([*this.extra, *primals])
         operands = [*residuals, *primals, *(t for t, wanted in zip(tangents, mask, strict=True) if wanted)]
         count = len(residuals) + len(primals)
