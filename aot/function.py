@@ -125,17 +125,17 @@ class Function:
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
         bound = bind(args, kwargs, self._statics).copied()
-        args, kwargs = bound.rebuild(bound.leaves)
+        given, named = bound.rebuild(bound.leaves)
         if jaxprs.tracing():
-            main, aux, pullback = self._vjp(False, None, *args, **kwargs)
+            main, aux, pullback = self._vjp(False, None, *given, **named)
         elif checked.is_on():
-            return self._checked(None, args, kwargs).vjp()
-        elif (found := self._kept("pair", None, args, kwargs)) is not None:
+            return self._checked(None, given, named).vjp()
+        elif (found := self._kept("pair", None, given, named)) is not None:
             return found[0].vjp(found[1])
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
-            result = run(self._lifted(None, args, kwargs), *args, **kwargs)
-            main, aux, pullback = self._finished(result, args, kwargs)
+            result = run(self._lifted(None, given, named), *given, **named)
+            main, aux, pullback = self._finished(result, given, named)
             pullback = pullback.with_inputs(self._constants[pullback.program.key], bound.leaves)
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
 

@@ -37,7 +37,7 @@ class Table(Generic[T]):
 
         What raises is made again by the next that asks, and a `make` that asks for its own key makes it once more.
         """
-        found = self._made.get(key, _ABSENT)
+        found: Any = self._made.get(key, _ABSENT)
         if found is not _ABSENT:
             return found
         with self._alone(key):
