@@ -51,7 +51,8 @@ def _results(eqn: Any, values: list[Any]) -> list[Any]:
 
 
 def _loop(eqn: Any, values: list[Any]) -> list[Any]:
-    count, carried, length = (eqn.params[key] for key in ("num_consts", "num_carry", "length"))
+    layout, length = jaxprs.scan_layout(eqn), eqn.params["length"]
+    count, carried = layout.num_consts, layout.num_carry
     consts, carry, rows = values[:count], values[count : count + carried], values[count + carried :]
     stacks: list[list[Any]] = []
     order = range(length)[::-1] if eqn.params["reverse"] else range(length)
