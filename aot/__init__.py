@@ -43,9 +43,9 @@ Files, in reading order:
     pipeline: Lead a function through every stage, in order, on one screen.
     symbolic: Cut a function whose arguments have symbolic sizes.
     exportable: Trace and cut a function for export, at the sizes of its arguments or for any.
+    flat: Call flat programs in the caller's trees, without a trace of the function at hand.
     pullback: Hold a forward's residuals until the cotangent comes.
     calls: Call a jitted function, and look closer where its arguments ask for it.
-    flat: Call flat programs in the caller's trees, without a trace of the function at hand.
     stored: Run a call by programs that another process compiled.
     keeper: Look up what another process compiled, and compile what none did.
     method: Bind a function of ours to an instance.

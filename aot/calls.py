@@ -19,6 +19,7 @@ from jointcut.aot.joint import Results
 from jointcut.aot.progress import Stage
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, JointcutError, message
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, Statics, bind
 
 KEPT_SIGNATURES = 256
@@ -69,7 +70,7 @@ class Jitted:
         self.program = jax.jit(self._traced, **options)
         self.run, self.name, self.statics, self.front, self.options = run, name, statics, front, options
         self.looks_closer = False
-        self.deduplicated: dict[Any, Callable[..., Any]] = {}
+        self.deduplicated: Table[Callable[..., Any]] = Table(KEPT_SIGNATURES)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program, or one that takes the arrays alone where something else stands among the arguments."""
@@ -115,9 +116,7 @@ class Jitted:
             given, named = bound.rebuild(bound.leaves)
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)
-        if key not in self.deduplicated:
-            keep(self.deduplicated, key, _Flat(self, bound))
-        return self.deduplicated[key](front, bound.unique)
+        return self.deduplicated.of(key, lambda: _Flat(self, bound))(front, bound.unique)
 
 
 class _Flat:
@@ -158,10 +157,3 @@ def _compiled(error_type: type[BaseException] | None) -> None:
     stage, _pending.compiling = _pending.compiling, None
     if stage is not None:
         stage.__exit__(error_type)
-
-
-def keep(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value, and forget the oldest where there are too many."""
-    known[key] = value
-    while len(known) > KEPT_SIGNATURES:
-        known.pop(next(iter(known)))

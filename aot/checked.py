@@ -140,7 +140,7 @@ class Checked:
     def _forward(self) -> tuple[list[Any], list[Any], _Run]:
         """The forward half: outputs and residuals, and what it was run on."""
         tell(lambda: "forward")
-        bound = self.bound
+        bound = self.bound.copied()
         flat = self.traced.flat(bound)
         starts = [f"constant {i}" for i in range(len(self.traced.consts))]
         paths = [*starts, *(path for i, path in enumerate(bound.paths()) if i not in self.traced.bound.duplicates)]

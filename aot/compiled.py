@@ -22,6 +22,7 @@ from jointcut.partition.figures import counted
 from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.roles import Role
 from jointcut.wrappers import alias
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, struct
 
 
@@ -40,7 +41,7 @@ class Compiled:
     cut: CutCall
     executables: int
     compile_ms: float = 0.0
-    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """`<Compiled loss: 1 executable, 512.3 ms>`."""
@@ -61,15 +62,10 @@ class Compiled:
         """The executables that `value_and_grad` runs."""
         return (self._step,) if self.executables == 1 else (self._forward, self._backward)
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
     @property
     def _step(self) -> Any:
         """The one program, in the caller's own trees: JAX's call path flattens them and checks every leaf."""
-        return self._once("step", self._compiled_step)
+        return self._made.of("step", self._compiled_step)
 
     def _compiled_step(self) -> Any:
         made, traced = self.cut.split, self.cut.traced
@@ -108,7 +104,7 @@ class Compiled:
         def run(*flat: Any) -> list[Any]:
             return [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in out]
 
-        return self._once("forward", lambda: compiling.compiled(run, self._structs(), keep))
+        return self._made.of("forward", lambda: compiling.compiled(run, self._structs(), keep))
 
     @property
     def _backward(self) -> Any:
@@ -116,13 +112,13 @@ class Compiled:
 
     def _backward_that(self, overwrite: bool) -> Any:
         name = "backward" if overwrite else "keeping backward"
-        if name in self._made:
-            return self._made[name]
+        return self._made.of(name, lambda: self._compiled_backward(overwrite))
+
+    def _compiled_backward(self, overwrite: bool) -> Any:
         made = self.cut.split
         closed = compiling.halves_for(made, True).backward
-        structs = self._residual_structs(closed)
         gone = compiling.donated(made.halves) if overwrite else ()
-        return self._once(name, lambda: compiling.compiled(_runner(closed), structs, True, gone))
+        return compiling.compiled(_runner(closed), self._residual_structs(closed), True, gone)
 
     def _residual_structs(self, closed: Any) -> list[Any]:
         """What the backward is lowered for: residuals lie where the forward leaves them."""
@@ -254,7 +250,7 @@ class Compiled:
 
     def _run_forward_in_trees(self, bound: Bound) -> tuple[Any, list[Any]]:
         traced = self.cut.traced
-        outputs, residuals = self._run_forward(traced.flat(bound))
+        outputs, residuals = self._run_forward(traced.flat(bound.copied()))
         main, aux = traced.results(outputs, bound)
         return ((main, aux) if traced.options.has_aux else main), residuals
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
+from jointcut.aot.traced import TracedCall
 from jointcut.aot.trees import Trees
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import Bound
@@ -36,6 +37,13 @@ class FlatCall(Trees):
     bound: Bound
     wanted: tuple[int, ...]
     derivative: Derivative
+
+    @classmethod
+    def of(cls, traced: TracedCall) -> FlatCall:
+        """The calls of a signature that was traced here, without the trace."""
+        program, order = traced.program, tuple(range(len(traced.program.results.avals)))
+        derivative = Derivative(program.results, order, program.sparse, program.is_train)
+        return cls(traced.name, traced.options, traced.bound, traced.wanted, derivative)
 
     @property
     def differentiated(self) -> Derivative:

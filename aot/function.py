@@ -26,7 +26,7 @@ from jointcut.aot import checked, escapes, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.cache.caching import store_for
-from jointcut.aot.calls import Jitted, Pieces, keep
+from jointcut.aot.calls import KEPT_SIGNATURES, Jitted, Pieces
 from jointcut.aot.export import PLATFORMS, export, refuse_request
 from jointcut.aot.exportable import exportable
 from jointcut.aot.inside import cut_inside
@@ -48,6 +48,7 @@ from jointcut.partition.split import Strategy
 from jointcut.wrappers import alias, refs
 from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.convention import Convention, slots
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
 from jointcut.wrappers.wrapper import Target
 
@@ -69,20 +70,19 @@ class Function:
         self._options = choosing.checked(function, options)
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
-        self._captured: list[Any] | None = None
-        self._insides: dict[Any, tuple[Primal, Callable[..., list[Any]]]] = {}
         self._name = choosing.name_of(function)
-        self._cuts: dict[Any, Cut] = {}
+        self._captured: Table[list[Any]] = Table()
+        self._insides: Table[tuple[Primal, Callable[..., list[Any]]]] = Table(KEPT_SIGNATURES)
+        self._cuts: Table[Cut] = Table(KEPT_SIGNATURES)
+        self._constants: dict[int, tuple[Any, ...]] = {}
+        self._programs: Table[Jitted] = Table()
         self._uncut = Uncut(self._name)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
-        strategy = self._options.strategy
-        shown = strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
-        shown = "plan" if self._options.plan is not None else shown
-        shown = shown if self._options.budget is None else f"budget {choosing.limit(self._options.budget)}"
-        return f"<aot.function {getattr(self._function, '__qualname__', self._function)}: {shown}>"
+        name = getattr(self._function, "__qualname__", self._function)
+        return f"<aot.function {name}: {choosing.way_of(self._options)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, take the instance as first argument (a pytree, like an Equinox module)."""
@@ -95,7 +95,7 @@ class Function:
         if jaxprs.tracing():
             return self._inside(args, kwargs)
         if checked.is_on():
-            return self._checked((), args, kwargs).call()
+            return self._checked((), bind(args, kwargs, self._statics)).call()
         if (found := self._kept("call", None, args, kwargs)) is not None:
             return found[0].result(found[1])
         return self._finished(self._jitted("call", self._call)(*args, **kwargs), args, kwargs)
@@ -113,7 +113,7 @@ class Function:
                 return jax.value_and_grad(self._function, *chosen)(*args, **kwargs)
             return self._value_and_grad(False, None, bound)
         if checked.is_on():
-            return self._checked(self._options.chosen, args, kwargs).value_and_grad()
+            return self._checked(self._options.chosen, bind(args, kwargs, self._statics)).value_and_grad()
         if (found := self._kept("step", self._options.chosen, args, kwargs)) is not None:
             return found[0].value_and_grad(found[1])
         captured = self._lifted(self._options.chosen, args, kwargs)
@@ -131,18 +131,19 @@ class Function:
         The pullback gives one cotangent tree per positional argument; it may be called more than once. Keyword
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
+        bound = bind(args, kwargs, self._statics).copied()
+        given, named = (args, kwargs) if bound.has_fixed or bound.has_taken else bound.rebuild(bound.leaves)
         if jaxprs.tracing():
-            main, aux, pullback = self._vjp(False, None, bind(args, kwargs, self._statics))
+            main, aux, pullback = self._vjp(False, None, bound)
         elif checked.is_on():
-            return self._checked(None, args, kwargs).vjp()
-        elif (found := self._kept("pair", None, args, kwargs)) is not None:
-            return found[0].vjp(found[1])
+            return self._checked(None, bound).vjp()
+        elif (found := self._kept("pair", None, given, named)) is not None:
+            return found[0].vjp(bound)
         else:
             run = self._jitted("vjp", functools.partial(self._vjp, True))
-            result = run(self._lifted(None, args, kwargs), *args, **kwargs)
-            main, aux, pullback = self._finished(result, args, kwargs)
-        traced = pullback.program.cut.traced
-        pullback = pullback.with_inputs(traced.flat(bind(args, kwargs, self._statics)))
+            result = run(self._lifted(None, given, named), *given, **named)
+            main, aux, pullback = self._finished(result, given, named)
+            pullback = pullback.with_inputs(self._constants[pullback.program.key], bound.leaves)
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
 
     # ------------------------------------------------------------------------------------------ stages
@@ -217,13 +218,14 @@ class Function:
 
         They enter compiled programs as arguments, so that no program carries a copy of them.
         """
-        if self._captured is None:
-            try:
-                bound = bind(args, kwargs, self._statics)
-            except TypeError:
-                return []  # the call itself will say what is wrong
-            self._captured = [c for c in self._cut(bound, positions).traced.consts if isinstance(c, _SHARED)]
-        return self._captured
+        if self._captured:
+            return self._captured.of(None, list)
+        try:
+            bound = bind(args, kwargs, self._statics)
+        except TypeError:
+            return []  # the call itself will say what is wrong
+        found = self._cut(bound, positions).traced.consts
+        return self._captured.of(None, lambda: [c for c in found if isinstance(c, _SHARED)])
 
     def _finished(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A program's result, with the caller's own arrays where outputs are inputs, in trees with its objects."""
@@ -243,27 +245,26 @@ class Function:
         return whole, traced.in_argnums(result.rest, bound, keep_structure=True)
 
     def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        program = self.__dict__.get(f"_jit_{name}")
-        if program is None:
-            front = 0 if name == "call" else 1  # captured arrays come first
-            chosen = self._options
-            options: dict[str, Any] = {
-                "static_argnums": tuple(n + front for n in sorted(self._statics.argnums)),
-                "static_argnames": tuple(sorted(self._statics.argnames)),
-                "keep_unused": chosen.keep_unused,
-                "compiler_options": compiling.compiler_options() if front else None,
-            }
-            if name != "vjp":  # whose backward may read the arguments again
-                positions, names = chosen.donated
-                options["donate_argnums"] = tuple(n + front for n in positions)
-                options["donate_argnames"] = names
-            program = Jitted(run, self._name, self._statics, front, options)
-            self.__dict__[f"_jit_{name}"] = program
-        return program
+        return self._programs.of(name, lambda: self._program(name, run))
+
+    def _program(self, name: str, run: Callable[..., Any]) -> Jitted:
+        front = 0 if name == "call" else 1  # captured arrays come first
+        options: dict[str, Any] = {
+            "static_argnums": tuple(n + front for n in sorted(self._statics.argnums)),
+            "static_argnames": tuple(sorted(self._statics.argnames)),
+            "keep_unused": self._options.keep_unused,
+            "compiler_options": compiling.compiler_options() if front else None,
+        }
+        if name != "vjp":  # whose backward may read the arguments again
+            positions, names = self._options.donated
+            options["donate_argnums"] = tuple(n + front for n in positions)
+            options["donate_argnames"] = names
+        return Jitted(run, self._name, self._statics, front, options)
 
     def _flat(self, cut: Cut, bound: Bound, captured: list[Any] | None) -> list[Any]:
         """The flat inputs of a cut's programs, captured arrays in the place of the constants that they are."""
-        known = {id(c): given for c, given in zip(self._captured or (), captured or (), strict=False)}
+        own = self._captured.of(None, list) if self._captured else ()
+        known = {id(c): given for c, given in zip(own, captured or (), strict=False)}
         return [known.get(id(c), c) for c in cut.traced.flat(bound)]
 
     def _call(self, bound: Bound) -> Any:
@@ -297,45 +298,43 @@ class Function:
         halves = compiling.halves_for(cut.split, ours)
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
         pullback = Pullback.of(cut, halves, residuals)
-        if ours and (bound.has_fixed or bound.has_taken):
+        if not ours:
+            return *traced.results(outputs, bound), pullback.with_inputs(traced.consts, bound.leaves)
+        self._constants[pullback.program.key] = traced.consts
+        if bound.has_fixed or bound.has_taken:
             return Pieces(alias.replaced(outputs, traced.handed_back), pullback, traced.program.results)
-        result = *traced.results(outputs, bound), pullback
-        return unfinished(traced, result) if ours else result
+        return unfinished(traced, (*traced.results(outputs, bound), pullback))
 
-    def _checked(
-        self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> checked.Checked:
+    def _checked(self, positions: tuple[int, ...] | None, bound: Bound) -> checked.Checked:
         """One call in debug mode."""
-        bound = bind(args, kwargs, self._statics)
         return self._cut(bound, positions).looked_at(bound)
 
     def _cut(self, bound: Bound, positions: tuple[int, ...] | None) -> Cut:
         """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
         key = (bound.signature(), positions, jaxprs.trace_context())
-        known = self._cuts.get(key)
-        if known is None:
+
+        def made() -> Cut:
             traced = pipeline.trace(self._function, self._options, bound, positions)
             if self._options.budget is not None and jaxprs.manual_mesh() is not None:
-                known = Cut(traced, cut_inside(traced.program, self._options, self._name))
+                cut = Cut(traced, cut_inside(traced.program, self._options, self._name))
             else:
-                known = traced.partition()
-            self._uncut.closed(known.split.graph, known.plan)
-            if not traced.program.has_traced_consts:
-                keep(self._cuts, key, known)
-        return known
+                cut = traced.partition()
+            self._uncut.closed(cut.split.graph, cut.plan)
+            return cut
+
+        return self._cuts.of(key, made, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
     def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run inside somebody's transformation, which may differentiate the call."""
         bound = bind(args, kwargs, self._statics)
         key = (bound.signature(), jaxprs.trace_context())
-        if key in self._insides:
-            source, call = self._insides[key]
-        else:
+
+        def made() -> tuple[Primal, Callable[..., list[Any]]]:
             with pipeline.explained(self._name, bound.paths(), bound), escapes.refused(self._function, self._name):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
-            call = self._call_inside(source, bound.abstract())
-            if not any(map(jaxprs.is_tracer, source.consts)):
-                keep(self._insides, key, (source, call))
+            return source, self._call_inside(source, bound.abstract())
+
+        source, call = self._insides.of(key, made, keeps=lambda m: not any(map(jaxprs.is_tracer, m[0].consts)))
         outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.partition import jaxprs, rewrite, rows, views
 from jointcut.partition.errors import TraceError, message
@@ -133,7 +134,12 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
 
     jaxpr, consts = jaxprs.opened(rewrite.marked(jax.make_jaxpr(flat)(*leaves)))
     closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
-    return Primal(closed, tuple(consts), found[0])
+    return Primal(closed, _as_they_are(consts), found[0])
+
+
+def _as_they_are(consts: Sequence[Any]) -> tuple[Any, ...]:
+    """Constants as `jax.jit` takes them: those of numpy as they are now, whatever their owner writes there later."""
+    return tuple(c.copy() if isinstance(c, np.ndarray) else c for c in consts)
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,7 @@ def _inference(source: Primal, paths: Sequence[str]) -> Joint:
     jaxpr, consts = jaxprs.opened(rewrite.inlined(source.closed))
     eqns, ends, boundary = rewrite.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
     invars = [*jaxpr.constvars, *jaxpr.invars]
-    values = (*consts, *source.consts)
+    values = (*_as_they_are(consts), *source.consts)
     roles = Roles(
         (Role.PRIMAL,) * len(invars),
         (Role.OUTPUT,) * len(ends),
@@ -370,7 +376,7 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
             *_cotangent_paths(cotangents),
         ),
     )
-    return Joint(jaxprs.build(invars, ends, eqns), roles, tuple(values), results)
+    return Joint(jaxprs.build(invars, ends, eqns), roles, _as_they_are(values), results)
 
 
 def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:

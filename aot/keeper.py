@@ -23,7 +23,7 @@ from jointcut.aot import pipeline
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.aot.cache.store import Store
-from jointcut.aot.calls import keep
+from jointcut.aot.calls import KEPT_SIGNATURES
 from jointcut.aot.flat import Derivative, FlatCall
 from jointcut.aot.joint import Primal, primal
 from jointcut.aot.limits import limit
@@ -35,6 +35,7 @@ from jointcut.aot.wanted import differentiated
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
 from jointcut.wrappers import alias
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, Statics, bind
 from jointcut.wrappers.tree import struct as type_of
 
@@ -60,7 +61,7 @@ class Keeper:
     statics: Statics
     store: Store
     name: str
-    known: dict[Any, StoredCall | None] = field(default_factory=dict, repr=False)
+    known: Table[StoredCall | None] = field(default_factory=lambda: Table(KEPT_SIGNATURES), repr=False)
 
     def find(
         self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
@@ -68,9 +69,7 @@ class Keeper:
         """How to run a call, and the call flattened; None where its programs are not kept."""
         bound = bind(args, kwargs, self.statics)
         key = (kind, positions, bound.signature(), tuple(map(_sharding, bound.leaves)), jaxprs.trace_context())
-        if key not in self.known:
-            keep(self.known, key, self._made(_Wanted(kind, bound, positions)))
-        found = self.known[key]
+        found = self.known.of(key, lambda: self._made(_Wanted(kind, bound, positions)))
         return None if found is None else (found, bound)
 
     def _made(self, wanted: _Wanted) -> StoredCall | None:

@@ -28,7 +28,7 @@ from jax.custom_derivatives import SymbolicZero
 from jointcut.aot import artefact
 from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
-from jointcut.aot.calls import keep
+from jointcut.aot.calls import KEPT_SIGNATURES
 from jointcut.aot.contract import Contract, StaticArgument
 from jointcut.aot.descriptors import BOXED, Described, Input, fits, same_sizes
 from jointcut.aot.flat import Derivative, FlatCall, FlatPullback
@@ -44,6 +44,7 @@ from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.tree import Bound, Statics, bind
 from jointcut.wrappers.zeros import filled
 
@@ -76,8 +77,8 @@ class Loaded:
         check(self.contract, found.files, where)
         self._programs = {name: program(name, self.contract, found) for name in self.contract.programs}
         self._found = replace(found, files={name: found.files[name] for name in found.files if name == CONSTANTS})
-        self._jitted: dict[str, Any] = {}
-        self._calls: dict[Any, Call] = {}
+        self._jitted: Table[Any] = Table()
+        self._calls: Table[Call] = Table(KEPT_SIGNATURES)
         self._differentiable = jax.custom_vjp(self._alone)
         self._differentiable.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
         self.__name__ = self.contract.name
@@ -119,7 +120,9 @@ class Loaded:
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`)."""
-        call, bound, flat = self._bound(args, kwargs)
+        call, bound, _ = self._bound(args, kwargs)
+        given = bound.copied()
+        flat = [*self._constants, *(given.leaves[i] for i in call.places)]
         outputs, residuals = self._run("forward", self._forward)(*flat)
         avals = tuple(jax.typeof(outputs[i]) for i in call.derivative.order)
         results = replace(call.derivative.results, avals=avals)
@@ -135,11 +138,9 @@ class Loaded:
         self._refuse_platform()
         if jaxprs.tracing():
             return function
-        if name not in self._jitted:
-            waits = any(p.waits_in_loops for p in self._programs.values())
-            options = None if waits else compiling.compiler_options()
-            self._jitted[name] = jax.jit(function, compiler_options=options)
-        return self._jitted[name]
+        waits = any(p.waits_in_loops for p in self._programs.values())
+        options = None if waits else compiling.compiler_options()
+        return self._jitted.of(name, lambda: jax.jit(function, compiler_options=options))
 
     def _alone(self, *flat: Any) -> list[Any]:
         return self._programs["inference"](*flat)
@@ -249,9 +250,7 @@ class Loaded:
         self.refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
-        if key not in self._calls:
-            keep(self._calls, key, self._call(bound))
-        call = self._calls[key]
+        call = self._calls.of(key, lambda: self._call(bound))
         if self.contract.states:
             bound = GivenCall.of(bound, args, kwargs, argument_keys(bound.rebuild_places(), bound.dynamic))
         self._same_statics(bound)

@@ -119,6 +119,16 @@ def checked(function: Any, options: Options) -> Options:
     )
 
 
+def way_of(options: Options) -> str:
+    """How a plan is chosen, in a word or two."""
+    if options.budget is not None:
+        return f"budget {limit(options.budget)}"
+    if options.plan is not None:
+        return "plan"
+    strategy = options.strategy
+    return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", repr(strategy))
+
+
 def name_of(function: Any) -> str:
     """What messages and artefacts call a function; a `functools.partial` bears the name of what it calls."""
     while isinstance(function, functools.partial):

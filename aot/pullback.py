@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot import compile as compiling
+from jointcut.aot.flat import FlatCall
 from jointcut.aot.stages import Cut
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.figures import counted
+from jointcut.wrappers.metadata import GraphSignature
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.zeros import Backwards, filled
 
 
@@ -29,22 +32,28 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Program:
-    """The static part of a pullback: the cut, and the halves it runs."""
+    """The static part of a pullback: the halves it runs, and the trees of the call.
 
-    cut: Cut = field(compare=False)
+    A tree of results keeps it, and JAX keeps those of a program as long as the program: so it knows neither the user's
+    function nor the arrays that one closes over, and lets both go.
+    """
+
+    call: FlatCall = field(compare=False)
+    signature: GraphSignature = field(compare=False, repr=False)
     halves: Halves = field(compare=False)
     key: int
-    made: dict[str, Any] = field(compare=False, default_factory=dict, repr=False)
+    made: Table[Backwards] = field(compare=False, default_factory=Table, repr=False)
 
     def run(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
         """The flat gradients, in this trace or compiled; None stands for a cotangent that is zero."""
         name = "inlined" if jaxprs.tracing() else "compiled"
-        if name not in self.made:
-            options = compiling.compiler_options()
-            wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
-            self.made[name] = Backwards(self.halves, wrap)
-        gradients = self.made[name](residuals, cotangents)
+        gradients = self.made.of(name, lambda: self._backwards(name))(residuals, cotangents)
         return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
+
+    def _backwards(self, name: str) -> Backwards:
+        options = compiling.compiler_options()
+        wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
+        return Backwards(self.halves, wrap)
 
 
 @jax.tree_util.register_dataclass
@@ -60,18 +69,18 @@ class Pullback:
     def of(cls, cut: Cut, halves: Halves, residuals: list[Any]) -> Pullback:
         """The pullback of one forward run."""
         kept = [x for x, r in zip(residuals, halves.residuals, strict=True) if r.kind != "input"]
-        return cls(kept, [], Program(cut, halves, id(halves)))
+        return cls(kept, [], Program(FlatCall.of(cut.traced), cut.signature, halves, id(halves)))
 
-    def with_inputs(self, flat: Sequence[Any]) -> Pullback:
+    def with_inputs(self, consts: Sequence[Any], leaves: Sequence[Any]) -> Pullback:
         """The same with the caller's own arrays, which never pass through a program."""
+        twice = self.program.call.bound.duplicates
+        flat = [*consts, *(leaf for i, leaf in enumerate(leaves) if i not in twice)]
         kept = [flat[r.index] for r in self.program.halves.residuals if r.kind == "input"]
-        return replace(self, inputs=[jnp.array(x) if isinstance(x, np.ndarray) else x for x in kept])
+        return replace(self, inputs=[jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in kept])
 
     def __repr__(self) -> str:
         """`<pullback of loss: 3 residuals>`."""
-        return (
-            f"<pullback of {self.program.cut.traced.name}: {counted(len(self.program.halves.residuals), 'residual')}>"
-        )
+        return f"<pullback of {self.program.call.name}: {counted(len(self.program.halves.residuals), 'residual')}>"
 
     @property
     def residuals(self) -> list[Any]:
@@ -89,6 +98,6 @@ class Pullback:
 
         Raises `CallError` where the cotangent does not fit the output.
         """
-        traced = self.program.cut.traced
-        flat = self.program.run(self.residuals, traced.cotangents(cotangent))
-        return traced.gradients(flat, range(len(traced.bound.spans)), traced.bound)
+        call = self.program.call
+        flat = self.program.run(self.residuals, call.cotangents(cotangent))
+        return call.gradients(flat, range(len(call.bound.spans)), call.bound)

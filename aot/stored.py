@@ -109,7 +109,7 @@ class StoredCall:
 
     def vjp(self, bound: Bound) -> Any:
         """As `jax.vjp` of the function."""
-        flat = self._flat(bound)
+        flat = self._flat(bound.copied())
         results = self._restored(self.programs[0](*flat), flat)
         count = len(self.call.derivative.results.avals)
         where = {"input": flat, "output": results[:count], "saved": results[count:]}

@@ -136,14 +136,14 @@ class Sweep:
         for i, eqn in enumerate(eqns):
             self.reads.append(tuple(dict.fromkeys(self.name(v) for v in eqn.invars if not isinstance(v, Literal))))
             if eqn.primitive.name in RENAMING:
-                sources = [v for v in eqn.invars if not isinstance(v, Literal)]
-                self.names.update((out, self.name(v)) for out, v in zip(eqn.outvars, sources, strict=False))
+                pairs = zip(eqn.outvars, eqn.invars, strict=False)
+                self.names.update((out, self.name(v)) for out, v in pairs if not isinstance(v, Literal))
             self.made.update((v, i) for v in eqn.outvars if v not in self.names)
         self.ends = {self.name(v) for v in ends}
         self.free = {self.name(v) for v in given} | self.ends
         self.carried = {self.name(v) for v in carried}
         barriers = (v for eqn in eqns if eqn.primitive.name == _BARRIER for v in eqn.invars)
-        self.written = {self.name(v) for v in barriers} | self.carried | self.ends
+        self.written = {self.name(v) for v in barriers if not isinstance(v, Literal)} | self.carried | self.ends
         self.stacks = {self.name(v) for v in stacks}
         self.last = self._last_reads()
         for i in range(len(eqns) - 1, -1, -1):  # what a result of somebody else's buffer is made of lies there already

@@ -160,8 +160,12 @@ class _Scheduler:
         return self.rerun(op, self.stackable[op.id]).reads if op.id in self.rerunnable else op.inputs
 
     def rerun(self, scan: Op, stacks: Iterable[int]) -> Rerun:
-        """What a loop's forward scan takes when it runs again: all that its carry is computed from."""
+        """What a loop's forward scan takes when it runs again: all that its carry is computed from.
+
+        What another scan of the same loop makes at a step is read from that one's stack.
+        """
         graph, home = self.graph, self.graph.ancestors[self.graph.loop_of(scan)]
+        inside = graph.within(graph.bodies[scan.id].id)
         ops: set[int] = set()
         reads: dict[int, None] = {}
         seen: set[int] = set()
@@ -176,7 +180,11 @@ class _Scheduler:
                 reads[v] = None
             elif maker is not None and maker.name == STEP:
                 work.append(maker.inputs[0])
-            elif maker is not None and v not in self.saved and maker.id != scan.id:
+            elif maker is None or v in self.saved or maker.id == scan.id:
+                continue
+            elif maker.region not in inside:
+                reads[v] = None
+            else:
                 ops.add(maker.id)
                 work.extend(maker.inputs)
         return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))

@@ -43,10 +43,13 @@ def segmented(halves: Halves, graph: Graph, facts: Facts, plan: Plan, lengths: M
 
     The kept carries are saved results of the forward, as is what the loop reads and the backward did not have so far.
     Barriers tie each segment to the cotangent; where a compiler must not see them in loops, take them out afterwards
-    (`rewrite.without_barriers_in_loops`). Raises `PlanError` for a loop that cannot run in segments, or such a length.
+    (`rewrite.without_barriers_in_loops`). A loop of whose stacks none is handed over, since no gradient comes of what
+    reads them, stays as it is. Raises `PlanError` for a loop that cannot run in segments, or such a length.
     """
     known = segmentable(graph, facts, plan)
-    chosen = {loop: _checked(known, loop, given) for loop, given in lengths.items()}
+    asked = {loop: _checked(known, loop, given) for loop, given in lengths.items()}
+    handed = {r.value for r in halves.residuals}
+    chosen = {loop: ks for loop, ks in asked.items() if handed.intersection(known[loop].values)}
     work = _Work.of(halves, graph)
     by_origin = _Names.of(graph)
     matched = {loop: work.matched(known[loop]) for loop in chosen}

@@ -2,6 +2,7 @@
 
 Files, in reading order:
 
+    table: Keep what was made for a key, made once whichever thread asks for it.
     record: Write a record as JSON, and read it back equal.
     metadata: Say what one look at the function taught us of its inputs and outputs.
     convention: Say what each flat input and output means to the caller.

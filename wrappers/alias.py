@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.metadata import TensorAlias
@@ -103,7 +104,7 @@ def finished(result: Any, inputs: Sequence[Any]) -> Any:
 
 def as_array(x: Any) -> Any:
     """What a program would return for an argument: an array of JAX's."""
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x.copy() if isinstance(x, np.ndarray) else x)
 
 
 def _is_alias(x: Any) -> bool:

@@ -25,6 +25,7 @@ from jointcut.partition import jaxprs, verify
 from jointcut.partition.emit import Halves
 from jointcut.partition.graph import Graph
 from jointcut.wrappers.convention import is_inexact
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.zeros import Backwards, filled
 
 Mask = tuple[bool, ...]
@@ -107,9 +108,9 @@ class _Program(_Plain):
         super().__init__(closed)
         self._cut, self._twice = cut, twice
         self._has_effects = any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
-        self._differentials: dict[Mask, Differential] = {}
-        self._waiting: dict[Mask, _Waiting] = {}
-        self._mapped: dict[Any, tuple[_Program, list[Any], list[Any]]] = {}
+        self._differentials: Table[Differential] = Table()
+        self._waiting: Table[_Waiting] = Table()
+        self._mapped: Table[tuple[_Program, list[Any], list[Any]]] = Table()
 
     def __call__(self, *flat: Any) -> list[Any]:
         """Run the jaxpr, or what the transformation at hand makes of it."""
@@ -123,16 +124,15 @@ class _Program(_Plain):
         if not self._has_effects:
             outputs, move = self.halved(mask, primals)
             return outputs, move(*picked)
-        if mask not in self._waiting:
-            self._waiting[mask] = _Waiting(self, mask)
-        return self._waiting[mask](primals, picked)
+        return self._waiting.of(mask, lambda: _Waiting(self, mask))(primals, picked)
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """Run the forward half; return its outputs, and the linear map from the chosen tangents to theirs."""
-        if mask not in self._differentials:
-            cut = self._cut(self.closed, mask)
-            self._differentials[mask] = Differential.of(self.closed, mask, cut, self._twice)
-        this = self._differentials[mask]
+
+        def made() -> Differential:
+            return Differential.of(self.closed, mask, self._cut(self.closed, mask), self._twice)
+
+        this = self._differentials.of(mask, made)
         outputs, residuals = this.forward([*this.extra, *primals])
 
         def move(*tangents: Any) -> list[Any | None]:
@@ -146,10 +146,12 @@ class _Program(_Plain):
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
         """As `CallRules.mapped`: another program of ours, made once for one axis."""
-        if (axis, dims) not in self._mapped:
-            made, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-            self._mapped[axis, dims] = _Program(made, self._cut, self._twice), consts, out_dims
-        program, consts, out_dims = self._mapped[axis, dims]
+
+        def made() -> tuple[_Program, list[Any], list[Any]]:
+            closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
+            return _Program(closed, self._cut, self._twice), consts, out_dims
+
+        program, consts, out_dims = self._mapped.of((axis, dims), made)
         return functools.partial(program, *consts), out_dims
 
     @property

@@ -168,6 +168,16 @@ class Bound:
         """The same call with shapes in the place of arrays, so that keeping it keeps no array alive."""
         return replace(self, leaves=tuple(map(struct, self.leaves)), live=())
 
+    def copied(self) -> Bound:
+        """The same call with numpy's arrays copied: their owner may write into his before a backward reads them.
+
+        The copy is numpy's as well: JAX copies while the program goes on, and not at all where an array lies well.
+        """
+        if not any(isinstance(leaf, np.ndarray) for leaf in self.leaves):
+            return self
+        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in self.leaves]
+        return replace(self, leaves=tuple(leaves[self.duplicates.get(i, i)] for i in range(len(leaves))))
+
     def signature(self) -> Any:
         """Everything about the call that could change what it traces to, as one hashable value."""
         return (self.tree, tuple(map(_key, self.leaves)), self.statics, tuple(self.duplicates.items()))

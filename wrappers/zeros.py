@@ -15,6 +15,7 @@ from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.rewrite import live
 from jointcut.partition.zeros import Specialised, without
+from jointcut.wrappers.table import Table
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Backwards:
 
     halves: Halves
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-    made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
         """The flat gradients; None for a cotangent says that it is zero, None for a gradient that it must be."""
@@ -41,16 +42,11 @@ class Backwards:
 
     def variant(self, zeros: tuple[int, ...]) -> Specialised:
         """The backward for zero cotangents at some positions (among the cotangents)."""
-        key = ("variant", zeros)
-        if key not in self.made:
-            offset = len(self.halves.residuals)
-            self.made[key] = without(self.halves.backward, [offset + i for i in zeros])
-        return self.made[key]
+        offset = len(self.halves.residuals)
+        return self.made.of(("variant", zeros), lambda: without(self.halves.backward, [offset + i for i in zeros]))
 
     def _compiled(self, zeros: tuple[int, ...], closed: Any) -> Callable[..., Any]:
-        if zeros not in self.made:
-            self.made[zeros] = self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat))
-        return self.made[zeros]
+        return self.made.of(zeros, lambda: self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat)))
 
     @property
     def read(self) -> tuple[bool, ...]:

@@ -122,7 +122,7 @@ def the_trees_are_told():
 )
 def gradients_of_other_arguments():
     pullback = aot.function(lambda x, y, n: jnp.sum(jnp.sin(x * y)[n])).vjp(X, Y, N)[1]
-    backward = pullback.program.cut.signature.backward_signature
+    backward = pullback.program.signature.backward_signature
     assert backward.gradients_to_parameters == {"gradient_1": "args[0]"}
     assert backward.gradients_to_user_inputs == {"gradient_2": "args[1]"}
 

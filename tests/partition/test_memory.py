@@ -326,3 +326,11 @@ def test_the_model_lies_within_a_factor_of_three_of_xla(program):
     predicted = made.cut.traced.planner.replay(made.cut.plan).peak_bytes
     assert temporaries > 100_000
     assert temporaries / 3 <= predicted <= 3 * temporaries
+
+
+def test_a_barrier_is_another_name_for_each_operand_by_its_place_and_a_number_in_it_has_a_buffer():
+    def forward(x):
+        _, products, also = lax.optimization_barrier((1.0, x @ x, 2.0))
+        return (jnp.sum(products @ products) + also,)
+
+    assert in_matrices(replayed(forward)) == 2  # the products, once, and their product
