@@ -101,8 +101,10 @@ class Jitted:
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """Run in a trace; from its end until the call returns, the program is compiled."""
-        if _pending.call is not None and not bind(*_pending.call, self.statics).is_plain:
-            raise _NotPlain
+        if _pending.call is not None:
+            given, named = _pending.call
+            if not bind(given, named, self.statics).is_plain:
+                raise _NotPlain
         result = self.run(*args[: self.front], bind(args[self.front :], kwargs, self.statics))
         if _pending.compiling is None and _pending.call is not None and jaxprs.tracing():
             _pending.compiling = Stage("compile", self.name).__enter__()

@@ -103,7 +103,7 @@ def _selected(bound: Bound, options: Options) -> frozenset[int]:
 
         jax.eval_shape(look, *bound.leaves)
         return frozenset(i for i, on in enumerate(holds) if on)
-    trees = (spec,) if isinstance(options.argnums, int) else spec
+    trees: Any = (spec,) if isinstance(options.argnums, int) else spec
     arguments = bound.rebuild_places()[0]
     found: list[int] = []
     try:

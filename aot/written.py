@@ -6,13 +6,13 @@ Elsewhere a dict stands in its place, and gets the new array at the place of the
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.aot.descriptors import Size
 from jointcut.partition.errors import CallError, message
+from jointcut.wrappers import objects
 from jointcut.wrappers.tree import Bound
 
 
@@ -38,33 +38,33 @@ class GivenCall(Bound):
         holders = {i: self._holder(i) for i in states if i not in inside}
         super().write({i: state for i, state in states.items() if i in inside})
         for i, (holder, key) in holders.items():
-            if isinstance(holder, MutableMapping | MutableSequence):
+            if objects.is_owned(holder):
+                objects.put(holder, states[i])
+            elif isinstance(holder, MutableMapping | MutableSequence):
                 holder[key] = states[i]
             else:
                 setattr(holder, str(key), states[i])
 
     def _holder(self, i: int) -> tuple[Any, Any]:
         """What holds a leaf, and its key there."""
-        half, *path = self.keys[i]
-        found: Any = self.given[half == "kwargs"]
-        holder = None
+        half, *path, last = self.keys[i]
+        holder: Any = self.given[half == "kwargs"]
         for key in path:
-            holder, found = found, _part(found, key)
+            holder = _part(holder, key)
         if not _can_be_written(holder):
             what = f"is written by the function, and a {type(holder).__name__} cannot be."
             cure = "Pass a dict there, which gets the new value, or the object that was exported."
             raise CallError(message(self.paths()[i], what, cure))
-        return holder, path[-1]
+        return holder, last
 
 
 def _can_be_written(holder: Any) -> bool:
     if isinstance(holder, Mapping | Sequence):
         return isinstance(holder, MutableMapping | MutableSequence)
-    frozen = dataclasses.is_dataclass(holder) and holder.__dataclass_params__.frozen
-    return not frozen
+    rules: Any = getattr(type(holder), "__dataclass_params__", None)
+    return rules is None or not rules.frozen
 
 
 def _part(holder: Any, key: Size) -> Any:
-    if isinstance(holder, Mapping | Sequence):
-        return holder[key]
-    return getattr(holder, str(key))
+    """What stands at a key, an index or an attribute: a module of Flax has no items, a variable of it has attributes."""
+    return getattr(holder, str(key)) if hasattr(holder, str(key)) and not hasattr(holder, "keys") else holder[key]

@@ -20,6 +20,7 @@ import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
 from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.jaxprs import is_tracer
 from jointcut.wrappers.paths import Paths
 
 _CURE_STRUCTURE = (
@@ -106,7 +107,7 @@ class NnxObjects:
 
     def owns(self, x: Any) -> bool:
         """Whether it is a node of NNX's graphs; a `jax.Ref` is JAX's own."""
-        return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref | jax.core.Tracer)
+        return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref) and not is_tracer(x)
 
     def keeps(self, x: Any) -> bool:
         """An `nnx.State` is a tree of arrays, as for `jax.jit`."""
@@ -212,6 +213,19 @@ class _Hidden:
 
     def __str__(self) -> str:
         return ""
+
+
+def is_owned(x: Any) -> bool:
+    """Whether this is an object that can be written, as a whole."""
+    return any(a.owns(x) for a in _adapters())
+
+
+def put(x: Any, array: Any) -> None:
+    """Write an array to an object that holds one: a variable."""
+    for adapter in _adapters():
+        if adapter.owns(x):
+            _, (part,) = adapter.split((x,))
+            adapter.update((x,), [jax.tree.map(lambda _: array, part)], [jax.tree.map(lambda _: True, part)])
 
 
 @dataclass(frozen=True)
