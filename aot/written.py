@@ -66,5 +66,5 @@ def _can_be_written(holder: Any) -> bool:
 
 
 def _part(holder: Any, key: Size) -> Any:
-    """What stands at a key, an index or an attribute: a module of Flax has no items, a variable of it has attributes."""
+    """What stands at a key, an index or an attribute."""
     return getattr(holder, str(key)) if hasattr(holder, str(key)) and not hasattr(holder, "keys") else holder[key]

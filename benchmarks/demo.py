@@ -8,7 +8,7 @@ jointcut; a training run with jointcut on the sources of Python's standard libra
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.measure import Timing, time_together, wide_console
-from benchmarks.methods import MIN_CUT, Method, Step, methods_for
+from benchmarks.methods import Method, Step, build_jointcut, methods_for
 from benchmarks.picture import draw
 from benchmarks.programs import Program, gpt, text
 from jointcut import aot
@@ -43,6 +43,7 @@ CAPTION = (
 )
 PICTURE = Path(__file__).parent / "results" / "demo.png"
 ROWS = 8
+BUDGET = 0.2  # of plain JAX's activations: about what `jax.checkpoint` of whole blocks takes
 WARM_UP = 20  # steps until the full learning rate
 MB = 1e6
 
@@ -65,13 +66,16 @@ def main() -> None:
     program = gpt.of("demo", plan.config, ROWS)
     console.print(f"A byte-level GPT: {program.title}; {program.num_parameters / 1e6:.2f} M parameters.")
     shown = methods_shown(program)
-    with tqdm(total=len(shown) * (plan.rounds + 2) + plan.steps, unit="run", disable=None) as bar:
+    unrolled, also = unrolled_shown(plan.config)
+    runs = (len(shown) + len(also)) * (plan.rounds + 2) + plan.steps
+    with tqdm(total=runs, unit="run", disable=None) as bar:
         steps = build(program, shown, bar)
-        bar.set_description("timing")
-        calls = {name: step.call for name, step in steps.items()}
-        timings = time_together(calls, "plain", plan.rounds, bar.update)
+        table = new_table()
+        add_rows(table, steps, timed(steps, plan, bar), "")
+        again = build(unrolled, also, bar)
+        add_rows(table, again, timed(again, plan, bar), "unrolled: ")
         bar.clear()
-        console.print(table_of(steps, timings))
+        console.print(table)
         losses = train(plan, bar)
     first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
     console.print(f"{plan.steps} steps with jointcut: loss {first:.2f} → {last:.2f} nats per byte.")
@@ -103,7 +107,14 @@ def methods_shown(program: Program) -> dict[str, Method]:
         for name, build in methods.items()
         if name == "plain" or ("block" in name and "everything" not in name)
     }
-    return shown | {"jointcut": methods[MIN_CUT]}
+    within = partial(build_jointcut, budget=BUDGET)
+    return shown | {"jointcut": build_jointcut, f"jointcut, budget={BUDGET}": within}
+
+
+def unrolled_shown(config: gpt.Config) -> tuple[Program, dict[str, Method]]:
+    """The same model with its layers written one after the other, plain and by jointcut."""
+    program = gpt.of("demo, unrolled", replace(config, scan=False), ROWS)
+    return program, {"plain": methods_for(program)["plain"], "jointcut": build_jointcut}
 
 
 def build(program: Program, methods: Mapping[str, Method], bar: tqdm) -> dict[str, Step]:
@@ -116,18 +127,29 @@ def build(program: Program, methods: Mapping[str, Method], bar: tqdm) -> dict[st
     return steps
 
 
-def table_of(steps: Mapping[str, Step], timings: Mapping[str, Timing]) -> Table:
-    """Memory, time and gradients of all methods on one step."""
+def timed(steps: Mapping[str, Step], plan: Plan, bar: tqdm) -> dict[str, Timing]:
+    """Time all methods of one program together."""
+    bar.set_description("timing")
+    return time_together({name: step.call for name, step in steps.items()}, "plain", plan.rounds, bar.update)
+
+
+def new_table() -> Table:
+    """A table of memory, time and gradients."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left")
     table.add_column("method", no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def add_rows(table: Table, steps: Mapping[str, Step], timings: Mapping[str, Timing], prefix: str) -> None:
+    """Add all methods on one step of one program, each beside its plain."""
     plain = steps["plain"]
     _, reference = plain.call()
     for name, step in steps.items():
         timing = timings[name]
         table.add_row(
-            name,
+            prefix + name,
             f"{step.activation_bytes / MB:.1f}",
             f"{step.activation_bytes / plain.activation_bytes:.2f}",
             f"{step.peak_bytes / MB:.1f}",
@@ -135,9 +157,9 @@ def table_of(steps: Mapping[str, Step], timings: Mapping[str, Timing]) -> Table:
             f"{timing.ratio.median:.2f}",
             f"{step.compile_s:.1f}",
             f"{largest_difference(step.call()[1], reference):.1g}",
-            style="bold" if name == "jointcut" else None,
+            style="bold" if name.startswith("jointcut") else None,
         )
-    return table
+    table.add_section()
 
 
 def largest_difference(gradients: Any, reference: Any) -> float:

@@ -122,11 +122,11 @@ def _jax_step(program: Program, loss: Callable[..., Any], keep_barriers: bool) -
     )
 
 
-def build_inside(program: Program) -> Step:
+def build_inside(program: Program, strategy: str = "min_cut") -> Step:
     """The user's own `jax.jit(loss.value_and_grad)`: jointcut inlined in a program whose options are not its own."""
     forget()
     start = time.perf_counter()
-    loss = aot.function(program.loss, has_aux=program.has_aux)
+    loss = aot.function(program.loss, has_aux=program.has_aux, strategy=strategy)
     traced = jax.jit(loss.value_and_grad).trace(*program.arguments)
     trace_s = time.perf_counter() - start
     start, xla_start = time.perf_counter(), xla_clock.seconds
@@ -148,14 +148,16 @@ def build_inside(program: Program) -> Step:
     )
 
 
-def build_jointcut(program: Program, strategy: str, executables: int | None = None) -> Step:
-    """`aot.function(loss)`, traced, cut and compiled stage by stage."""
+def build_jointcut(
+    program: Program, strategy: str | None = None, executables: int | None = None, budget: float | None = None
+) -> Step:
+    """`aot.function(loss)`, traced, cut and compiled stage by stage; by its default where nothing else is said."""
     forget()
     start = time.perf_counter()
     traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
     trace_s = time.perf_counter() - start
     start = time.perf_counter()
-    cut = traced.partition(strategy=strategy)
+    cut = traced.partition(strategy=strategy, budget=budget)
     cut_s = time.perf_counter() - start
     start, xla_start = time.perf_counter(), xla_clock.seconds
     compiled = cut.compile(executables)
