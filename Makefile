@@ -50,7 +50,7 @@ $(VENV)/.has-demo: pyproject.toml | $(PY)
 	@touch $@
 
 $(VENV)/.has-bench: pyproject.toml | $(PY)
-	$(PIP) install --editable '.[bench]'
+	$(PIP) install --editable '.[bench,recipes]'
 	@touch $@ $(VENV)/.has-demo
 
 $(VENV)/.has-notebooks: pyproject.toml | $(PY)

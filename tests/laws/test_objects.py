@@ -21,8 +21,8 @@ from programs import CORPUS
 PROGRAMS = [program for program in CORPUS if "grad" not in program.lacks]
 
 
-def every_sixth_program(start):
-    return pytest.mark.parametrize("program", PROGRAMS[start::6], ids=lambda program: program.name)
+def every_twelfth_program(start):
+    return pytest.mark.parametrize("program", PROGRAMS[start::12], ids=lambda program: program.name)
 
 
 class Held(nnx.Module):
@@ -63,7 +63,7 @@ def refilled(program, values):
     return args
 
 
-@every_sixth_program(0)
+@every_twelfth_program(0)
 def test_an_nnx_module_is_differentiated_and_written(program):
     with program.precision():
 
@@ -81,7 +81,7 @@ def test_an_nnx_module_is_differentiated_and_written(program):
         assert_same((value, gradient.opened()), plain(program, gradients), program, slack=10)
 
 
-@every_sixth_program(3)
+@every_twelfth_program(6)
 def test_an_equinox_module_is_differentiated_where_it_holds_arrays(program):
     with program.precision():
 
