@@ -20,8 +20,8 @@ import numpy as np
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
 
-_MOST_VISITED = 5_000
-_DEEPEST = 6
+_MOST_VISITED = 1_000
+_DEEPEST = 4
 _CLOSED = (types.ModuleType, type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from jointcut.aot import agreement, artefact, guide
 from jointcut.aot.contract import Contract
+from jointcut.aot.joint import constant_key
 from jointcut.aot.pair import Pair
 from jointcut.aot.progress import Stage, tell
 from jointcut.aot.traced import TracedCall
@@ -163,8 +164,8 @@ def _picking(
     program: str, name: str, closed: Any, consts: Sequence[Any], pair: Pair, structs: Sequence[Any]
 ) -> _Program:
     """A program that takes all constants of the pair and reads its own."""
-    places = {id(c): i for i, c in enumerate(pair.constants)}
-    read = [*(places[id(c)] for c in consts), *range(len(pair.constants), len(structs))]
+    places = {constant_key(c): i for i, c in enumerate(pair.constants)}
+    read = [*(places[constant_key(c)] for c in consts), *range(len(pair.constants), len(structs))]
     return _named(program, name, lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read)), structs)
 
 

@@ -19,7 +19,8 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers import alias, objects, refs
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.tree import Bound, Outcome, flat_form_of, tree_paths
+from jointcut.wrappers.tree import Bound, Outcome, tree_paths
+from jointcut.wrappers.wrapper import flat_form_of
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,13 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
 def _as_they_are(consts: Sequence[Any]) -> tuple[Any, ...]:
     """Constants as `jax.jit` takes them: those of numpy as they are now, whatever their owner writes there later."""
     return tuple(c.copy() if isinstance(c, np.ndarray) else c for c in consts)
+
+
+def constant_key(constant: Any) -> Any:
+    """What tells a constant of one trace from others, in another trace too: of an array of numpy's there are copies."""
+    if isinstance(constant, np.ndarray):
+        return constant.shape, str(constant.dtype), constant.tobytes()
+    return id(constant)
 
 
 @dataclass(frozen=True)

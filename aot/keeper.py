@@ -25,7 +25,7 @@ from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_ru
 from jointcut.aot.cache.store import Store
 from jointcut.aot.calls import KEPT_SIGNATURES
 from jointcut.aot.flat import Derivative, FlatCall
-from jointcut.aot.joint import Primal, primal
+from jointcut.aot.joint import Primal, constant_key, primal
 from jointcut.aot.limits import limit
 from jointcut.aot.options import Options
 from jointcut.aot.progress import Stage
@@ -245,8 +245,8 @@ def _sharding(leaf: Any) -> Any:
 
 def _places(traced: Traced, source: Primal) -> tuple[int, ...] | None:
     """Where the constants of the differentiated program stand among the function's own; None where one does not."""
-    known = {id(c): i for i, c in enumerate(source.consts)}
-    found = [known.get(id(c)) for c in traced.consts]
+    known = {constant_key(c): i for i, c in enumerate(source.consts)}
+    found = [known.get(constant_key(c)) for c in traced.consts]
     return None if None in found else tuple(i for i in found if i is not None)
 
 

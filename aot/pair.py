@@ -27,7 +27,7 @@ from jointcut.aot.descriptors import (
     plain_keys,
     plain_tree,
 )
-from jointcut.aot.joint import Joint, joint
+from jointcut.aot.joint import Joint, constant_key, joint
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, planfile
@@ -70,7 +70,7 @@ class Pair:
     @cached_property
     def constants(self) -> list[Any]:
         """The arrays that function and derivative close over, each once."""
-        return list({id(c): c for c in (*self.traced.consts, *self.alone.consts)}.values())
+        return list({constant_key(c): c for c in (*self.traced.consts, *self.alone.consts)}.values())
 
     def contract(self, platforms: tuple[str, ...], order: int, programs: Mapping[str, dict[str, Any]]) -> Contract:
         """What `signature.json` says; `programs` are its entries for each program."""
@@ -158,7 +158,7 @@ class Pair:
         """`known` is what the plan says of the residual."""
         index, consts = residual.index, self.traced.consts
         if residual.kind == "input" and index < len(consts):
-            index = next(i for i, c in enumerate(self.constants) if c is consts[index])
+            index = next(i for i, c in enumerate(self.constants) if constant_key(c) == constant_key(consts[index]))
         elif residual.kind == "input":
             index += len(self.constants) - len(consts)
         prefix = "primals" if residual.kind == "input" else residual.kind

@@ -6,7 +6,7 @@ Files, in reading order:
     record: Write a record as JSON, and read it back equal.
     metadata: Say what one look at the function taught us of its inputs and outputs.
     convention: Say what each flat input and output means to the caller.
-    paths: Say how the user reaches each part of a call: `args[0]['w']`, `kwargs['mask']`.
+    paths: Say how the user reaches each part of a call.
     fixed: Keep leaves that are no arrays out of programs: functions, strings, flags, the numbers of an Equinox module.
     objects: Take objects that can be written apart into their arrays, and write back what became of them.
     copies: Refuse a function that writes to an object of which it got a copy.

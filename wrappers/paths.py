@@ -1,4 +1,4 @@
-"""Say how the user reaches each part of a call: `args[0]['w']`, `kwargs['mask']`."""
+"""Say how the user reaches each part of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths of calls `(args, kwargs)` whose static arguments were set apart.
+    """The paths of calls `(args, kwargs)` whose static arguments were set apart: `args[0]['w']`, `kwargs['mask']`.
 
     `dynamic` are the positions of the arguments that are left.
     """

@@ -6,7 +6,6 @@ which the user reaches it, and anything that is not an array is refused there an
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from jointcut.wrappers.convention import Convention, slots
 from jointcut.wrappers.copies import Copies
 from jointcut.wrappers.objects import Live
 from jointcut.wrappers.paths import Paths
-from jointcut.wrappers.wrapper import Target
+from jointcut.wrappers.wrapper import Target, flat_form_of
 
 
 @dataclass(frozen=True)
@@ -336,20 +335,6 @@ def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
     """How the user reaches each leaf of a tree: `result['loss']`."""
     places, _ = tree_flatten_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
     return tuple(name + keystr(keys) for keys, _ in places)
-
-
-def flat_form_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for a function of flat arrays that stands for another: its name and place, but not its parameters.
-
-    JAX names the argument of a traced value by the signature: here `args[2]`, counted in arrays.
-    """
-
-    def decorate(flat: Callable[..., Any]) -> Callable[..., Any]:
-        named: Any = functools.wraps(function)(flat)
-        named.__signature__ = inspect.signature(lambda *args: args)
-        return named
-
-    return decorate
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ The names are those of PyTorch's `CompilerWrapper`.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,3 +47,17 @@ class CompilerWrapper(Protocol):
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
         """Return a call in the convention that `pre_compile` was given, by one in that of `target`, its result."""
         ...
+
+
+def flat_form_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for a function of flat arrays that stands for another: its name and place, but not its parameters.
+
+    JAX names the argument of a traced value by the signature: here `args[2]`, counted in arrays.
+    """
+
+    def decorate(flat: Callable[..., Any]) -> Callable[..., Any]:
+        named: Any = functools.wraps(function)(flat)
+        named.__signature__ = inspect.signature(lambda *args: args)
+        return named
+
+    return decorate

@@ -183,7 +183,7 @@ def test_arguments_that_do_not_fit_are_told_by_their_paths(args, kwargs, message
 def test_what_is_no_array_is_told(reloaded):
     loaded = reloaded(loss, WEIGHTS, X)
     assert told(lambda: loaded.value_and_grad({**WEIGHTS, "b": "x"}, X)) == (
-        "args[0]['b'] is a str, not an array.\nExport for these arguments too, or pass what it was exported for."
+        "args[0]['b'] is a str, not an array.\nGive float32[3]."
     )
 
 

@@ -707,7 +707,9 @@ def jax_grad_writes_in_the_backward():
     gradient, written = plain_stash()
     for transform in (lambda f: f, jax.jit):
         ref = zeros()
-        assert_near(transform(jax.grad(aot.function(stashing)))(X, ref), gradient)
+        with pytest.warns(aot.UncutWarning, match="^stashing is not cut here, and plain JAX runs: it hands a jax.Ref"):
+            found = transform(jax.grad(aot.function(stashing)))(X, ref)
+        assert_near(found, gradient)
         assert_near(ref[...], written)
 
 

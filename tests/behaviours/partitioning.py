@@ -262,7 +262,7 @@ def the_text_of_a_graph():
 )
 def the_text_of_a_plan():
     first, second = str(cut(lambda x: jnp.sum(jnp.sin(x @ x)), S).plan).splitlines()
-    assert first.startswith("min_cut: 1 values, 36 bytes saved; ")
+    assert first.startswith("min_cut: 1 value, 36 bytes saved; ")
     assert "float32[3, 3]" in second and "partitioning.py" in second
 
 

@@ -18,7 +18,7 @@ from oracle import assert_same, loss, plain
 from programs import CORPUS
 
 # Programs differ in what stands in the function, and the law is about what stands around it: a few of each family.
-PROGRAMS = [program for program in CORPUS if "grad" not in program.lacks]
+PROGRAMS = [program for program in CORPUS if "grad" not in program.lacks and program.name != "python_numbers"]
 
 
 def every_twelfth_program(start):

@@ -427,7 +427,7 @@ def test_a_difference_is_printed_whole_and_a_value_of_another_size_is_another():
 
 def test_a_plan_prints_what_is_known_of_it():
     assert str(PLAN) == (
-        "told: 2 values, 72 bytes saved; 1 ops recomputed; no plan under the same rules saves less than 60 bytes\n"
+        "told: 2 values, 72 bytes saved; 1 op recomputed; no plan under the same rules saves less than 60 bytes\n"
         "recomputing takes 1.500 ms; no plan of as few bytes takes less than 1.250 ms (gap 20.0%); peak 4,096 bytes; "
         "loop 1 in segments of 2 steps\n"
         "            60  5 x float32[3] loop : it is carried\n"
