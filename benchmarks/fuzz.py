@@ -46,7 +46,7 @@ ARGNUMS = (0, 1)
 RTOL, ATOL = 2e-3, 2e-4  # one op by another, in 32 bits
 HALF_TOL = 0.05  # where a program computes in 16 bits too
 MENU, DRAWN = 2, 3  # plans of the menu, and random ones
-FEW = 3  # checks of each program where time is short
+FEW = 2  # checks of each program where time is short
 KEPT = 100  # programs after which JAX forgets what it has traced and compiled
 COMPILED = 40  # one program in so many is compiled
 

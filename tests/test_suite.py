@@ -1,5 +1,6 @@
 """The suite that `benchmarks/` measures, at its tiny size: every program's gradient against plain JAX's."""
 
+import os
 import re
 from pathlib import Path
 
@@ -46,13 +47,18 @@ def plain(program: Program):
     return (value[0] if program.has_aux else value), gradient
 
 
+#: One of each kind; `make bench` builds and compares all, and so does this with JOINTCUT_EVERY_PROGRAM.
+KINDS = ("gpt-scan", "resnet", "lstm", "mamba", "gnn", "forces", "maml", "flax-nnx", "equinox", "haiku-resnet")
+CHOSEN = PROGRAMS if "JOINTCUT_EVERY_PROGRAM" in os.environ else KINDS
+
+
 # One test for each program, since building the arguments takes as long as a compilation. Of three programs one runs
 # inside jax.jit too, and one in half precision.
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_the_gradient_of_every_program_is_that_of_plain_jax(name):
     source = load(name, "tiny")
     wraps_where_it_says(source)
-    third = list(PROGRAMS).index(name) % 3
+    third = list(CHOSEN).index(name) % 3
     in_jit, dtypes = third == 0, list(DTYPES) if third == 1 else ["float32"]
     for dtype in dtypes:
         program = source.cast(DTYPES[dtype])
