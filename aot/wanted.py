@@ -83,11 +83,20 @@ def _refuse_no_arrays(bound: Bound, places: Sequence[int], options: Options) -> 
         for place in places:
             mine = path == f"args[{place}]" or path.startswith((f"args[{place}].", f"args[{place}]["))
             if mine and not bound.spans[place]:
-                kind, is_flag = type(leaf.value).__name__, leaf.has_zero
-                what = f"is {kind if is_flag else f'a {kind}'}: value_and_grad differentiates floating-point arguments."
-                way_out = "convert it, or use vjp" if is_flag else "or pass an array"
-                cure = f"Leave it out of argnums={options.argnums}, {way_out}."
-                raise TraceError(message(path, what, cure))
+                raise TraceError(message(path, *_why_fixed(leaf, options)))
+
+
+def _why_fixed(leaf: fixed.Fixed, options: Options) -> tuple[str, str]:
+    """What is wrong with differentiating a fixed leaf, and the cure."""
+    kind, leave = type(leaf.value).__name__, f"Leave it out of argnums={options.argnums}"
+    if leaf.has_zero:
+        return (
+            f"is {kind}: value_and_grad differentiates floating-point arguments.",
+            f"{leave}, convert it, or use vjp.",
+        )
+    if isinstance(leaf.value, int | float | complex):
+        return "is a Python number in an Equinox module, which has no gradient.", f"{leave}, or make it an array."
+    return f"is a {kind}: value_and_grad differentiates floating-point arguments.", f"{leave}, or pass an array."
 
 
 def _selected(bound: Bound, options: Options) -> frozenset[int]:
