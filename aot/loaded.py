@@ -314,7 +314,8 @@ class Loaded:
             return what, f"Leave out {more}, or export for more arguments."
         missing = range(given, c.positional)
         wanted = [f"{i.path}, {i.type}" for i in self._leaves if i.keys[0] == "args" and i.keys[1] in missing]
-        wanted += [f"{s.path}, {s.value}" for s in c.statics if s.path in {f"args[{i}]" for i in missing}]
+        places = ((s, s.path.removeprefix("args[").removesuffix("]")) for s in c.statics)
+        wanted += [f"{s.path}, {s.value}" for s, place in places if place.isdecimal() and int(place) in missing]
         more = f"; and {len(wanted) - _MOST_WANTED} more" if len(wanted) > _MOST_WANTED else ""
         return what, f"Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
 

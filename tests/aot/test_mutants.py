@@ -11,7 +11,7 @@ import pytest
 from benchmarks import mutants
 from benchmarks.wounds import SIGNATURE, WOUNDS, mutant
 
-COUNT = 120
+COUNT = 200
 
 
 @pytest.fixture(scope="module")
