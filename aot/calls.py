@@ -114,7 +114,7 @@ class Jitted:
         """Run a program of the arrays alone, each once."""
         self.looks_closer, _pending.call = True, None
         front, bound = args[: self.front], bind(args[self.front :], kwargs, self.statics)
-        if not (bound.duplicates or bound.has_fixed or bound.has_taken):
+        if not (bound.duplicates or bound.holds_more):
             given, named = bound.rebuild(bound.leaves)
             return self.program(*front, *given, **named)
         key = (bound.tree, bound.places, bound.statics)

@@ -93,7 +93,7 @@ class Compiled:
     @property
     def _in_trees(self) -> bool:
         """Whether the one program takes and gives the caller's own trees: so where they hold arrays alone."""
-        return not (self.cut.traced.bound.has_fixed or self.cut.traced.bound.has_taken)
+        return not self.cut.traced.bound.holds_more
 
     @property
     def _forward(self) -> Any:

@@ -132,7 +132,7 @@ class Function:
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
         bound = bind(args, kwargs, self._statics).copied()
-        given, named = (args, kwargs) if bound.has_fixed or bound.has_taken else bound.rebuild(bound.leaves)
+        given, named = (args, kwargs) if bound.holds_more else bound.rebuild(bound.leaves)
         if jaxprs.tracing():
             main, aux, pullback = self._vjp(False, None, bound)
         elif checked.is_on():
@@ -276,7 +276,7 @@ class Function:
         found = alias.identities(bound.leaves, leaves[:count])
         found = alias.kept_out(found, bound.leaves_of(*self._options.donated))
         outputs = alias.replaced(leaves, found)
-        if bound.has_fixed or bound.has_taken:
+        if bound.holds_more:
             return Pieces(outputs, None, results)
         whole = jax.tree.unflatten(results.out_tree, outputs)
         return alias.Unfinished(whole) if found else whole
@@ -287,7 +287,7 @@ class Function:
         halves = compiling.halves_for(cut.split, ours)
         flat = self._flat(cut, bound, captured)
         outputs, gradients = compiling.run_step(cut.split, halves, flat, traced.ones())
-        if ours and (bound.has_fixed or bound.has_taken):
+        if ours and bound.holds_more:
             return Pieces(alias.replaced(outputs, traced.handed_back), gradients, traced.program.results)
         result = traced.value_and_gradients(outputs, gradients, bound)
         return unfinished(traced, result) if ours else result
@@ -301,7 +301,7 @@ class Function:
         if not ours:
             return *traced.results(outputs, bound), pullback.with_inputs(traced.consts, bound.leaves)
         self._constants[pullback.program.key] = traced.consts
-        if bound.has_fixed or bound.has_taken:
+        if bound.holds_more:
             return Pieces(alias.replaced(outputs, traced.handed_back), pullback, traced.program.results)
         return unfinished(traced, (*traced.results(outputs, bound), pullback))
 

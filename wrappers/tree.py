@@ -91,7 +91,12 @@ class Bound:
     @property
     def is_plain(self) -> bool:
         """Whether `jax.jit` could take the call as it is: arrays and nothing else, each once."""
-        return not (self.has_objects or self.has_fixed or self.has_taken or self.duplicates)
+        return not (self.has_objects or self.holds_more or self.duplicates)
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether something else than arrays stands in its trees: then they stay outside of programs."""
+        return self.has_fixed or self.has_taken
 
     def paths(self) -> list[str]:
         """How the user reaches each leaf: `args[0]['w']`, `kwargs['mask']`."""
