@@ -43,7 +43,7 @@ CAPTION = (
 )
 PICTURE = Path(__file__).parent / "results" / "demo.png"
 ROWS = 8
-BUDGET = 0.2  # of plain JAX's activations: about what `jax.checkpoint` of whole blocks takes
+BLOCKS_KEPT = 1.5  # a budget's share of plain JAX's activations: about what so many of the blocks keep
 WARM_UP = 20  # steps until the full learning rate
 MB = 1e6
 
@@ -107,8 +107,9 @@ def methods_shown(program: Program) -> dict[str, Method]:
         for name, build in methods.items()
         if name == "plain" or ("block" in name and "everything" not in name)
     }
-    within = partial(build_jointcut, budget=BUDGET)
-    return shown | {"jointcut": build_jointcut, f"jointcut, budget={BUDGET}": within}
+    budget = min(0.9, round(BLOCKS_KEPT / program.sizes["layers"], 2))
+    within = partial(build_jointcut, budget=budget)
+    return shown | {"jointcut": build_jointcut, f"jointcut, budget={budget}": within}
 
 
 def unrolled_shown(config: gpt.Config) -> tuple[Program, dict[str, Method]]:
