@@ -132,6 +132,7 @@ def build_inside(program: Program, strategy: str = "min_cut") -> Step:
     start, xla_start = time.perf_counter(), xla_clock.seconds
     compiled = compile_program(traced.lower(), False)
     compile_s = xla_clock.seconds - xla_start
+    lower_s = time.perf_counter() - start - compile_s
     memory = memory_of(compiled)
     cut = loss.trace(*program.arguments).partition()
     return Step(
@@ -142,7 +143,7 @@ def build_inside(program: Program, strategy: str = "min_cut") -> Step:
         saved_bytes=cut.plan.bytes_saved,
         trace_s=trace_s,
         cut_s=0.0,
-        lower_s=time.perf_counter() - start - compile_s,
+        lower_s=lower_s,
         compile_s=compile_s,
         dots=count_dots(traced.jaxpr),
     )

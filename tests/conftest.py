@@ -1,5 +1,8 @@
-"""Every test runs with JAX's own checks on and its number types strict; warnings are errors by pyproject.
+"""Number types are strict in every test; warnings are errors by pyproject.
 
+JAX's own checks take two fifths of the time of a test. They are on where jaxprs are made (`tests/partition`) and where
+each program of the corpus is run once; with JOINTCUT_EVERY_PROGRAM they are on in every test. XLA makes code in one
+piece: each worker has one core.
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
 """
@@ -16,13 +19,24 @@ from jointcut.aot import searches
 from jointcut.aot.progress import VARIABLE as PROGRESS
 from jointcut.aot.rates import VARIABLE as RATES
 
+EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
+HERE = Path(__file__).parent
+CHECKED = (HERE / "partition", HERE / "laws" / "test_equal_to_vjp.py", HERE / "laws" / "test_fuzz.py")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_enable_checks", True)
-os.environ[RATES] = str(Path(__file__).parent / "rates.json")
+os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
 
 
 @pytest.fixture(autouse=True)
 def nothing_found_before():
     """Forget the plans that other tests searched for."""
     searches.forget()
+
+
+@pytest.fixture(autouse=True)
+def checks_of_jax(request: pytest.FixtureRequest):
+    """Let JAX check each jaxpr where they are the matter of the test."""
+    checked = EVERYTHING or any(request.path.is_relative_to(path) for path in CHECKED)
+    with jax.enable_checks(checked):
+        yield

@@ -236,7 +236,7 @@ def nothing_of_a_call_stays_alive():
         before = array_count()
         for _ in range(3):
             jax.block_until_ready(jax.tree.leaves(way(M)))
-        assert array_count() == before, way
+        assert array_count() <= before, way
 
 
 @behaviour("memory / residuals die with the pullback", "What was saved is freed as soon as the pullback is.")
