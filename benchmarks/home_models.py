@@ -16,7 +16,8 @@ from flax import nnx
 from jax import Array
 
 Loss = Callable[..., Any]
-Train = Callable[[int], list[float]]
+Step = Callable[[], float]  # trains one step more, and gives its loss
+Start = Callable[[], Step]  # makes a fresh model
 RATE = 0.05
 
 
@@ -27,7 +28,7 @@ class Home:
     Attributes:
         name, title: of the model.
         loss: `loss(model or parameters, step's key, batch)`.
-        ways: by name, what trains a fresh model with a loss for so many steps and gives the losses.
+        ways: by name, what starts training with a loss.
         pure: the gradient step as a function of arrays, for XLA's account: called with a loss.
         arguments: of that function.
     """
@@ -35,9 +36,22 @@ class Home:
     name: str
     title: str
     loss: Loss
-    ways: Mapping[str, Callable[[Loss], Train]]
+    ways: Mapping[str, Callable[[Loss], Start]]
     pure: Callable[[Loss], Callable[..., Any]]
     arguments: tuple[Any, ...]
+
+
+def stepping(once: Callable[..., Any], model: Any, state: Any) -> Step:
+    """Steps of `once(model, optimiser's state, key)`, which gives both anew and the loss."""
+    key = jax.random.key(2)
+
+    def step() -> float:
+        nonlocal model, state, key
+        key, now = jax.random.split(key)
+        model, state, value = once(model, state, now)
+        return float(value)
+
+    return step
 
 
 # ------------------------------------------------------------------------------------------------------------- NNX
@@ -89,15 +103,15 @@ def unet() -> Home:
     def loss(model: UNet, images: Array) -> Array:
         return jnp.mean(jnp.square(model(images) - images))
 
-    def trained(once: Callable[[UNet, nnx.Optimizer], Array]) -> Train:
-        def train(steps: int) -> list[float]:
+    def trained(once: Callable[[UNet, nnx.Optimizer], Array]) -> Start:
+        def start() -> Step:
             model = UNet(32, nnx.Rngs(0))
             optimizer = nnx.Optimizer(model, optax.sgd(RATE), wrt=nnx.Param)
-            return [float(once(model, optimizer)) for _ in range(steps)]
+            return lambda: float(once(model, optimizer))
 
-        return train
+        return start
 
-    def stepping(value_and_grad: Callable[..., Any]) -> Callable[[UNet, nnx.Optimizer], Array]:
+    def updating(value_and_grad: Callable[..., Any]) -> Callable[[UNet, nnx.Optimizer], Array]:
         def once(model: UNet, optimizer: nnx.Optimizer) -> Array:
             value, gradient = value_and_grad(model, images)
             optimizer.update(model, gradient)
@@ -105,15 +119,15 @@ def unet() -> Home:
 
         return once
 
-    def within(loss: Loss) -> Train:
-        return trained(nnx.jit(stepping(nnx.value_and_grad(lambda model, x: 1.0 * loss(model, x)))))
+    def within(loss: Loss) -> Start:
+        return trained(nnx.jit(updating(nnx.value_and_grad(lambda model, x: 1.0 * loss(model, x)))))
 
     ways = {
-        "nnx.jit(nnx.value_and_grad(loss))": lambda loss: trained(nnx.jit(stepping(nnx.value_and_grad(loss)))),
+        "nnx.jit(nnx.value_and_grad(loss))": lambda loss: trained(nnx.jit(updating(nnx.value_and_grad(loss)))),
         "called within nnx.value_and_grad": within,
-        "nnx.value_and_grad(nnx.jit(loss))": lambda loss: trained(stepping(nnx.value_and_grad(nnx.jit(loss)))),
+        "nnx.value_and_grad(nnx.jit(loss))": lambda loss: trained(updating(nnx.value_and_grad(nnx.jit(loss)))),
         "loss.value_and_grad, compiled by itself": lambda loss: trained(
-            stepping(getattr(loss, "value_and_grad", None) or nnx.jit(nnx.value_and_grad(loss)))
+            updating(getattr(loss, "value_and_grad", None) or nnx.jit(nnx.value_and_grad(loss)))
         ),
     }
     graph, state = nnx.split(UNet(32, nnx.Rngs(0)))
@@ -185,7 +199,7 @@ def equinox_gpt() -> Home:
         logits = jax.vmap(model)(texts, jax.random.split(key, len(texts)))
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], texts[:, 1:]))
 
-    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Train:
+    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Start:
         optimizer = optax.sgd(RATE)
 
         @wrap
@@ -194,15 +208,12 @@ def equinox_gpt() -> Home:
             updates, state = optimizer.update(gradient, state, model)
             return eqx.apply_updates(model, updates), state, value
 
-        def train(steps: int) -> list[float]:
+        def start() -> Step:
             model = GPT(128, 4, jax.random.key(0))
-            state, losses = optimizer.init(eqx.filter(model, eqx.is_inexact_array)), []
-            for key in jax.random.split(jax.random.key(2), steps):
-                model, state, value = once(model, state, key)
-                losses.append(float(value))
-            return losses
+            state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+            return stepping(once, model, state)
 
-        return train
+        return start
 
     ways = {
         "eqx.filter_jit(eqx.filter_value_and_grad(loss))": lambda loss: trained(
@@ -242,7 +253,7 @@ def flax_gpt2() -> Home:
         logits = model(texts, params=params, dropout_rng=key, train=True).logits
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], texts[:, 1:]))
 
-    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Train:
+    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Start:
         optimizer = optax.sgd(RATE)
 
         @wrap
@@ -251,15 +262,7 @@ def flax_gpt2() -> Home:
             updates, state = optimizer.update(gradient, state)
             return optax.apply_updates(params, updates), state, value
 
-        def train(steps: int) -> list[float]:
-            params = model.params
-            state, losses = optimizer.init(params), []
-            for key in jax.random.split(jax.random.key(2), steps):
-                params, state, value = once(params, state, key)
-                losses.append(float(value))
-            return losses
-
-        return train
+        return lambda: stepping(once, model.params, optimizer.init(model.params))
 
     ways = {
         "jax.jit(jax.value_and_grad(loss))": lambda loss: trained(jax.value_and_grad(loss), jax.jit),
