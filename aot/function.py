@@ -399,8 +399,9 @@ def function(
         has_aux: whether the function returns `(output, aux)`.
         static_argnums: positions of arguments that are Python values, as in `jax.jit`.
         static_argnames: their names, as in `jax.jit`.
-        strategy: `"min_cut"` (least bytes saved, no product computed twice), `"best"` (that, or a plan of less memory
-            and time), `"save_all"` (what JAX keeps), or a function from a `partition.Graph` to a `partition.Plan`.
+        strategy: `"min_cut"` (least bytes saved, no product computed twice), `"best"` (the default: on a CPU a plan of
+            clearly less memory and no more time, if one is known, else `"min_cut"`), `"save_all"` (what JAX keeps), or
+            a function from a `partition.Graph` to a `partition.Plan`.
         keep_unused: keep arguments of compiled programs that nothing reads.
         donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them.
         donate_argnames: their names.
