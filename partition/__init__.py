@@ -53,7 +53,7 @@ Files, in reading order:
     undo: Say what one stage takes while the backward undoes it.
     chain: Divide a chain of layers: what to keep of each, and which to run again together.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
-    best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and faster.
+    best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
     split: Take a joint jaxpr and return two: the whole folder in one function.
 """
 
