@@ -193,7 +193,7 @@ class GPT(eqx.Module):
 
 def equinox_gpt() -> Home:
     """A GPT of Equinox on random bytes."""
-    texts = jax.random.randint(jax.random.key(1), (8, 128), 0, 256)
+    texts = jax.random.randint(jax.random.key(1), (16, 128), 0, 256)
 
     def loss(model: GPT, key: Array, texts: Array) -> Array:
         logits = jax.vmap(model)(texts, jax.random.split(key, len(texts)))
@@ -235,7 +235,7 @@ def equinox_gpt() -> Home:
         return lambda arrays, key, x: eqx.filter_value_and_grad(loss)(eqx.combine(arrays, rest), key, x)
 
     arguments = (arrays, jax.random.key(2), texts)
-    return Home("Equinox GPT", "4 blocks of width 128, batch 8 of 128 bytes", loss, ways, pure, arguments)
+    return Home("Equinox GPT", "4 blocks of width 128, batch 16 of 128 bytes", loss, ways, pure, arguments)
 
 
 # ----------------------------------------------------------------------------------------------------- HuggingFace
