@@ -2,8 +2,8 @@
 
 What a function writes to a Python object while it is traced is written once, when it is traced, and not at each call;
 and where a traced value was written, it stands for no number. JAX notices when such a value is used later. Here it is
-noticed when it is written, as far as the function itself leads to the place: by what it closes over, its instance, the
-arguments of a `functools.partial`, its defaults and the global names that it reads.
+noticed when it is written, as far as the call leads to the place: by its arguments that are no arrays, by what the
+function closes over, its instance, the arguments of a `functools.partial`, its defaults and the global names it reads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
+from jointcut.wrappers.tree import Bound
 
 _MOST_VISITED = 1_000
 _DEEPEST = 4
@@ -26,11 +27,11 @@ _CLOSED = (types.ModuleType, type, jax.Array, np.ndarray, np.generic, str, bytes
 
 
 @contextmanager
-def refused(function: Callable[..., Any], name: str) -> Iterator[None]:
-    """Raise `TraceError` where traced values were written to what a function leads to."""
-    before = [value for _, value in _traced(function)]
+def refused(function: Callable[..., Any], name: str, bound: Bound) -> Iterator[None]:
+    """Raise `TraceError` where traced values were written to what a call of a function leads to."""
+    before = [value for _, value in _traced(function, bound)]
     yield
-    for path, value in _traced(function):
+    for path, value in _traced(function, bound):
         if not any(value is known for known in before):
             what = f"was written while {name} was traced, and holds a traced value now, which has no number."
             cure = (
@@ -40,9 +41,16 @@ def refused(function: Callable[..., Any], name: str) -> Iterator[None]:
             raise TraceError(message(path, what, cure))
 
 
-def _traced(function: Any) -> list[tuple[str, Any]]:
-    """The traced values that a function leads to, with the way to each; a value is met once."""
-    waiting = [(path, root, 0) for path, root in _roots(function)]
+def _passed(bound: Bound) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call that are no arrays: the function gets the very objects."""
+    yield from ((path, value) for path, _, value in bound.statics)
+    if bound.has_fixed:
+        yield from ((path, leaf.value) for path, leaf in bound.fixed_leaves)
+
+
+def _traced(function: Any, bound: Bound) -> list[tuple[str, Any]]:
+    """The traced values that a call of a function leads to, with the way to each; a value is met once."""
+    waiting = [(path, root, 0) for path, root in (*_passed(bound), *_roots(function))]
     seen: set[int] = set()
     found = []
     while waiting and len(seen) < _MOST_VISITED:

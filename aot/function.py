@@ -269,7 +269,7 @@ class Function:
 
     def _call(self, bound: Bound) -> Any:
         """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        with pipeline.explained(self._name, (), bound), escapes.refused(self._function, self._name):
+        with pipeline.explained(self._name, (), bound), escapes.refused(self._function, self._name, bound):
             out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
         leaves, results = Results.flat(out, has_aux=False)
         count = results.num_returned
@@ -330,7 +330,10 @@ class Function:
         key = (bound.signature(), jaxprs.trace_context())
 
         def made() -> tuple[Primal, Callable[..., list[Any]]]:
-            with pipeline.explained(self._name, bound.paths(), bound), escapes.refused(self._function, self._name):
+            with (
+                pipeline.explained(self._name, bound.paths(), bound),
+                escapes.refused(self._function, self._name, bound),
+            ):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
             return source, self._call_inside(source, bound.abstract())
 

@@ -46,7 +46,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         wrapped = wrapped_for(function, shapes)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
-        with explained(name, paths, bound), escapes.refused(function, name), jaxprs.paused_collection():
+        with explained(name, paths, bound), escapes.refused(function, name, bound), jaxprs.paused_collection():
             mask = [i in wanted for i in range(len(bound.leaves))]
             program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
             if positions is not None and options.sparse_gradients:

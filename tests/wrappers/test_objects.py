@@ -292,6 +292,14 @@ def test_a_traced_value_that_escapes_is_refused():
         lambda: jax.grad(aot.function(Model().loss))(X),
     ):
         assert refused(TraceError, call) == expected
+    last = None
+
+    def rebinds(w):
+        nonlocal last
+        last = jnp.sum(w)
+        return last
+
+    assert refused(TraceError, lambda: aot.function(rebinds).grad(X)).startswith("last was written while rebinds was")
     seen = []
 
     def loss(w):
@@ -300,6 +308,39 @@ def test_a_traced_value_that_escapes_is_refused():
 
     aot.function(loss).value_and_grad(X)
     assert seen
+
+
+class Keeper:
+    """An object that keeps what it saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    @aot.function(argnums=1)
+    def loss(self, w):
+        self.seen.append(jnp.sum(w))
+        return self.seen[-1]
+
+
+@pytest.mark.parametrize("static", [(), (0,)], ids=["fixed", "static"])
+def test_a_traced_value_that_is_kept_in_an_argument_is_refused(static):
+    def loss(keeper, w):
+        return Keeper.loss.__wrapped__(keeper, w)
+
+    expected = (
+        "args[0].seen[0] was written while loss was traced, and holds a traced value now, which has no number.\n"
+        "Return it (as aux, with has_aux=True), or print it with jax.debug.print: a compiled function runs no Python "
+        "and writes to no object. A Flax NNX module is written where it is an argument."
+    )
+    function = aot.function(loss, argnums=1, static_argnums=static)
+    for call in (
+        lambda: function(Keeper(), X),
+        lambda: function.value_and_grad(Keeper(), X),
+        lambda: jax.grad(function, argnums=1)(Keeper(), X),
+        lambda: Keeper().loss.value_and_grad(X),
+        lambda: jax.jit(jax.grad(Keeper().loss))(X),
+    ):
+        assert refused(TraceError, call) == expected
 
 
 @jax.tree_util.register_pytree_with_keys_class
