@@ -41,17 +41,31 @@ class Home:
     arguments: tuple[Any, ...]
 
 
-def stepping(once: Callable[..., Any], model: Any, state: Any) -> Step:
-    """Steps of `once(model, optimiser's state, key)`, which gives both anew and the loss."""
-    key = jax.random.key(2)
+def training(
+    value_and_grad: Callable[..., Any], fresh: Callable[[], Any], batch: Array, wrap: Callable[..., Any] = lambda f: f
+) -> Start:
+    """Train a model that is a tree, made by `fresh`, with Optax; `wrap` compiles a whole step."""
+    optimizer = optax.sgd(RATE)
 
-    def step() -> float:
-        nonlocal model, state, key
-        key, now = jax.random.split(key)
-        model, state, value = once(model, state, now)
-        return float(value)
+    @wrap
+    def once(model: Any, state: Any, key: Array) -> Any:
+        value, gradient = value_and_grad(model, key, batch)
+        updates, state = optimizer.update(gradient, state)
+        return eqx.apply_updates(model, updates), state, value
 
-    return step
+    def start() -> Step:
+        model = fresh()
+        state, key = optimizer.init(eqx.filter(model, eqx.is_inexact_array)), jax.random.key(2)
+
+        def step() -> float:
+            nonlocal model, state, key
+            key, now = jax.random.split(key)
+            model, state, value = once(model, state, now)
+            return float(value)
+
+        return step
+
+    return start
 
 
 # ------------------------------------------------------------------------------------------------------------- NNX
@@ -96,20 +110,23 @@ class UNet(nnx.Module):
         return self.last(x)
 
 
+def trained(once: Callable[[UNet, nnx.Optimizer], Array]) -> Start:
+    """Train a fresh U-Net by `once`, which writes to the model and to its optimiser."""
+
+    def start() -> Step:
+        model = UNet(32, nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(RATE), wrt=nnx.Param)
+        return lambda: float(once(model, optimizer))
+
+    return start
+
+
 def unet() -> Home:
     """The U-Net of NNX on random images."""
     images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
 
     def loss(model: UNet, images: Array) -> Array:
         return jnp.mean(jnp.square(model(images) - images))
-
-    def trained(once: Callable[[UNet, nnx.Optimizer], Array]) -> Start:
-        def start() -> Step:
-            model = UNet(32, nnx.Rngs(0))
-            optimizer = nnx.Optimizer(model, optax.sgd(RATE), wrt=nnx.Param)
-            return lambda: float(once(model, optimizer))
-
-        return start
 
     def updating(value_and_grad: Callable[..., Any]) -> Callable[[UNet, nnx.Optimizer], Array]:
         def once(model: UNet, optimizer: nnx.Optimizer) -> Array:
@@ -199,37 +216,24 @@ def equinox_gpt() -> Home:
         logits = jax.vmap(model)(texts, jax.random.split(key, len(texts)))
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], texts[:, 1:]))
 
-    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Start:
-        optimizer = optax.sgd(RATE)
-
-        @wrap
-        def once(model: GPT, state: Any, key: Array) -> Any:
-            value, gradient = value_and_grad(model, key, texts)
-            updates, state = optimizer.update(gradient, state, model)
-            return eqx.apply_updates(model, updates), state, value
-
-        def start() -> Step:
-            model = GPT(128, 4, jax.random.key(0))
-            state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-            return stepping(once, model, state)
-
-        return start
+    def fresh() -> GPT:
+        return GPT(128, 4, jax.random.key(0))
 
     ways = {
-        "eqx.filter_jit(eqx.filter_value_and_grad(loss))": lambda loss: trained(
-            eqx.filter_value_and_grad(loss), eqx.filter_jit
+        "eqx.filter_jit(eqx.filter_value_and_grad(loss))": lambda loss: training(
+            eqx.filter_value_and_grad(loss), fresh, texts, eqx.filter_jit
         ),
-        "called within eqx.filter_value_and_grad": lambda loss: trained(
-            eqx.filter_value_and_grad(lambda model, key, x: 1.0 * loss(model, key, x)), eqx.filter_jit
+        "called within eqx.filter_value_and_grad": lambda loss: training(
+            eqx.filter_value_and_grad(lambda model, key, x: 1.0 * loss(model, key, x)), fresh, texts, eqx.filter_jit
         ),
-        "eqx.filter_value_and_grad(eqx.filter_jit(loss))": lambda loss: trained(
-            eqx.filter_value_and_grad(eqx.filter_jit(loss))
+        "eqx.filter_value_and_grad(eqx.filter_jit(loss))": lambda loss: training(
+            eqx.filter_value_and_grad(eqx.filter_jit(loss)), fresh, texts
         ),
-        "loss.value_and_grad, compiled by itself": lambda loss: trained(
-            getattr(loss, "value_and_grad", None) or eqx.filter_jit(eqx.filter_value_and_grad(loss))
+        "loss.value_and_grad, compiled by itself": lambda loss: training(
+            getattr(loss, "value_and_grad", None) or eqx.filter_jit(eqx.filter_value_and_grad(loss)), fresh, texts
         ),
     }
-    arrays, rest = eqx.partition(GPT(128, 4, jax.random.key(0)), eqx.is_array)
+    arrays, rest = eqx.partition(fresh(), eqx.is_array)
 
     def pure(loss: Loss) -> Callable[..., Any]:
         return lambda arrays, key, x: eqx.filter_value_and_grad(loss)(eqx.combine(arrays, rest), key, x)
@@ -253,25 +257,17 @@ def flax_gpt2() -> Home:
         logits = model(texts, params=params, dropout_rng=key, train=True).logits
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], texts[:, 1:]))
 
-    def trained(value_and_grad: Callable[..., Any], wrap: Callable[..., Any] = lambda f: f) -> Start:
-        optimizer = optax.sgd(RATE)
-
-        @wrap
-        def once(params: Any, state: Any, key: Array) -> Any:
-            value, gradient = value_and_grad(params, key, texts)
-            updates, state = optimizer.update(gradient, state)
-            return optax.apply_updates(params, updates), state, value
-
-        return lambda: stepping(once, model.params, optimizer.init(model.params))
+    def fresh() -> Any:
+        return model.params
 
     ways = {
-        "jax.jit(jax.value_and_grad(loss))": lambda loss: trained(jax.value_and_grad(loss), jax.jit),
-        "called within jax.value_and_grad": lambda loss: trained(
-            jax.value_and_grad(lambda params, key, x: 1.0 * loss(params, key, x)), jax.jit
+        "jax.jit(jax.value_and_grad(loss))": lambda loss: training(jax.value_and_grad(loss), fresh, texts, jax.jit),
+        "called within jax.value_and_grad": lambda loss: training(
+            jax.value_and_grad(lambda params, key, x: 1.0 * loss(params, key, x)), fresh, texts, jax.jit
         ),
-        "jax.value_and_grad(jax.jit(loss))": lambda loss: trained(jax.value_and_grad(jax.jit(loss))),
-        "loss.value_and_grad, compiled by itself": lambda loss: trained(
-            getattr(loss, "value_and_grad", None) or jax.jit(jax.value_and_grad(loss))
+        "jax.value_and_grad(jax.jit(loss))": lambda loss: training(jax.value_and_grad(jax.jit(loss)), fresh, texts),
+        "loss.value_and_grad, compiled by itself": lambda loss: training(
+            getattr(loss, "value_and_grad", None) or jax.jit(jax.value_and_grad(loss)), fresh, texts
         ),
     }
     arguments = (model.params, jax.random.key(2), texts)

@@ -53,6 +53,11 @@ class Figures:
     residual_bytes: int = 0  # alive beside each program, when there are two
 
     @property
+    def ready_s(self) -> float:
+        """Seconds until the step can run, a search for a budget among them."""
+        return self.trace_s + self.cut_s + self.lower_s + self.compile_s
+
+    @property
     def share_of_compile(self) -> float:
         """Seconds to trace and to cut, for each second that XLA compiles."""
         return (self.trace_s + self.cut_s) / self.compile_s

@@ -2,7 +2,7 @@
 
 JAX's own checks take two fifths of the time of a test. They are on where jaxprs are written and where each program of
 the corpus is run once; with JOINTCUT_EVERY_PROGRAM they are on in every test. XLA makes code in one piece: each worker
-has one core. What a test leaves in JAX's caches is put where Python's garbage collector does not look any more.
+has one core.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -10,7 +10,6 @@ No test finds a plan that another searched for, and no stage is shown but where 
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from jointcut.aot.rates import VARIABLE as RATES
 
 EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
 HERE = Path(__file__).parent
-CHECKED = tuple(map(HERE.joinpath, ("partition/test_emit.py", "partition/test_zeros.py", "laws/test_equal_to_vjp.py")))
+WRITING = ("emit", "hold", "inner_loops", "segments", "split", "zeros")
+CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.py" for name in WRITING))
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
@@ -42,10 +42,3 @@ def checks_of_jax(request: pytest.FixtureRequest):
     checked = EVERYTHING or request.path in CHECKED
     with jax.enable_checks(checked):
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_heap():
-    """Begin each file with nothing to collect."""
-    gc.collect()
-    gc.freeze()

@@ -37,12 +37,12 @@ def test_the_first_program_of_the_readme_trains(capsys):
 
 @pytest.mark.parametrize("title", [title for title in RECIPES if title not in ON_SEVERAL_DEVICES])
 def test_the_recipe_runs(title, monkeypatch):
+    if title in NEEDS and find_spec(NEEDS[title]) is None:
+        pytest.skip("pip install 'jointcut[recipes]'")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other libraries' own
         warnings.simplefilter("error", aot.UncutWarning)
-        if title in NEEDS and find_spec(NEEDS[title]) is None:
-            pytest.skip("pip install 'jointcut[recipes]'")
         exec(compile(RECIPES[title], title, "exec"), {"__name__": "recipe"})
 
 
