@@ -1,5 +1,8 @@
 """Compile a function and its gradient ahead of time.
 
+`aot.function` is where to start, as a decorator; `help(aot.function)` lists its options. `aot.explain` tells what any
+function keeps for its backward, `aot.load` runs what was exported, `aot.debug` checks each half while it runs.
+
 Files, in reading order:
 
     screens: Draw one line in a terminal or in a notebook and take it away, or write it now and then elsewhere.
@@ -38,6 +41,7 @@ Files, in reading order:
     compiled: Run a compiled cut in the caller's own trees, and tell what XLA says of it.
     report: Show what a partition keeps, what it computes again, and what less memory would cost.
     escapes: Find traced values that a function kept outside of itself.
+    blame: Say of JAX's errors whose function and argument they are about, and what helps.
     wanted: Say which leaves of a call are differentiated.
     stages: Keep one frozen record for each stage a function passes through.
     pipeline: Lead a function through every stage, in order, on one screen.
@@ -97,3 +101,8 @@ __all__ = [
     "register_container",
     "shapes",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return __all__

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot import pipeline
+from jointcut.aot.blame import note
 from jointcut.aot.joint import Results
 from jointcut.aot.progress import Stage
 from jointcut.partition import jaxprs
@@ -87,7 +87,7 @@ class Jitted:
         except JointcutError:
             raise
         except jax.errors.JAXTypeError as error:
-            pipeline.note(error, self.name)
+            note(error, self.name)
             raise
         except (TypeError, ValueError):
             bound = bind(args[self.front :], kwargs, self.statics)

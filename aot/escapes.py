@@ -23,7 +23,8 @@ from jointcut.wrappers.tree import Bound
 
 _MOST_VISITED = 1_000
 _DEEPEST = 4
-_CLOSED = (types.ModuleType, type, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex)
+_WRITTEN = (list, dict, set)
+_CLOSED = (types.ModuleType, jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex)
 
 
 @contextmanager
@@ -70,10 +71,20 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{key!r}]", part) for key, part in list(value.items()))
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"{path}[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(value, type):
+        yield from ((f"{path}.{name}", part) for name, part in _of_class(value))
     elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
         yield from _roots(value)
     else:
-        yield from ((f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+        held = dict(_of_class(type(value))) | getattr(value, "__dict__", {})
+        yield from ((f"{path}.{name}", part) for name, part in held.items())
+
+
+def _of_class(owner: type) -> Iterator[tuple[str, Any]]:
+    """What a class and its bases hold that a function may have written: containers and traced values."""
+    for base in reversed(owner.__mro__[:-1]):
+        held = ((name, part) for name, part in vars(base).items() if not name.startswith("__"))
+        yield from ((name, part) for name, part in held if isinstance(part, _WRITTEN) or jaxprs.is_tracer(part))
 
 
 def _roots(function: Any) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ until one does, and the error names the smallest that was found.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -31,6 +32,8 @@ MOST_PROPOSED, MOST_SMALLEST = 4, 5
 
 #: What XLA takes for each byte that the model predicts, before anything was compiled: about the median on CPU.
 CALIBRATION = 1.25
+
+_SHOWN = 5  # arrays of those that are alive where a step takes most
 
 _T = TypeVar("_T")
 
@@ -225,7 +228,7 @@ def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes
 def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     """The error that names the smallest peak found and what holds it up."""
     _, plan, measured = min(search.found.values(), key=lambda found: found[2].peak_bytes)
-    alive = search.planner.replay(plan).alive[:5]
+    alive = Counter(map(str, search.planner.replay(plan).alive[:_SHOWN]))
     share = ""
     if budget.fraction and (room := search.room(None)):
         share = f" ({100 * measured.activation_bytes * budget.fraction / room:.0f}% of plain JAX's activations)"
@@ -233,7 +236,7 @@ def refused(search: _Search[_T], budget: Limit) -> BudgetError:
         f"The smallest peak found is {measured.peak_bytes:,} bytes ({len(search.trail)} plans compiled): "
         f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
         *(["Alive there, by the model:"] if alive else []),
-        *(f"    {buffer}" for buffer in alive),
+        *(f"    {buffer}" if times == 1 else f"    {times} × {buffer}" for buffer, times in alive.items()),
         f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
     ]
     return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)))

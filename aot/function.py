@@ -25,6 +25,7 @@ import numpy as np
 from jointcut.aot import checked, escapes, pipeline
 from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
+from jointcut.aot.blame import explained, for_one_example
 from jointcut.aot.cache.caching import store_for
 from jointcut.aot.calls import KEPT_SIGNATURES, Jitted, Pieces
 from jointcut.aot.export import PLATFORMS, export, refuse_request
@@ -269,7 +270,7 @@ class Function:
 
     def _call(self, bound: Bound) -> Any:
         """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        with pipeline.explained(self._name, (), bound), escapes.refused(self._function, self._name, bound):
+        with explained(self._name, self._function, (), bound), escapes.refused(self._function, self._name, bound):
             out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
         leaves, results = Results.flat(out, has_aux=False)
         count = results.num_returned
@@ -331,14 +332,15 @@ class Function:
 
         def made() -> tuple[Primal, Callable[..., list[Any]]]:
             with (
-                pipeline.explained(self._name, bound.paths(), bound),
+                explained(self._name, self._function, bound.paths(), bound),
                 escapes.refused(self._function, self._name, bound),
             ):
                 source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
             return source, self._call_inside(source, bound.abstract())
 
         source, call = self._insides.of(key, made, keeps=lambda m: not any(map(jaxprs.is_tracer, m[0].consts)))
-        outputs = call(*source.consts, *bound.leaves)
+        with for_one_example(bound.leaves):
+            outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
@@ -359,7 +361,7 @@ class Function:
         write = wrapper.post_compile(run, target)
 
         def call(*flat: Any) -> list[Any]:
-            with pipeline.explained(self._name):
+            with explained(self._name, self._function):
                 return write(*flat)
 
         return call
@@ -369,7 +371,7 @@ class Function:
         more = len(mask) - len(paths)  # constants of `jax.vmap`
         paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
-            with pipeline.explained(self._name):
+            with explained(self._name, self._function):
                 program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
             made = cut_inside(program, self._options, self._name)
             self._uncut.closed(made.graph, made.plan)

@@ -37,8 +37,8 @@ def _head(contract: Contract) -> str:
         number = len([r for r in contract.residuals if r.kind == "saved"])
         handed = f"{counted(number, 'array')} {'is' if number == 1 else 'are'} handed over"
         lines += [
-            f"Forward and backward are two programs. Between them {handed} ({contract.saved_bytes:,} bytes); "
-            "everything else is recomputed in the backward.",
+            f"Forward and backward are two programs. Between them {handed} ({contract.saved_bytes:,} bytes). The other "
+            "residuals are inputs and outputs, which the caller holds; everything else is recomputed in the backward.",
         ]
     if contract.sizes:
         sizes = ", ".join(f"{name} = {size}" for name, size in contract.sizes.items())

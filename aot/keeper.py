@@ -20,6 +20,7 @@ import jax
 
 from jointcut.aot import compile as compiling
 from jointcut.aot import pipeline
+from jointcut.aot.blame import explained
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.aot.cache.store import Store
@@ -74,7 +75,7 @@ class Keeper:
 
     def _made(self, wanted: _Wanted) -> StoredCall | None:
         """The programs of one signature: from the store, or compiled and kept there."""
-        with pipeline.explained(self.name), jaxprs.paused_collection():
+        with explained(self.name, self.function), jaxprs.paused_collection():
             source = self._source(wanted.bound)
         reason = _not_kept(source, wanted.bound, self.options)
         if reason is None:

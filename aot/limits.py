@@ -30,6 +30,7 @@ _CURE = (
     "Give a fraction of plain JAX's activation memory (a float from 0.0 to 1.0, or a text such as '60%'), peak bytes "
     "of the whole step (an int, or a text such as '1.5GiB' or '800 MB'), or 'device'."
 )
+_CURE_ONE = "Write 1.0 for what plain JAX's activations take; an int is peak bytes of the step."
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def limit(budget: Any) -> Limit:
     if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
         raise BudgetError(message("budget", f"is {budget!r}, of type {type(budget).__name__}.", _CURE))
     if isinstance(budget, numbers.Integral):
-        if budget <= 0:
-            raise BudgetError(message("budget", f"is {budget} bytes.", _CURE))
+        if budget <= 1:
+            told = ("is 1 byte.", _CURE_ONE) if budget == 1 else (f"is {budget} bytes.", _CURE)
+            raise BudgetError(message("budget", *told))
         return Limit(peak_bytes=int(budget))
     fraction: Any = budget
     if not 0 <= fraction <= 1:
@@ -92,7 +94,9 @@ def _of_text(text: str) -> Limit:
         return _of_share(text, Decimal(number))
     if unit not in _UNITS:
         meant = next((known for known in _UNITS if known.lower() == unit.lower()), unit)
-        raise BudgetError(message("budget", f"is {text!r}, whose unit {unit!r} is unknown.", choices(meant, _UNITS)))
+        raise BudgetError(
+            message("budget", f"is {text!r}, whose unit {unit!r} is unknown.", choices(meant, (*_UNITS, "%")))
+        )
     size = int(Decimal(number) * _UNITS[unit]) if 0 < float(number) < math.inf else 0
     if size <= 0:
         what = f"is {text!r}, which is less than a byte or no finite number."

@@ -52,6 +52,7 @@ _WIDE = ("float64", "int64", "uint64", "complex128")
 _JAX_ON_JVP = "forward-mode autodiff (jvp)"
 _MOST_WANTED = 4  # arrays that are told where arguments are missing
 _CURE = "Export for these arguments too, or pass what it was exported for."
+_CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes that are known later."
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ class Loaded:
         self.__name__ = self.contract.name
 
     def __repr__(self) -> str:
-        """`<Loaded loss: 7 inputs, 1 output, 3 residuals, for cpu, tpu>`."""
+        """`<Loaded loss: 7 inputs, 1 output, 3 saved arrays, for cpu, tpu>`."""
         c = self.contract
-        sizes = {"input": c.inputs, "output": c.outputs, "residual": c.residuals}
+        saved = [r for r in c.residuals if r.kind == "saved"]
+        sizes = {"input": c.inputs, "output": c.outputs, "saved array": saved}
         told = ", ".join(counted(len(of), noun) for noun, of in sizes.items())
         return f"<Loaded {c.name}: {told}, for {', '.join(c.platforms)}>"
 
@@ -250,7 +252,7 @@ class Loaded:
         self.refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
-        call = self._calls.of(key, lambda: self._call(bound))
+        call = self._calls.of(key, lambda: self._call(bound, kwargs))
         if self.contract.states:
             bound = GivenCall.of(bound, args, kwargs, argument_keys(bound.rebuild_places(), bound.dynamic))
         self._same_statics(bound)
@@ -259,7 +261,7 @@ class Loaded:
             got = slot(info.path, leaf)
             if got.dtype != want or not fits(got.shape, info.shape):
                 what = f"is {got.dtype}[{','.join(map(str, got.shape))}], but it was exported for {info.type}."
-                raise CallError(message(info.path, what, _CURE))
+                raise CallError(message(info.path, what, _CURE_SHAPE if got.dtype == want else _CURE))
         if self.contract.sizes:
             shapes = (slot("", leaf).shape for leaf in flat)
             same_sizes([(info.path, info, shape) for info, shape in zip(self._leaves, shapes, strict=True)])
@@ -278,11 +280,11 @@ class Loaded:
                 what = f"is static and {given[s.path].value}, but it was {s.value} at export."
                 raise CallError(message(s.path, what, _CURE))
 
-    def _call(self, bound: Bound) -> Call:
+    def _call(self, bound: Bound, kwargs: Mapping[str, Any]) -> Call:
         """Where each input stands in calls of one structure."""
         c, paths = self.contract, bound.paths()
         if len(bound.spans) != c.positional:
-            raise CallError(message(c.name, *self._wrong_number(len(bound.spans))))
+            raise CallError(message(c.name, *self._wrong_number(len(bound.spans), tuple(kwargs))))
         places = {keys: i for i, keys in enumerate(argument_keys(bound.rebuild_places(), bound.dynamic))}
         order = []
         for info in self._leaves:
@@ -304,8 +306,8 @@ class Loaded:
         options = Options(c.argnums, c.has_aux)
         return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), derivative, tuple(order))
 
-    def _wrong_number(self, given: int) -> tuple[str, str]:
-        """What is wrong with a call of so many positional arguments, and its cure."""
+    def _wrong_number(self, given: int, named: tuple[str, ...]) -> tuple[str, str]:
+        """What is wrong with a call of so many positional arguments and these names, and its cure."""
         c = self.contract
         were = "was" if given == 1 else "were"
         what = f"takes {counted(c.positional, 'positional argument')}, and {given} {were} given."
@@ -317,7 +319,10 @@ class Loaded:
         places = ((s, s.path.removeprefix("args[").removesuffix("]")) for s in c.statics)
         wanted += [f"{s.path}, {s.value}" for s, place in places if place.isdecimal() and int(place) in missing]
         more = f"; and {len(wanted) - _MOST_WANTED} more" if len(wanted) > _MOST_WANTED else ""
-        return what, f"Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
+        known = {i.keys[1] for i in self._leaves if i.keys[0] == "kwargs"} | {s.path for s in c.statics}
+        by_name = [name for name in named if not known & {name, f"kwargs[{name!r}]"}]
+        front = f"What was exported by position is given by position, and not by name ({', '.join(by_name)}). "
+        return what, f"{front if by_name else ''}Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
 
     def _not_there(self, info: Input, bound: Bound, places: Mapping[Any, int]) -> tuple[str, str]:
         """What is wrong where an input is not among the leaves of a call, and the cure."""

@@ -10,6 +10,7 @@ import jax
 from jointcut.aot.options import Options
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
+from jointcut.partition.figures import counted
 from jointcut.wrappers import containers, fixed
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.tree import Bound
@@ -45,8 +46,10 @@ def _places(bound: Bound, positions: Sequence[int], options: Options) -> list[in
     count = len(bound.spans)
     for place in positions:
         if not -count <= place < count:
-            what = f"needs at least {place + 1 if place >= 0 else -place} positional arguments, but got {count}."
-            raise TraceError(message(f"argnums={options.argnums}", what, "Pass it by position, or change argnums."))
+            needed = counted(place + 1 if place >= 0 else -place, "positional argument")
+            what = f"needs at least {needed}, but got {count}."
+            cure = "Pass it by position, or change argnums." if bound.leaves else "Pass the arguments of the function."
+            raise TraceError(message(f"argnums={options.argnums}", what, cure))
     places = [place % count for place in positions]
     if len(set(places)) < len(places):
         raise TraceError(message(f"argnums={options.argnums}", "names an argument twice.", "Name each once."))
@@ -71,8 +74,11 @@ def _chosen(bound: Bound, places: Sequence[int], options: Options) -> list[int]:
             raise TraceError(message(bound.paths()[i], what, cure))
         elif i not in loose and not filtered:
             what = f"is {slot('', leaf).dtype}: value_and_grad differentiates floating-point arguments."
-            cure = f"Leave it out of argnums={options.argnums}, convert it, or use vjp."
-            raise TraceError(message(bound.paths()[i], what, cure))
+            path = bound.paths()[i]
+            leave = f"Leave it out of argnums={options.argnums}"
+            if path not in (f"args[{place}]" for place in places):
+                leave = "Say which arrays are differentiated, as filter=lambda x: x.dtype == jnp.float32"
+            raise TraceError(message(path, what, f"{leave}, convert it, or use vjp."))
     _refuse_no_arrays(bound, places, options)
     return found
 

@@ -17,7 +17,7 @@ import jax
 
 from jointcut.partition import mincut
 from jointcut.partition.budget import Planner, spread
-from jointcut.partition.cost import CostModel, Roofline
+from jointcut.partition.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.graph import Graph, Op
 from jointcut.partition.plan import Plan
 
@@ -40,10 +40,6 @@ RATES: dict[str, CostModel] = {
     "cpu": Processor(flops_per_s=1.25e11, elementwise_per_s=2.9e10, bytes_per_s=3.1e10, fresh_bytes_per_s=5e9)
 }
 
-#: Temporaries of fewer bytes, by the model, cost no pages: C libraries keep buffers up to 32 MB for the next call, and
-#: XLA takes about a quarter more than the model says.
-LEAST_BYTES = 24_000_000
-
 #: The share of the minimum cut's peak that a plan must save. Of plans that promised a tenth, some saved nothing.
 LEAST_PEAK = 0.25
 
@@ -59,7 +55,7 @@ def best(graph: Graph, cost: CostModel | None = None) -> Plan:
     plan = mincut.min_cut(graph)
     backend = jax.default_backend()
     model = cost or RATES.get(backend)
-    if model is None or plan.bytes_saved < LEAST_BYTES / 2:
+    if model is None or plan.bytes_saved < REUSED_BYTES / 2:
         return plan
     planner = Planner(graph, model, on_cpu=backend == "cpu")
     return better(planner, plan) or plan
@@ -73,7 +69,7 @@ def better(planner: Planner, default: Plan) -> Plan | None:
     if not fast_enough:
         return None
     peak_bytes = planner.candidate(default).peak_bytes
-    if peak_bytes < LEAST_BYTES:
+    if peak_bytes < REUSED_BYTES:
         return None
     found = [planner.candidate(planner.plan(choice, "front")) for choice in spread(fast_enough, TRIED)]
     smallest = min(found, key=lambda c: (c.peak_bytes, c.step_seconds))

@@ -18,7 +18,7 @@ import numpy as np
 from jointcut.partition import segments
 from jointcut.partition.chain import divisions
 from jointcut.partition.classify import classify
-from jointcut.partition.cost import CostModel, op_seconds, recompute_seconds, saving_bytes
+from jointcut.partition.cost import CostModel, Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.emit import Halves
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice, Front, front
@@ -49,9 +49,10 @@ class Candidate:
 class Planner:
     """The plans of one program.
 
-    `model` prices ops in seconds. `constraints` are demands on single values. Without a budget's pressure a plan saves
-    a byte rather than spend more on it than `model.saving_seconds(1)`, what it takes to write and read it. `told` is
-    called before each replay with its number and with how many plans there are.
+    `model` prices ops in seconds; a `Roofline` becomes that of as much as the program keeps at most. `constraints` are
+    demands on single values. Without a budget's pressure a plan saves a byte rather than spend more on it than
+    `model.saving_seconds(1)`, what it takes to write and read it. `told` is called before each replay with its number
+    and with how many plans there are.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Planner:
         told: Callable[[int, int], None] = lambda number, most: None,
     ) -> None:
         """Price the values and the ops of a graph."""
-        self.graph, self.model, self.on_cpu, self.told = graph, model, on_cpu, told
+        self.graph, self.on_cpu, self.told = graph, on_cpu, told
         self.constraints = tuple(constraints)
         self.facts = classify(graph)
         self.prices = saving_bytes(graph, self.facts)
+        self.model = model.within(save_all(graph).bytes_saved) if isinstance(model, Roofline) else model
         self.verdicts = judge(graph, self.facts, self.constraints)
         again = recompute_seconds(graph, self.facts, model)
         # Computed within the loop of whatever reads it, an op of one instruction takes no time of its own.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.classify import Facts
+from jointcut.partition.figures import counted
 from jointcut.partition.front import Front
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import needed
@@ -107,8 +108,9 @@ class Division:
         return peak_bytes(self.pieces)
 
     def __str__(self) -> str:
-        """`7 pieces, 3 stages kept`."""
-        return f"{len(self.pieces)} pieces, {self.stages_kept} stages kept"
+        """`division into 7 pieces`, or `division into 7 pieces, 3 stages kept`."""
+        kept = f", {counted(self.stages_kept, 'stage')} kept" if self.stages_kept else ""
+        return f"division into {counted(len(self.pieces), 'piece')}{kept}"
 
 
 def peak_bytes(pieces: Iterable[Piece]) -> int:

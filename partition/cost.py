@@ -12,9 +12,9 @@ fuses into a neighbour moves no bytes of its own and costs its flops alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, Self, TypeGuard
 
 from jointcut.partition.classify import Facts
 from jointcut.partition.counts import PER_ELEMENT, Shape, Work, counted
@@ -22,6 +22,10 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.flops import is_fused, moved_bytes, traffic, work
 from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op
 from jointcut.partition.policy import CALLS, heavy
+
+#: Temporaries of fewer bytes, by the model, cost no pages: C libraries keep buffers up to 32 MB for the next call, and
+#: XLA takes about a quarter more than the model says.
+REUSED_BYTES = 24_000_000
 
 
 def saving_bytes(graph: Graph, facts: Facts) -> list[int]:
@@ -82,6 +86,10 @@ class Roofline:
     def saving_seconds(self, num_bytes: int) -> float:
         """Written once and read once."""
         return 2 * num_bytes / (self.fresh_bytes_per_s or self.bytes_per_s)
+
+    def within(self, num_bytes: int) -> Self:
+        """The rates for a program that keeps at most so many bytes: few enough, and no memory is given anew."""
+        return replace(self, fresh_bytes_per_s=None) if num_bytes < REUSED_BYTES else self
 
 
 def _is_finite(given: Any) -> TypeGuard[float]:

@@ -83,7 +83,7 @@ def gather(
     uncut = planner.priced(save_all(planner.graph))
     there, rows = point(planner.candidate(uncut)), Rows(planner, outline(planner.graph, name))
     account, lives = (None, None) if measured is None else (measured.account, measured.lives)
-    scale = _Scale.of(account, here, fixed)
+    scale = _Scale.of(account, here, fixed, planner.model.saving_seconds)
     mine, plains = lives or (_replayed(planner, plan), _replayed(planner, uncut))
     again, tried = rows.again(plan), _tried(account, fixed, front, scale, partition)
     less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
@@ -99,34 +99,42 @@ def gather(
 
 @dataclass(frozen=True)
 class _Scale:
-    """How the model's peaks become those of XLA, by the one plan that was compiled: temporaries by a factor."""
+    """How the model's peaks become those of XLA, by the one plan that was compiled: temporaries by a factor.
+
+    What XLA computes again of its own accord is not written: a plan writes its temporaries at most, so it takes less
+    time than one that saves more. `saving_seconds` prices what is saved.
+    """
 
     predicted_fixed: int
     fixed: int
     factor: float
+    saving_seconds: Callable[[int], float]
 
     @classmethod
-    def of(cls, account: Account | None, here: ParetoPoint, fixed: int) -> _Scale:
+    def of(cls, account: Account | None, here: ParetoPoint, fixed: int, saving: Callable[[int], float]) -> _Scale:
         """By XLA's account of the plan `here`; without one everything stays as it is."""
         if account is None:
-            return cls(0, 0, 1.0)
-        predicted = here.peak_bytes - fixed
-        return cls(fixed, account.peak_bytes - account.temp_bytes, account.temp_bytes / predicted if predicted else 1.0)
+            return cls(0, 0, 1.0, saving)
+        predicted, temp = here.peak_bytes - fixed, account.temp_bytes
+        return cls(fixed, account.peak_bytes - temp, temp / predicted if predicted else 1.0, saving)
 
     def point(self, point: ParetoPoint) -> ParetoPoint:
         """A plan at the peak that is expected of it."""
-        peak = self.fixed + round(self.factor * (point.peak_bytes - self.predicted_fixed))
-        return _moved(point, peak)
+        if not self.fixed:  # nothing was compiled
+            return point
+        return self._moved(point, self.fixed + round(self.factor * (point.peak_bytes - self.predicted_fixed)))
 
     def front(self, front: Pareto, plain: ParetoPoint, account: Account | None) -> Pareto:
         """A front with plain JAX beside it, whose own peak is known where XLA was asked."""
         chosen = front.chosen and self.point(front.chosen)
-        plain = plain if account is None else _moved(plain, account.plain_peak_bytes)
+        plain = plain if account is None else self._moved(plain, account.plain_peak_bytes)
         return replace(front, points=tuple(map(self.point, front.points)), chosen=chosen, plain=plain)
 
-
-def _moved(point: ParetoPoint, peak_bytes: int) -> ParetoPoint:
-    return replace(point, peak_bytes=peak_bytes, plan=replace(point.plan, peak_bytes=peak_bytes))
+    def _moved(self, point: ParetoPoint, peak_bytes: int) -> ParetoPoint:
+        """A plan at a peak of XLA's account."""
+        unwritten = max(0, point.plan.bytes_saved - (peak_bytes - self.fixed))
+        seconds = max(0.0, point.seconds - (self.saving_seconds(unwritten) if unwritten else 0.0))
+        return replace(point, peak_bytes=peak_bytes, seconds=seconds, plan=replace(point.plan, peak_bytes=peak_bytes))
 
 
 def _tried(

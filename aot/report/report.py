@@ -222,7 +222,7 @@ class Report:
                 f"every plan that computes nothing heavy twice saves at least {human_bytes(self.plan.bound_bytes)}"
             )
         if self._is_held_less:
-            found.append("XLA itself computes some of what plain JAX's backward reads again, and so holds less")
+            found.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:
             found.append(
                 f"with jointcut it would keep {human_bytes(self.default_saved_bytes)}: aot.function({self.name})"

@@ -149,16 +149,25 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
         if r.peak_bytes is None:
             cells.append([bound, ("none was found", 0), ("", 0), ("", 0), "", "", ""])
             continue
-        net = r.freed_bytes - r.kept_bytes
         peak = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−"), r.peak_bytes
         time = extra_time(r), r.extra_seconds
-        cells.append([bound, peak, time, (human_bytes(net), net), _arrays(r.freed), _arrays(r.kept), _work(r)])
+        cells.append(
+            [
+                bound,
+                peak,
+                time,
+                (saved_change(r), r.kept_bytes - r.freed_bytes),
+                _arrays(r.freed),
+                _arrays(r.kept),
+                _work(r),
+            ]
+        )
     lead = [
-        f"For each budget below {human_bytes(peak_bytes)} the fastest plan that was found: what it takes, how much "
-        "less it saves in all, and what changes.",
+        f"For each budget below {human_bytes(peak_bytes)} the fastest plan that was found: what it takes, how many "
+        "bytes more or less it saves in all, and what changes.",
         *map(sentence, promises(rows, tried)),
     ]
-    columns = ">budget, >peak, >extra time, >saves less by, no longer saved, saved instead, computed again instead"
+    columns = ">budget, >peak, >extra time, >saved bytes, no longer saved, saved instead, computed again instead"
     columns = columns if tried else columns.replace(">peak", ">predicted peak")
     return _section("less", "With less memory", " ".join(lead), columns, cells)
 
@@ -172,10 +181,12 @@ def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
     found = []
     if first is not None:
         found.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
+    if any(row.extra_seconds < 0 for row in rows):
+        found.append("Try what is faster by the model: the default goes by fixed rates, these times by this machine's")
     if tried.refused:
         found.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:
-        found.append(f"{tried.hopeless} was not tried: less than any plan is expected to take")
+        found.append(f"{tried.hopeless} was not tried: every plan is expected to take more")
     if not tried.in_time:
         found.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
     return found or ["No plan was found that takes less"]
@@ -193,6 +204,12 @@ def extra_time(row: LessRow) -> str:
     """How much longer a step takes, in seconds and as a part of it."""
     sign = "+" if row.extra_seconds >= 0 else "−"
     return f"{sign}{human_seconds(abs(row.extra_seconds))} ({sign}{abs(row.extra_share):.1%})"
+
+
+def saved_change(row: LessRow) -> str:
+    """How many bytes more or less a plan saves."""
+    more = row.kept_bytes - row.freed_bytes
+    return f"{'+' if more > 0 else '−' if more < 0 else ''}{human_bytes(abs(more))}"
 
 
 def _arrays(rows: Sequence[SavedRow]) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
-from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, sentence, within
+from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, saved_change, sentence, within
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.picture import reason, short, times
@@ -149,14 +149,14 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
     for own in shown:
         row, widths = own[0], dict(columns)
         cells = [module_within(ends(own, module_of), widths["module"])] if told else []
-        cells += [line_within(row.line, widths["at"]), cut_off(row.ops, widths["ops"])]
+        cells += [line_within(row.line, widths["at"]), names_within(row.ops, widths["ops"])]
         table.add_row(times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}", *cells)
     yield Text("Computed again in the backward", style="bold")
     if shown:
         yield table
     if rest := [row for own in found[len(shown) :] for row in own]:
         taken, count = sum(row.seconds for row in rest), sum(row.count for row in rest)
-        cost = human_seconds(taken) if taken else "within what reads them, in no time of their own"
+        cost = human_seconds(taken) if taken else "fused into what reads them: no time"
         lines = counted(len({row.line for row in rest}), "more line" if shown else "line")
         told = f"  {'and ' if shown else ''}{counted(count, 'op')} of {lines}, {cost}"
         yield Text(told, style="dim")
@@ -167,7 +167,7 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Itera
     if not rows and tried is None:
         return
     table = _table()
-    for name in ("budget", "peak" if tried else "predicted", "extra time", "saves less"):
+    for name in ("budget", "peak" if tried else "predicted", "extra time", "saved bytes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("by computing again", no_wrap=True, max_width=31)
     for row in rows:
@@ -175,8 +175,13 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Itera
         if row.peak_bytes is None:
             table.add_row(bound, "none", "", "", "")
             continue
-        net = human_bytes(row.freed_bytes - row.kept_bytes)
-        table.add_row(bound, human_bytes(row.peak_bytes), extra_time(row), net, cut_off(row.again or "nothing", 31))
+        cells = (
+            human_bytes(row.peak_bytes),
+            extra_time(row),
+            saved_change(row),
+            names_within(row.again or "nothing", 31),
+        )
+        table.add_row(bound, *cells)
     yield Text(f"With less memory than {human_bytes(peak_bytes)}", style="bold")
     if rows:
         yield table
@@ -190,6 +195,19 @@ def _table() -> Table:
 def cut_off(text: str, width: int) -> str:
     """The beginning of a text that is too long."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def names_within(names: str, width: int) -> str:
+    """As many of a list's items as there is room for.
+
+    >>> names_within("4 mul, 3 add, dot_general", 20), names_within("dot_general, transpose", 22)
+    ('4 mul, 3 add, …', 'dot_general, transpose')
+    """
+    if len(names) <= width:
+        return names
+    items = names.split(", ")
+    forms = (", ".join([*items[:n], "…"]) for n in range(len(items) - 1, 0, -1))
+    return next((form for form in forms if len(form) <= width), cut_off(names, width))
 
 
 def tail(text: str, width: int) -> str:

@@ -117,8 +117,8 @@ def _met(share: float, budget: str, partition: Callable[[Budget], CutCall]) -> M
 def _least(partition: Callable[[Budget], CutCall], below: int) -> Iterable[Met]:
     """The least that is found, as a budget that holds, where it is less than what is known."""
     peak = _peak(partition(0.0))
-    found = _met(0.0, typed(peak, up=True), partition) if peak < below else None
-    return [] if found is None or found.peak_bytes >= below else [found]
+    found = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
+    return [] if found is None or found.peak_bytes > _WORTH_IT * below else [found]
 
 
 def _peak(cut: CutCall) -> int:

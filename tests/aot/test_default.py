@@ -42,7 +42,7 @@ LARGE, SMALL, WIDE = arguments(4096, 32), arguments(64, 64), arguments(2048, 102
 @pytest.fixture
 def eager(monkeypatch):
     """To keep a byte takes far longer than to compute it: a plan of the front is taken that keeps little."""
-    monkeypatch.setattr(best, "LEAST_BYTES", 0)
+    monkeypatch.setattr(best, "REUSED_BYTES", 0)
     monkeypatch.setattr(best, "LEAST_PEAK", 0.0)
     monkeypatch.setitem(best.RATES, "cpu", Roofline(1e15, 1e15, 1e15, 1e6))
 

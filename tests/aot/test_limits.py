@@ -21,13 +21,13 @@ CURE = (
     "of the whole step (an int, or a text such as '1.5GiB' or '800 MB'), or 'device'."
 )
 NOTHING = ", which is less than a byte or no finite number.\n"
-UNITS = "Known names: 'B', 'GB', 'GiB', 'KB', 'KiB', 'MB', 'MiB', 'TB', 'TiB', 'kB'."
+UNITS = "Known names: '%', 'B', 'GB', 'GiB', 'KB', 'KiB', 'MB', 'MiB', 'TB', 'TiB', 'kB'."
 
 
 @pytest.mark.parametrize(
     ("budget", "bytes_meant"),
     [
-        (1, 1),
+        (2, 2),
         (np.int64(2**40), 2**40),
         ("12B", 12),
         ("1kB", 1000),
@@ -70,6 +70,10 @@ def test_the_device_is_asked_later():
         ([1], f"budget is [1], of type list.\n{CURE}"),
         (1 + 0j, f"budget is (1+0j), of type complex.\n{CURE}"),
         (0, f"budget is 0 bytes.\n{CURE}"),
+        (
+            1,
+            "budget is 1 byte.\nWrite 1.0 for what plain JAX's activations take; an int is peak bytes of the step.",
+        ),
         (-5, f"budget is -5 bytes.\n{CURE}"),
         (1.5, f"budget is 1.5, no fraction from 0.0 to 1.0.\n{CURE}"),
         (-0.1, f"budget is -0.1, no fraction from 0.0 to 1.0.\n{CURE}"),

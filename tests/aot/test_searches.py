@@ -162,10 +162,10 @@ def test_a_cost_model_is_known_by_what_it_is_and_rates_by_what_they_say(told, mo
 
 
 def test_a_plan_that_does_not_hold_in_another_way_is_searched_for(told):
-    traced = cut().trace(W, X)
+    traced = cut(budget=1.0).trace(W, X)
     first = traced.partition()
     told()
-    wanted = traced._wanted(limit(0.9))
+    wanted = traced._wanted(limit(1.0))
     measured = []
 
     def measure(plan):

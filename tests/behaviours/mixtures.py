@@ -73,7 +73,7 @@ def an_integer_is_not_differentiated():
     for way in (made.value_and_grad, made.grad, made.trace):
         assert refusal(TraceError, way, {"n": N, "w": X}) == (
             "args[0]['n'] is int32: value_and_grad differentiates floating-point arguments.\n"
-            "Leave it out of argnums=0, convert it, or use vjp."
+            "Say which arrays are differentiated, as filter=lambda x: x.dtype == jnp.float32, convert it, or use vjp."
         )
 
 

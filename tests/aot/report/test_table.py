@@ -199,7 +199,7 @@ TOLD = """
 loss, cut by min_cut; on cpu, JAX 0.0.0
                               jointcut  plain JAX  ratio
 peak of a step, predicted     192.5 kB
-time of a step, by the model                        0.54
+time of a step, by the model                        0.92
   saved for the backward       49.2 kB   131.1 kB   0.38
   most alive in the forward    49.2 kB    81.9 kB   0.60
   most alive in the backward  114.7 kB   114.7 kB   1.00
@@ -223,8 +223,9 @@ Computed again in the backward
 8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
 
 With less memory than 192.5 kB
-         budget  predicted        extra time  saves less  by computing again
-154.0 kB (−20%)   151.6 kB  −11.1 µs (−6.1%)     16.4 kB  dot_general, tanh, sin
+         budget  predicted         extra time  saved bytes  by computing again
+173.3 kB (−10%)   172.0 kB   +3.28 µs (+3.5%)     +16.4 kB  nothing
+154.0 kB (−20%)   151.6 kB  +13.4 µs (+14.4%)          0 B  dot_general, tanh
 115.5 kB (−40%)       none
 These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True
 (by default) to have them tried.
