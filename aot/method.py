@@ -60,6 +60,6 @@ class Method:
             return call(*args, **kwargs)
         except TraceError as error:
             if str(error).startswith("args[0] is a"):
-                what = f"args[0] is the instance, self, of the method {self.__name__}"
+                what = f"args[0] is the instance, self, of the method {self._bound[0].__name__}"
                 error.add_note(f"{what}; aot.function(argnums=1) differentiates the argument that comes after it.")
             raise
