@@ -133,8 +133,7 @@ class _Flat:
             unique = {**kept, **given_up}
             return jitted.run(*front, replace(empty, leaves=tuple(unique[p] for p in places)))
 
-        options = {k: v for k, v in jitted.options.items() if k in ("keep_unused", "compiler_options")}
-        self.program = jax.jit(run, donate_argnums=2, **options)
+        self.program = jax.jit(run, donate_argnums=2, keep_unused=jitted.options.get("keep_unused", False))
 
     def __call__(self, front: Sequence[Any], unique: Sequence[Any]) -> Any:
         """Run it."""

@@ -69,10 +69,10 @@ class Programs:
     @classmethod
     def of(cls, split: Split) -> Programs:
         """The halves, jitted."""
-        halves, options = compiling.halves_for(split, True), compiling.compiler_options()
+        halves = compiling.halves_for(split)
         forward = functools.partial(verify.forward, halves, split.graph)
         backward = functools.partial(verify.backward, halves)
-        return cls(jax.jit(forward, compiler_options=options), jax.jit(backward, compiler_options=options))
+        return cls(jax.jit(forward), jax.jit(backward))
 
 
 @dataclass(frozen=True)

@@ -1,64 +1,26 @@
 """Lower and compile the two jaxprs for a device.
 
 A step runs as one program, forward and backward with a barrier between them, or as two programs that hand residuals
-over. On XLA:CPU up to JAX 0.11 barriers are expanded before scheduling by a pass that a compiler option switches off;
-where the options are somebody else's, the halves are written without barriers (`Split.inlined`).
+over.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from jointcut.partition import jaxprs, verify
+from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.split import Split
 from jointcut.wrappers.record import Record
 
-_BARRIER_PASS = "cse_barrier_expander"
 
-
-def compiler_options() -> dict[str, Any] | None:
-    """The options under which barriers hold until scheduling on the default backend, None where they do anyway."""
-    if not jaxprs.barriers_expand(jax.default_backend()):
-        return None
-    named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
-    return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
-
-
-def halves_for(split: Split, ours: bool) -> Halves:
-    """The halves to run: with barriers in programs of our own (`ours`) or where barriers hold, else without."""
-    if jax.default_backend() != "cpu":
-        return split.halves
-    if not jaxprs.barriers_expand("cpu"):
-        return split.on_cpu
-    return split.held if ours else split.inlined
-
-
-def run_step(split: Split, halves: Halves, primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-    """Both halves in one program: `(outputs, gradients)`.
-
-    Residuals pass through a barrier together with the cotangents, so that nothing of the backward is merged with
-    the forward or started before it ends. A plan that recomputes nothing needs none.
-    """
-    outputs, residuals = verify.forward(halves, split.graph, primals)
-    if split.plan.runs_again:
-        held = [i for i, r in enumerate(halves.residuals) if r.kind != "input" and _can_wait(residuals[i])]
-        passed = jaxprs.held([*(residuals[i] for i in held), *cotangents])
-        for i, value in zip(held, passed, strict=False):
-            residuals[i] = value
-        cotangents = passed[len(held) :]
-    return outputs, verify.backward(halves, residuals, cotangents)
-
-
-def _can_wait(value: Any) -> bool:
-    return jaxprs.is_plain(jax.typeof(value))
+def halves_for(split: Split) -> Halves:
+    """The halves to run on the default backend."""
+    return split.on_cpu if jax.default_backend() == "cpu" else split.halves
 
 
 @dataclass(frozen=True)
@@ -158,4 +120,4 @@ def donated(halves: Halves) -> tuple[int, ...]:
 def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: tuple[int, ...] = ()) -> Any:
     """Lower and compile a flat function for the default backend."""
     program = jax.jit(function, keep_unused=keep_unused, donate_argnums=donate)
-    return program.lower(*structs).compile(compiler_options=compiler_options())
+    return program.lower(*structs).compile()

@@ -17,7 +17,7 @@ from jointcut.aot.compile import Cost, Memory, ProgramMemory, Timings
 from jointcut.aot.cut import CutCall
 from jointcut.aot.fit import Attempt
 from jointcut.aot.traced import unfinished
-from jointcut.partition import jaxprs
+from jointcut.partition import jaxprs, verify
 from jointcut.partition.figures import counted
 from jointcut.partition.flops import jaxpr_flops
 from jointcut.partition.roles import Role
@@ -73,8 +73,8 @@ class Compiled:
 
         def step(consts: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
-            halves = compiling.halves_for(made, True)
-            outputs, gradients = compiling.run_step(made, halves, [*consts, *bound.unique], ones)
+            halves = compiling.halves_for(made)
+            outputs, gradients = verify.run(halves, made.graph, [*consts, *bound.unique], ones)
             if not self._in_trees:
                 return alias.replaced(outputs, traced.handed_back), gradients
             return unfinished(traced, traced.value_and_gradients(outputs, gradients, bound))
@@ -88,7 +88,7 @@ class Compiled:
             donate_argnames=tuple(name for name in names if name in kwargs),
         )
         lowered = program.lower(list(map(struct, traced.consts)), *args, **kwargs)
-        return lowered.compile(compiler_options=compiling.compiler_options())
+        return lowered.compile()
 
     @property
     def _in_trees(self) -> bool:
@@ -97,7 +97,7 @@ class Compiled:
 
     @property
     def _forward(self) -> Any:
-        closed = compiling.halves_for(self.cut.split, True).forward
+        closed = compiling.halves_for(self.cut.split).forward
         keep = self.cut.traced.options.keep_unused
         out = self.cut.traced.handed_back
 
@@ -116,7 +116,7 @@ class Compiled:
 
     def _compiled_backward(self, overwrite: bool) -> Any:
         made = self.cut.split
-        closed = compiling.halves_for(made, True).backward
+        closed = compiling.halves_for(made).backward
         gone = compiling.donated(made.halves) if overwrite else ()
         return compiling.compiled(_runner(closed), self._residual_structs(closed), True, gone)
 

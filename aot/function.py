@@ -254,7 +254,6 @@ class Function:
             "static_argnums": tuple(n + front for n in sorted(self._statics.argnums)),
             "static_argnames": tuple(sorted(self._statics.argnames)),
             "keep_unused": self._options.keep_unused,
-            "compiler_options": compiling.compiler_options() if front else None,
         }
         if name != "vjp":  # whose backward may read the arguments again
             positions, names = self._options.donated
@@ -285,9 +284,9 @@ class Function:
     def _value_and_grad(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
-        halves = compiling.halves_for(cut.split, ours)
+        halves = compiling.halves_for(cut.split)
         flat = self._flat(cut, bound, captured)
-        outputs, gradients = compiling.run_step(cut.split, halves, flat, traced.ones())
+        outputs, gradients = verify.run(halves, cut.split.graph, flat, traced.ones())
         if ours and bound.holds_more:
             return Pieces(alias.replaced(outputs, traced.handed_back), gradients, traced.program.results)
         result = traced.value_and_gradients(outputs, gradients, bound)
@@ -296,7 +295,7 @@ class Function:
     def _vjp(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, None)
         traced = cut.traced
-        halves = compiling.halves_for(cut.split, ours)
+        halves = compiling.halves_for(cut.split)
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
         pullback = Pullback.of(cut, halves, residuals)
         if not ours:
@@ -375,7 +374,7 @@ class Function:
                 program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
             made = cut_inside(program, self._options, self._name)
             self._uncut.closed(made.graph, made.plan)
-        return made.graph, compiling.halves_for(made, False), program.consts
+        return made.graph, compiling.halves_for(made), program.consts
 
 
 def function(

@@ -13,7 +13,7 @@ from jointcut.aot.meshed import memory_of
 from jointcut.aot.notes import Held
 from jointcut.aot.options import Options, wanted_plan
 from jointcut.aot.searches import Wanted, settled, way
-from jointcut.partition import jaxprs
+from jointcut.partition import jaxprs, verify
 from jointcut.partition.budget import Planner
 from jointcut.partition.loops import read
 from jointcut.partition.plan import Plan
@@ -39,11 +39,9 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     @cache
     def measure(plan: Plan) -> Weighed[Split]:
         made = cut(plan)
-        halves = compiling.halves_for(made, False)
+        halves = compiling.halves_for(made)
         start = time.perf_counter()
-        memory = memory_of(
-            lambda *flat: compiling.run_step(made, halves, flat[:primals], flat[primals:]), program.closed
-        )
+        memory = memory_of(lambda *flat: verify.run(halves, made.graph, flat[:primals], flat[primals:]), program.closed)
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:

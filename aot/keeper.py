@@ -33,7 +33,7 @@ from jointcut.aot.progress import Stage
 from jointcut.aot.stages import Traced
 from jointcut.aot.stored import Entry, StoredCall
 from jointcut.aot.wanted import differentiated
-from jointcut.partition import jaxprs
+from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import IdentityError
 from jointcut.wrappers import alias
 from jointcut.wrappers.table import Table
@@ -185,13 +185,13 @@ class Keeper:
     def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> StoredCall:
         """A step as one program, or forward and backward as two."""
         cut = traced.partition()
-        halves = compiling.halves_for(cut.split, True)
+        halves = compiling.halves_for(cut.split)
         found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
         keep_unused = self.options.keep_unused
         ones = traced.ones() if wanted.kind == "step" else []
 
         def step(*flat: Any) -> list[Any]:
-            outputs, gradients = compiling.run_step(cut.split, halves, flat, ones)
+            outputs, gradients = verify.run(halves, cut.split.graph, flat, ones)
             return [*(x for i, x in enumerate(outputs) if i not in found), *gradients]
 
         with Stage("compile", self.name):

@@ -22,11 +22,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jointcut.aot import artefact
-from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
 from jointcut.aot.calls import KEPT_SIGNATURES
 from jointcut.aot.contract import Contract, StaticArgument
@@ -140,9 +138,7 @@ class Loaded:
         self._refuse_platform()
         if jaxprs.tracing():
             return function
-        waits = any(p.waits_in_loops for p in self._programs.values())
-        options = None if waits else compiling.compiler_options()
-        return self._jitted.of(name, lambda: jax.jit(function, compiler_options=options))
+        return self._jitted.of(name, lambda: jax.jit(function))
 
     def _alone(self, *flat: Any) -> list[Any]:
         return self._programs["inference"](*flat)
@@ -168,7 +164,7 @@ class Loaded:
         kinds = [r.kind for r in self.contract.residuals]
         held = [i for i, x in enumerate(residuals) if kinds[i] != "input" and jaxprs.is_plain(jax.typeof(x))]
         if held:
-            passed = lax.optimization_barrier([*(residuals[i] for i in held), *cotangents])
+            passed = jaxprs.held([*(residuals[i] for i in held), *cotangents])
             for i, value in zip(held, passed, strict=False):
                 residuals[i] = value
             cotangents = passed[len(held) :]

@@ -222,9 +222,7 @@ class Pair:
 
 def halves_for(split: Split, platforms: Sequence[str]) -> Halves:
     """The halves to export: for XLA:CPU alone those that meet its habits."""
-    if tuple(platforms) != ("cpu",):
-        return split.halves
-    return split.held if jaxprs.barriers_expand("cpu") else split.on_cpu
+    return split.on_cpu if tuple(platforms) == ("cpu",) else split.halves
 
 
 def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:

@@ -6,8 +6,7 @@ cotangent tree per positional argument. It is a pytree, so it can leave a `jax.j
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot import compile as compiling
 from jointcut.aot.flat import FlatCall
 from jointcut.aot.stages import Cut
 from jointcut.partition import jaxprs
@@ -24,10 +22,6 @@ from jointcut.partition.figures import counted
 from jointcut.wrappers.metadata import GraphSignature
 from jointcut.wrappers.table import Table
 from jointcut.wrappers.zeros import Backwards, filled
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 @dataclass(frozen=True)
@@ -46,14 +40,8 @@ class Program:
 
     def run(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
         """The flat gradients, in this trace or compiled; None stands for a cotangent that is zero."""
-        name = "inlined" if jaxprs.tracing() else "compiled"
-        gradients = self.made.of(name, lambda: self._backwards(name))(residuals, cotangents)
+        gradients = self.made.of("backward", lambda: Backwards(self.halves, jax.jit))(residuals, cotangents)
         return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
-
-    def _backwards(self, name: str) -> Backwards:
-        options = compiling.compiler_options()
-        wrap = _as_it_is if name == "inlined" else functools.partial(jax.jit, compiler_options=options)
-        return Backwards(self.halves, wrap)
 
 
 @jax.tree_util.register_dataclass

@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jointcut.aot import compile as compiling
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
@@ -74,13 +73,11 @@ class Wanted(Generic[_T]):
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
-    """How plans are compiled: as how many programs, with which arguments given up, under which compiler options.
+    """How plans are compiled: as how many programs, and with which arguments given up.
 
-    Inside somebody's `jit` (not `ours`) no argument is given up, and the options are JAX's own.
+    Inside somebody's `jit` (not `ours`) no argument is given up.
     """
-    if not ours:
-        return repr((executables, ((), ()), False, None))
-    return repr((executables, options.donated, options.keep_unused, compiling.compiler_options()))
+    return repr((executables, *((options.donated, options.keep_unused) if ours else (((), ()), False))))
 
 
 def summary(plan: Plan) -> str:

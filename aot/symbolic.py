@@ -70,11 +70,6 @@ class SymbolicSplit(Split):
         """As `Split.on_cpu`."""
         return told_sizes(super().on_cpu, self.graph)
 
-    @cached_property
-    def inlined(self) -> Halves:
-        """As `Split.inlined`."""
-        return told_sizes(super().inlined, self.graph)
-
 
 def symbolic_cut(
     function: Callable[..., Any],

@@ -196,7 +196,7 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
             yield check(made, name, plain.of("grad"), lambda: function.value_and_grad(*arguments))
         else:
             for what, plan in plans(joint, name, draws):
-                form = draws.choice(("halves", "on_cpu", "held", "inlined"))
+                form = draws.choice(("halves", "on_cpu"))
                 run = functools.partial(run_halves, joint, plan, form, arguments)
                 yield check(made, f"{what}, {form}", plain.of("grad"), run)
 

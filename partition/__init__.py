@@ -38,7 +38,6 @@ Files, in reading order:
     front: Find the cheapest cut at every price of a second.
     cpu: Meet the habits of XLA:CPU: which values to keep apart from the ops that read them.
     schedule: Order the backward so that a recomputed value lives briefly.
-    hold: Hold recomputation back where a compiler expands barriers.
     emit: Write the plan out as two jaxprs.
     verify: Check that the two jaxprs together mean what the one did.
     sweeps: Write a scan in segments, forward and again in the backward.

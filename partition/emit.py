@@ -4,28 +4,24 @@ The forward is `primals -> (outputs, residuals)`, the backward `(residuals, prim
 written region by region: a loop's forward scan gets new stacks for what is saved and loses those that are not, its
 backward scan gets the recomputation in its body. Equations keep their name stack and source line.
 
-What is recomputed is tied to the cotangent that needs it (`schedule`), by an optimisation barrier, or, where someone
-else's compiler would expand the barrier, by a predicate of it that cannot be folded (`hold="predicate"`).
+What is recomputed is tied to the cotangent that needs it (`schedule`) by an optimisation barrier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
 from jointcut.partition.cpu import written_forward
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
-from jointcut.partition.hold import begun, branched, can_witness, tied, waiting
 from jointcut.partition.plan import Plan, runs_forward
 from jointcut.partition.policy import MOVEMENT
 from jointcut.partition.roles import Role
 from jointcut.partition.schedule import Order, Step, schedule
-
-Hold = Literal["barrier", "predicate", "none"]
 
 
 @dataclass(frozen=True)
@@ -41,38 +37,42 @@ class Residual:
 
 @dataclass(frozen=True)
 class Halves:
-    """The two jaxprs; `residuals` describes the leading inputs of the backward, in order."""
+    """The two jaxprs; `residuals` describes the leading inputs of the backward, in order.
+
+    `waits` says that the backward computes something again, so that in one program with the forward its residuals
+    wait for the cotangents.
+    """
 
     forward: Any
     backward: Any
     residuals: tuple[Residual, ...]
+    waits: bool = False
 
 
-def emit(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu: bool = False) -> Halves:
+def emit(graph: Graph, facts: Facts, plan: Plan, on_cpu: bool = False) -> Halves:
     """Write both halves of a plan that closes.
 
-    `hold` says how recomputation is held back. With `on_cpu` the habits of XLA:CPU (`cpu`) are met: an op that it takes
-    apart goes into a branch of its own, so that the arrays which the compiler adds to it live and die there, and some
-    values are written out before the ops that read them. Raises `PlanError` where the graph was read from text.
+    With `on_cpu` the habits of XLA:CPU (`cpu`) are met: an op that it takes apart is called in a computation of its
+    own, so that the arrays which the compiler adds to it live and die there, and some values are written out before
+    the ops that read them. Raises `PlanError` where the graph was read from text.
     """
     if any(v.payload is None for v in graph.values):
         what = "was read from text, so it has no equations that halves could be written of."
         raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
-    hold = hold if plan.runs_again else "none"
     with jaxprs.paused_collection():
         orders = schedule(graph, facts, plan)
-        backward, residuals = _backward(graph, facts, plan, orders, hold, on_cpu)
-        forward = _forward(graph, facts, plan, hold, written_forward(graph, plan) if on_cpu else frozenset())
-        return Halves(forward, jaxprs.build(*backward), residuals)
+        backward, residuals = _backward(graph, facts, plan, orders, on_cpu)
+        forward = _forward(graph, facts, plan, written_forward(graph, plan) if on_cpu else frozenset())
+        return Halves(forward, jaxprs.build(*backward), residuals, plan.runs_again)
 
 
-def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozenset[int]) -> Any:
+def _forward(graph: Graph, facts: Facts, plan: Plan, apart: frozenset[int]) -> Any:
     outputs = graph.role_outputs(Role.OUTPUT)
     shown = {v for v in outputs if v is not None}
     handed = [v for v in plan.values if v not in shown]
     run = runs_forward(graph, facts, plan)
     exported = _exported(graph, run, {*shown, *plan.values})
-    half = _Half(graph, {}, {}, _rounded(graph, plan), hold, apart=apart)
+    half = _Half(graph, {}, {}, _rounded(graph, plan), plan.runs_again, apart=apart)
     primals = graph.role_inputs(Role.PRIMAL)
     top = _Scope(half, graph.regions[TOP], None, _Run(run, exported))
     invars = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in primals]
@@ -81,16 +81,15 @@ def _forward(graph: Graph, facts: Facts, plan: Plan, hold: Hold, apart: frozense
     return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
 
 
-def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], hold: Hold, on_cpu: bool) -> Any:
+def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], on_cpu: bool) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     run = _Run(facts.backward, _exported(graph, facts.backward, gradients))
-    half = _Half(graph, orders, _reruns(graph, orders), frozenset(), hold, on_cpu=on_cpu)
+    half = _Half(graph, orders, _reruns(graph, orders), frozenset(), plan.runs_again, on_cpu=on_cpu)
     top = _Scope(half, graph.regions[TOP], None, run)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
     cotangents = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in graph.role_inputs(Role.COTANGENT)]
     top.env.update(fed)
-    half.handed = set(plan.values) - {v for v, _ in (*graph.inputs, *graph.outputs)}
     top.run_backward(orders[TOP])
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
@@ -189,17 +188,16 @@ class _Half:
     """What all regions of one half share.
 
     `apart` are values kept from being fused into their readers, `on_cpu` says whether to do so in the backward where
-    the schedule asks for it, `handed` are the residuals that the backward alone may overwrite.
+    the schedule asks for it, and `waits` whether anything is held back at all.
     """
 
     graph: Graph
     orders: dict[int, Order]
     reruns: dict[tuple[int, int], _Run]
     rounded: frozenset[int]
-    hold: Hold
+    waits: bool
     apart: frozenset[int] = frozenset()
     on_cpu: bool = False
-    handed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -264,71 +262,30 @@ class _Scope:
         op = self.half.graph.ops[step.op]
         self.op(op)
         if step.whole and self.half.on_cpu:
-            self.into_branch(op)
+            self.eqns.append(jaxprs.called(self.eqns.pop()))
         self.env.update(before)
 
     def write_out(self, values: Iterable[int]) -> None:
         """Keep XLA from fusing values into what reads them from here on."""
-        atoms = {v: self.want(v) for v in values}
-        atoms = {v: atom for v, atom in atoms.items() if atom not in self.written and can_witness(atom.aval)}
-        if not atoms or self.half.hold == "none":
+        if not self.half.waits:
             return
-        if self.half.hold == "barrier":
-            for v, atom in atoms.items():
+        for v in values:
+            atom = self.want(v)
+            if atom not in self.written and _can_wait(atom):
                 eqn, (held,) = jaxprs.barrier([atom])
                 self.eqns.append(eqn)
                 self.written.add(self.define(v, held))
-            return
-        eqns, held = waiting(list(atoms.values()), next(iter(atoms.values())))
-        self.eqns.extend(eqns)
-        self.written.update(map(self.define, atoms, held))
-
-    def into_branch(self, op: Op) -> None:
-        """Put the equation just written into a branch of its own."""
-        eqn = self.eqns.pop()
-        witness = next((v for v in eqn.invars if can_witness(v.aval)), None)
-        eqns, outs = ([eqn], eqn.outvars) if witness is None else branched(eqn, witness)
-        self.eqns.extend(eqns)
-        for v, var in zip(op.outputs, outs, strict=True):
-            self.define(v, var)
 
     def hold(self, step: Step, anchor: int) -> dict[int, Any]:
         """Let roots wait for an anchor; returns the atoms to put back for those that read the roots later."""
-        roots = [v for v in step.roots if _can_wait(self.want(v))]
-        if not roots or self.half.hold == "none":
+        before = {v: self.want(v) for v in step.roots if _can_wait(self.want(v))}
+        if not self.half.waits:
             return {}
-        if self.half.hold == "barrier":
-            # One barrier for each root: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
-            before = {v: self.want(v) for v in roots}
-            for v in roots:
-                eqn, (held, _) = jaxprs.barrier([before[v], self.want(anchor)])
-                self.eqns.append(eqn)
-                self.define(v, held)
-            return before
-        # In a loop body there is nothing of the forward to be merged with.
-        witness = self.witness(roots, anchor) if self.region.id == TOP else None
-        return {} if witness is None else self.tie(step, roots, witness)
-
-    def witness(self, roots: Sequence[int], anchor: int) -> Any:
-        """A variable that a predicate can be made of, if there is one: the anchor, unless that may be a constant."""
-        late = [anchor] if self.half.graph.values[anchor].maker is not None else []
-        atoms = map(self.want, (*late, *roots))
-        return next((a for a in atoms if can_witness(a.aval)), None)
-
-    def tie(self, step: Step, roots: Sequence[int], witness: Any) -> dict[int, Any]:
-        """Hold roots without barriers: a residual waits once, for its first reader; of the rest enough is selected."""
-        handed = [v for v in roots if v in self.half.handed]
-        eqns, there, held = begun(witness, list(map(self.want, handed)))
-        self.eqns.extend(eqns)
-        self.half.handed.difference_update(handed)
-        self.env.update(zip(handed, held, strict=True))
-        roots = [v for v in roots if v not in handed]
-        if not step.whole:
-            roots = _enough(self.half.graph, step.again, roots, handed)
-        before = {v: self.want(v) for v in roots}
-        eqns, selected = tied(list(before.values()), there)
-        self.eqns.extend(eqns)
-        self.env.update(zip(roots, selected, strict=True))
+        # One barrier for each root: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
+        for v, atom in before.items():
+            eqn, (held, _) = jaxprs.barrier([atom, self.want(anchor)])
+            self.eqns.append(eqn)
+            self.define(v, held)
         return before
 
     def op(self, op: Op) -> None:
@@ -370,22 +327,6 @@ class _Scope:
         init = [self.read(home, v) for v in eqn.invars[a:b]]
         xs = [self.want(v) for v in inner.xs]
         self.eqns.append(jaxprs.scan(eqn, closed, consts, init, xs, outvars))
-
-
-def _enough(graph: Graph, ops: Iterable[int], roots: Sequence[int], waiting: Iterable[int]) -> list[int]:
-    """Those of some roots that must wait, beside what waits, so that each op does: by one of few bytes for each.
-
-    An op that reads what waits waits itself. Each root more is one more array that XLA may have to write out.
-    """
-    late, chosen = set(waiting), list[int]()
-    for op in map(graph.ops.__getitem__, ops):
-        own = [v for v in op.inputs if v in roots]
-        if own and late.isdisjoint(op.inputs):
-            chosen.append(min(own, key=lambda v: graph.values[v].bytes))
-            late.add(chosen[-1])
-        if not late.isdisjoint(op.inputs):
-            late.update(op.outputs)
-    return chosen
 
 
 def _can_wait(atom: Any) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax._src import checkify as _checkify
 from jax._src import config as _config
@@ -33,6 +32,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.state import discharge as _discharge
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -226,25 +226,37 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
-    """An `optimization_barrier` equation over the given variables, and the variables it returns."""
+    """A barrier over the given variables (`held`), and the variables it returns."""
     outs = [fresh(v.aval) for v in atoms]
-    eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_for([v.aval for v in atoms]), {}, frozenset())
+    eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_p(), {}, frozenset())
     return eqn, outs
 
 
+def called(eqn: Equation) -> Equation:
+    """An equation in a computation of its own, which XLA does not inline: what the compiler adds to it stays there."""
+
+    def apart(*values: Any) -> Any:
+        out = eqn.primitive.bind(*values, **eqn.params)
+        return out if eqn.primitive.multiple_results else [out]
+
+    closed = jax.make_jaxpr(_not_inlined(apart))(*(struct(v.aval) for v in eqn.invars))
+    call = opened(closed)[0].eqns[0]
+    return rebound(call, eqn.invars, eqn.outvars).replace(source_info=eqn.source_info)
+
+
+def _not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function in a computation that XLA leaves a call to the end."""
+
+    def call(*operands: Any) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            return jax.jit(function)(*operands)
+
+    return call
+
+
 def held(values: Sequence[Any]) -> list[Any]:
-    """`lax.optimization_barrier`, of values that may vary over different axes of a mesh."""
-    return list(_barrier_for([jax.typeof(x) for x in values]).bind(*values)) if values else []
-
-
-def _barrier_for(avals: Sequence[Any]) -> Any:
-    """JAX's primitive, or ours: JAX 0.10 refuses operands that vary over different axes."""
-    return _barrier_p() if len(set(map(varying, avals))) < 2 else _mixed_barrier_p()
-
-
-@functools.lru_cache(maxsize=1)
-def _barrier_p() -> Any:
-    return opened(jax.make_jaxpr(lax.optimization_barrier)(np.float32(0)))[0].eqns[0].primitive
+    """Let values wait for each other, as `lax.optimization_barrier`, wherever they are used from here on."""
+    return list(_barrier_p().bind(*values)) if values else []
 
 
 def reduce_precision(var: Atom) -> tuple[Equation, Var]:
@@ -683,59 +695,37 @@ _util.weakref_cache_key_types.add(LinearRules)
 
 
 @functools.lru_cache(maxsize=1)
-def _mixed_barrier_p() -> Any:
-    """An optimisation barrier whose operands may vary over different axes; by its name the same as JAX's."""
+def _barrier_p() -> Any:
+    """An optimisation barrier, by its name the same as JAX's, that also holds on XLA:CPU up to JAX 0.11.
+
+    There XLA expands barriers before it schedules, but never inlines a call marked `inlineable="false"`: it fuses,
+    merges and moves nothing across, and copies nothing for it. So a barrier is lowered as such a call. Operands may
+    vary over different axes of a mesh, which JAX 0.10 does not allow its own.
+    """
     prim: Any = jex.Primitive("optimization_barrier")
-    prim.multiple_results, prim.cache_key = True, "jointcut: a barrier over different axes"
+    prim.multiple_results, prim.cache_key = True, "jointcut: a barrier"
 
     def jvp(primals: Any, tangents: Any) -> Any:
         return held(primals), held([ad.instantiate_zeros(t) for t in tangents])
+
+    def as_barrier(ctx: Any, *operands: Any) -> Any:
+        del ctx
+        return _hlo.OptimizationBarrierOp(operands).results
+
+    def optimization_barrier(*values: Any) -> Any:
+        return lax.optimization_barrier(values)
+
+    def as_call(ctx: Any, *operands: Any) -> Any:
+        # Without axes of a mesh, which a call inside of `shard_map` would look for in vain.
+        plain = [jax.core.ShapedArray(v.shape, v.dtype) for v in ctx.avals_in]
+        return mlir.lower_fun(_not_inlined(optimization_barrier), multiple_results=True)(ctx.replace(avals_in=plain), *operands)
 
     prim.def_impl(lambda *xs: list(xs))
     prim.def_abstract_eval(lambda *avals: list(avals))
     ad.primitive_jvps[prim] = jvp
     ad.primitive_transposes[prim] = lambda cts, *_: held([ad.instantiate_zeros(ct) for ct in cts])
     batching.primitive_batchers[prim] = lambda xs, dims: (held(xs), dims)
-    mlir.register_lowering(prim, lambda ctx, *xs: _hlo.OptimizationBarrierOp(xs).results)
-    return prim
-
-
-def first_element(x: Any) -> Any:
-    """The first element of an array as a float32 that no mesh knows of: it is not sharded, and does not vary.
-
-    The devices of a mesh may disagree on it, so it serves for a predicate that is true whatever it is. It has no
-    derivative, and batched it is that of the whole batch: then the predicate stays one, and a branch on it a branch.
-    """
-    return _first_p().bind(x)
-
-
-@functools.lru_cache(maxsize=1)
-def _first_p() -> Any:
-    prim: Any = jex.Primitive("first_element")
-    prim.cache_key = "jointcut: the first element"
-
-    def first(x: Any) -> Any:
-        if 0 in x.shape:  # a batch of none
-            return lax.full((), 0, np.float32)
-        x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
-        return lax.convert_element_type(lax.real(x) if jnp.iscomplexobj(x) else x, np.float32)
-
-    def abstract(x: Any) -> Any:
-        nowhere = x.sharding.update(spec=jax.sharding.PartitionSpec())
-        return on_all_devices(x).update(shape=(), dtype=np.float32, weak_type=False, sharding=nowhere)
-
-    def jvp(primals: Any, tangents: Any) -> Any:
-        del tangents
-        out = first_element(*primals)
-        return out, ad.Zero(tangent_aval(jax.typeof(out)))
-
-    def lowering(ctx: Any, x: Any) -> Any:
-        aval = jax.core.ShapedArray(ctx.avals_in[0].shape, ctx.avals_in[0].dtype)
-        return mlir.lower_fun(first, multiple_results=False)(ctx.replace(avals_in=[aval]), x)
-
-    prim.def_impl(jax.jit(first))
-    prim.def_abstract_eval(abstract)
-    ad.primitive_jvps[prim] = jvp
-    batching.primitive_batchers[prim] = lambda xs, _: (first_element(*xs), None)
-    mlir.register_lowering(prim, lowering)
+    mlir.register_lowering(prim, as_barrier)
+    if barriers_expand("cpu"):
+        mlir.register_lowering(prim, as_call, platform="cpu")
     return prim

@@ -38,7 +38,7 @@ ELEMENTWISE = _names(
 #: Elements copied, repeated or picked, and keys derived from keys.
 MOVEMENT = _names(
     """axis_index broadcast broadcast_in_dim broadcast_to concatenate create_token dynamic_slice
-    dynamic_update_slice empty expand_dims first_element gather iota pad pvary random_clone random_fold_in
+    dynamic_update_slice empty expand_dims gather iota pad pvary random_clone random_fold_in
     random_seed random_split random_unwrap random_wrap reduced_vary_cast reduced_vary_cast_p reshape rev
     sharding_constraint slice split squeeze stack tile transpose unstack vary_unreduced_cast vary_unreduced_cast_p
     zeros_like"""

@@ -215,39 +215,6 @@ def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
     return Live(frozenset(places), frozenset(read))
 
 
-def without_barriers_in_loops(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Take optimisation barriers out of loop bodies, also those that `jax.checkpoint` asks for.
-
-    Where a compiler expands barriers by default they mean nothing there. XLA:CPU up to JAX 0.11, told to keep them,
-    aborts the process on one inside a small loop (it compiles such loops by a path that has no code for barriers).
-    """
-    jaxpr, consts = opened(closed)
-    return ClosedJaxpr(_stripped(jaxpr, False), consts)
-
-
-def _stripped(jaxpr: Jaxpr, in_loop: bool) -> Jaxpr:
-    rename: dict[Var, Atom] = {}
-    eqns: list[Equation] = []
-
-    def read(v: Atom) -> Atom:
-        return v if isinstance(v, Literal) else rename.get(v, v)
-
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        invars = [read(v) for v in eqn.invars]
-        if in_loop and name == "optimization_barrier":
-            rename.update(zip(eqn.outvars, invars, strict=True))
-            continue
-        if name in _WITH_BODIES:
-            deeper = in_loop or name in ("scan", "while")
-            params = {k: _in_bodies(v, lambda j, d=deeper: _stripped(j, d)) for k, v in eqn.params.items()}
-            if deeper and name == "remat2":
-                params["prevent_cse"] = False
-            eqn = eqn.replace(params=params)
-        eqns.append(rebound(eqn, invars, eqn.outvars) if any(map(rename.__contains__, _vars(eqn))) else eqn)
-    return jaxpr.replace(eqns=eqns, outvars=[read(v) for v in jaxpr.outvars])
-
-
 def _vars(eqn: Equation) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.classify import Facts
-from jointcut.partition.emit import Halves, Hold, Residual, emit
+from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, Graph, Op
 from jointcut.partition.plan import Plan
@@ -32,9 +32,9 @@ from jointcut.partition.sweeps import Rerun, sweep_program, unwind_program
 Lengths = int | tuple[int, ...]
 
 
-def written(graph: Graph, facts: Facts, plan: Plan, hold: Hold = "barrier", on_cpu: bool = False) -> Halves:
+def written(graph: Graph, facts: Facts, plan: Plan, on_cpu: bool = False) -> Halves:
     """The two jaxprs of a plan, its loops in segments where it says so; as `emit.emit`."""
-    halves = emit(graph, facts, plan, hold, on_cpu)
+    halves = emit(graph, facts, plan, on_cpu)
     return segmented(halves, graph, facts, plan, dict(plan.segments)) if plan.segments else halves
 
 
@@ -42,9 +42,8 @@ def segmented(halves: Halves, graph: Graph, facts: Facts, plan: Plan, lengths: M
     """The halves with some loops in segments: `lengths` says by loop id how many steps a segment has.
 
     The kept carries are saved results of the forward, as is what the loop reads and the backward did not have so far.
-    Barriers tie each segment to the cotangent; where a compiler must not see them in loops, take them out afterwards
-    (`rewrite.without_barriers_in_loops`). A loop of whose stacks none is handed over, since no gradient comes of what
-    reads them, stays as it is. Raises `PlanError` for a loop that cannot run in segments, or such a length.
+    Barriers tie each segment to the cotangent. A loop of whose stacks none is handed over, since no gradient comes of
+    what reads them, stays as it is. Raises `PlanError` for a loop that cannot run in segments, or such a length.
     """
     known = segmentable(graph, facts, plan)
     asked = {loop: _checked(known, loop, given) for loop, given in lengths.items()}
@@ -103,6 +102,7 @@ class _Work:
     cotangents: list[Any]
     back: list[Any]
     gradients: list[Any]
+    waits: bool
 
     @classmethod
     def of(cls, halves: Halves, graph: Graph) -> _Work:
@@ -114,12 +114,12 @@ class _Work:
         links = [_Link(places[r.kind][r.index], var, r.value) for r, var in pairs]
         cotangents = list(backward.invars[len(links) :])
         primals, eqns, back = list(forward.invars), list(forward.eqns), list(backward.eqns)
-        return cls(primals, eqns, outputs, saved, links, cotangents, back, list(backward.outvars))
+        return cls(primals, eqns, outputs, saved, links, cotangents, back, list(backward.outvars), halves.waits)
 
     def halves(self) -> Halves:
         forward = jaxprs.build(self.primals, [*self.outputs, *self.saved], self.eqns)
         backward = jaxprs.build([*(link.read for link in self.links), *self.cotangents], self.gradients, self.back)
-        return Halves(forward, backward, tuple(map(self.residual, self.links)))
+        return Halves(forward, backward, tuple(map(self.residual, self.links)), self.waits)
 
     def residual(self, link: _Link) -> Residual:
         for kind, atoms in (("input", self.primals), ("output", self.outputs), ("saved", self.saved)):

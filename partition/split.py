@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition import loops, rewrite, verify
+from jointcut.partition import loops, verify
 from jointcut.partition.best import STRATEGIES
 from jointcut.partition.classify import Facts, classify
-from jointcut.partition.emit import Halves, Hold
+from jointcut.partition.emit import Halves
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.memory import residual_bytes, spared
@@ -40,8 +40,7 @@ class Split:
         graph: the joint program.
         facts: what must run forward and what backward.
         plan: what is saved and what is recomputed.
-        halves: the jaxprs as they run in programs of our own; `inlined` are those that run inside somebody else's
-            `jax.jit` on a compiler that expands barriers.
+        halves: the two jaxprs; `on_cpu` are the same for XLA:CPU.
         cut_ms, emit_ms: wall times of planning and of writing.
     """
 
@@ -72,18 +71,6 @@ class Split:
         """The halves for XLA:CPU, whose habits (`cpu`) they meet."""
         return written(self.graph, self.facts, self.plan, on_cpu=True)
 
-    @cached_property
-    def held(self) -> Halves:
-        """The same with barriers outside loops only, for a compiler that is told to keep them: XLA:CPU up to 0.11."""
-        strip = rewrite.without_barriers_in_loops
-        halves = self.on_cpu
-        return replace(halves, forward=strip(halves.forward), backward=strip(halves.backward))
-
-    @cached_property
-    def inlined(self) -> Halves:
-        """The halves with recomputation held back by predicates, which no pass of XLA:CPU undoes."""
-        return written(self.graph, self.facts, self.plan, "predicate", on_cpu=True)
-
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
         return verify.run(self.halves, self.graph, primals, cotangents)
@@ -95,7 +82,6 @@ def split(
     strategy: Strategy = "best",
     *,
     graph: Graph | None = None,
-    hold: Hold = "barrier",
 ) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
@@ -108,7 +94,7 @@ def split(
     plan = decide(graph, strategy)
     middle = time.perf_counter()
     facts = classify(graph)
-    halves = written(graph, facts, plan, hold)
+    halves = written(graph, facts, plan)
     verify.verify_structure(graph, halves)
     end = time.perf_counter()
     return Split(graph, facts, spared(plan, halves), halves, 1e3 * (middle - start), 1e3 * (end - middle))

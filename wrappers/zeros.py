@@ -14,6 +14,7 @@ from typing import Any
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.rewrite import live
+from jointcut.partition.verify import waited
 from jointcut.partition.zeros import Specialised, without
 from jointcut.wrappers.table import Table
 
@@ -33,11 +34,12 @@ class Backwards:
         """The flat gradients; None for a cotangent says that it is zero, None for a gradient that it must be."""
         zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
         if not zeros:
-            return self._compiled((), self.halves.backward)(*residuals, *cotangents)
+            flat = [*residuals, *cotangents]
+            return self._compiled((), self.halves.backward)(*waited(self.halves, range(len(flat)), flat))
         variant = self.variant(zeros)
         flat = [*residuals, *cotangents]
         run = self._compiled(zeros, variant.closed)
-        results = iter(run(*(flat[i] for i in variant.used)))
+        results = iter(run(*waited(self.halves, variant.used, [flat[i] for i in variant.used])))
         return [None if zero else next(results) for zero in variant.zero_outputs]
 
     def variant(self, zeros: tuple[int, ...]) -> Specialised:

@@ -14,6 +14,7 @@ from jointcut.aot.report.frames import Frames
 
 Index = tuple[int, ...]  # where in a tuple-shaped result
 
+_BARRIERS = ("/optimization_barrier", "/jit(optimization_barrier)")  # as they are, and as calls (`jaxprs`)
 _NEAR = 64  # instructions without a line that are followed from one
 
 
@@ -39,7 +40,12 @@ class Instruction:
     @property
     def is_users(self) -> bool:
         """Whether it was lowered from an op of the user's: it is no argument, not XLA's own, and no barrier of ours."""
-        return bool(self.name) and self.opcode != "parameter" and not self.name.endswith("/optimization_barrier")
+        return bool(self.name) and self.opcode != "parameter" and not self.name.endswith(_BARRIERS)
+
+    @property
+    def is_called_barrier(self) -> bool:
+        """Whether it is a call that does nothing: its results are its operands."""
+        return self.opcode == "call" and self.name.endswith(_BARRIERS)
 
 
 @dataclass
@@ -101,7 +107,7 @@ class Program:
         seen.add((identity, index))
         if at.opcode == "get-tuple-element":
             index = (at.element, *index)
-        elif at.opcode == "tuple" and index:
+        elif (at.opcode == "tuple" or at.is_called_barrier) and index:
             return self._origin(at.operands[index[0]], index[1:], seen)
         elif at.opcode != "opt-barrier":
             index = ()
@@ -133,8 +139,8 @@ class Program:
             return self._updated(own)
         if own.opcode == "parameter" and index:  # of a loop's body or condition: what the step before has written
             return self.roots[self.bodies.get(own.computation, own.computation)], index
-        if own.opcode == "tuple" and index:
-            return own.operands[index[0]], index[1:]
+        if own.is_called_barrier or (own.opcode == "tuple" and index):
+            return own.operands[index[0] if index else 0], index[1:]
         if own.opcode == "get-tuple-element":
             return own.operands[0], (own.element, *index)
         if own.opcode == "dynamic-update-slice":

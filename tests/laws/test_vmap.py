@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import jaxprs
 from jointcut.partition.mincut import STRATEGIES
 
 W = jnp.cos(jnp.arange(9.0)).reshape(3, 3)
@@ -192,28 +191,6 @@ def test_the_gradient_of_a_mapped_function_takes_the_memory_of_the_cut_around_th
     around = temporary_bytes(jax.grad(aot.function(mean(deep))), DEEP, ROWS)
     assert temporary_bytes(jax.grad(mean(aot.function(deep))), DEEP, ROWS) <= 1.05 * around
     assert around < 0.8 * temporary_bytes(jax.grad(mean(deep)), DEEP, ROWS)
-
-
-def conditionals(f, *args):
-    closed = jax.make_jaxpr(f)(*args)
-    eqns = [eqn for inner in _bodies(jaxprs.opened(closed)[0]) for eqn in inner.eqns]
-    return sum(eqn.primitive.name == "cond" for eqn in eqns)
-
-
-def _bodies(jaxpr):
-    yield jaxpr
-    for eqn in jaxpr.eqns:
-        for inner in jaxprs.inner_jaxprs(eqn):
-            yield from _bodies(inner)
-
-
-@pytest.mark.skipif(not jaxprs.barriers_expand("cpu"), reason="barriers hold without branches here")
-def test_what_holds_recomputation_back_stays_a_branch_for_a_whole_batch():
-    """Mapped, a branch on a predicate of each example is a selection: both sides run, and nothing waits."""
-    gradient = jax.grad(aot.function(deep))
-    alone = conditionals(gradient, DEEP, ROWS[0])
-    assert alone > 0
-    assert conditionals(over(gradient), DEEP, ROWS) == alone
 
 
 def test_each_mapped_program_is_cut_once_and_for_what_it_is():

@@ -107,7 +107,7 @@ def test_the_page_says_what_less_memory_costs_and_the_budget_to_type_for_it(repo
     tab = opened(told.html)
     shown = cells(tab, "#less tbody tr:first-child td")
     assert shown[0].startswith(f"{row.budget} (−") and shown[1].startswith(f"{human_bytes(row.peak_bytes)} (−")
-    assert shown[3] == human_bytes(row.freed_bytes - row.kept_bytes)
+    assert shown[3] == "−" + human_bytes(row.freed_bytes - row.kept_bytes)
     assert all(cell for cell in shown)
     assert (
         f'Each budget was tried and holds: aot.function(budget="{row.budget}").'

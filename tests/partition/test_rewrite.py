@@ -103,15 +103,3 @@ def test_effects_are_never_merged():
 def test_the_boundary_counts_what_is_left_of_the_forward():
     closed, count = merged(lambda x: (jnp.sin(x), jnp.sin(x), jnp.cos(x), jnp.cos(x)), 0.3, boundary=3)
     assert (names(closed), count) == (["sin", "cos"], 2)
-
-
-def test_barriers_leave_loop_bodies_and_stay_outside():
-    def held(x):
-        x = lax.optimization_barrier(x)
-        return lax.scan(lambda h, _: (lax.optimization_barrier(jnp.sin(h)), None), x, None, length=3)[0]
-
-    closed = jax.make_jaxpr(held)(0.3)
-    stripped = rewrite.without_barriers_in_loops(closed)
-    assert names(stripped) == ["optimization_barrier", "scan"]
-    assert [eqn.primitive.name for eqn in jaxprs.scan_layout(equations(stripped)[1]).body.eqns] == ["sin"]
-    assert same(closed, stripped, np.float32(0.3))

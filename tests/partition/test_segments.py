@@ -238,9 +238,9 @@ def test_every_loop_gives_the_same_bits_in_segments(program, strategy):
 
 
 @pytest.mark.parametrize("program", [cell, two_loops])
-def test_halves_for_somebody_elses_jit_can_be_segmented_too(program):
+def test_halves_for_xla_cpu_can_be_segmented_too(program):
     made, flat = cut(program(5), carry_alone)
-    held = emit(made.graph, made.facts, made.plan, "predicate", on_cpu=True)
+    held = emit(made.graph, made.facts, made.plan, on_cpu=True)
     loops = segmentable(made.graph, made.facts, made.plan)
     new = in_segments(made, dict.fromkeys(loops, 3), held)
     assert_same(results(made, new, flat), results(made, held, flat))
@@ -328,13 +328,12 @@ def test_the_memory_of_a_long_loop_grows_as_the_root_of_its_length():
         (record,) = segmentable(made.graph, made.facts, made.plan).values()
         k = best_length(steps, record.carry_bytes, record.residual_bytes)
         for halves in (made.halves, in_segments(made, {1: k})):
-            bare = rewrite.without_barriers_in_loops
 
-            def step(*flat, halves=halves, graph=made.graph, bare=bare):
-                ends = jaxprs.evaluate(bare(halves.forward), *flat)
+            def step(*flat, halves=halves):
+                ends = jaxprs.evaluate(halves.forward, *flat)
                 places = {"input": flat, "output": ends[:1], "saved": ends[1:]}
                 residuals = [places[r.kind][r.index] for r in halves.residuals]
-                return ends[0], jaxprs.evaluate(bare(halves.backward), *residuals, jnp.float32(1))
+                return ends[0], jaxprs.evaluate(halves.backward, *residuals, jnp.float32(1))
 
             found[steps, halves is made.halves] = temp_bytes(step, *flat)
     assert found[10_000, True] > 50 * found[100, True]

@@ -246,5 +246,5 @@ def test_an_integer_outside_a_container_is_refused_as_before():
         aot.function(lambda a: jnp.sum(a["q"].dense()) * a["n"]).value_and_grad({"q": quantised(), "n": 3})
     assert str(caught.value) == (
         "args[0]['n'] is int32: value_and_grad differentiates floating-point arguments.\n"
-        "Leave it out of argnums=0, convert it, or use vjp."
+        "Say which arrays are differentiated, as filter=lambda x: x.dtype == jnp.float32, convert it, or use vjp."
     )
