@@ -6,6 +6,8 @@ over.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,21 @@ from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.split import Split
 from jointcut.wrappers.record import Record
+
+_BARRIER_PASS = "cse_barrier_expander"
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """The options under which barriers of a loaded program hold on the default backend, None where they do anyway.
+
+    A program for several platforms or for symbolic sizes has plain barriers (`jaxprs.held`), which a pass of XLA:CPU
+    expands up to JAX 0.11.
+    """
+    if not jaxprs.barriers_expand(jax.default_backend()):
+        return None
+    named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
+    return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
 
 
 def halves_for(split: Split) -> Halves:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jointcut.aot import artefact
+from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
 from jointcut.aot.calls import KEPT_SIGNATURES
 from jointcut.aot.contract import Contract, StaticArgument
@@ -138,7 +139,9 @@ class Loaded:
         self._refuse_platform()
         if jaxprs.tracing():
             return function
-        return self._jitted.of(name, lambda: jax.jit(function))
+        waits = any(p.waits_in_loops for p in self._programs.values())
+        options = None if waits else compiling.compiler_options()
+        return self._jitted.of(name, lambda: jax.jit(function, compiler_options=options))
 
     def _alone(self, *flat: Any) -> list[Any]:
         return self._programs["inference"](*flat)

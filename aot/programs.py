@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,24 @@ Arrays = Sequence[Described | None]
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, struct.error)
 
 
-def program(name: str, contract: Contract, found: Artefact) -> Callable[..., list[Any]]:
-    """Read a program of an artefact: a function of arrays, differentiable as often as the contract says.
+@dataclass(frozen=True)
+class Program:
+    """A program of an artefact as a function of arrays, differentiable as often as the contract says.
+
+    `waits_in_loops` says whether a loop in it holds an optimisation barrier: XLA:CPU up to JAX 0.11, told to keep
+    barriers, aborts the process over such.
+    """
+
+    run: Callable[..., list[Any]]
+    waits_in_loops: bool
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """The results, in order."""
+        return self.run(*arrays)
+
+
+def program(name: str, contract: Contract, found: Artefact) -> Program:
+    """Read a program of an artefact.
 
     Raises `ArtefactError` where this JAX cannot read it, or where it is not the program that the contract describes.
     """
@@ -38,7 +55,7 @@ def program(name: str, contract: Contract, found: Artefact) -> Callable[..., lis
     file = found.folder / entry["file"]
     _refuse_convention(entry["calling_convention_version"], file)
     made = _deserialized(found.files[entry["file"]], file)
-    _text(made, contract, file)
+    text = _text(made, contract, file)
     _refuse_another(made, name, contract, file)
     takes, gives = _arrays(name, contract, len(made.out_avals))
     _refuse_types(made.in_avals, takes, "takes", file)
@@ -56,7 +73,7 @@ def program(name: str, contract: Contract, found: Artefact) -> Callable[..., lis
             return list(results)
         return [_weak(x, d) for x, d in zip(results, gives, strict=True)]
 
-    return run
+    return Program(run, _waits_in_loops(text))
 
 
 def _is_as_weak(x: Any, described: Described | None) -> bool:
@@ -185,6 +202,18 @@ def _is_of(aval: Any, described: Described) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ transformations
+
+
+def _waits_in_loops(text: str) -> bool:
+    """Whether a barrier may stand in a loop: anywhere but in the outermost lines of `main`, where there are loops."""
+    if "stablehlo.while" not in text:
+        return False
+    function = ""
+    for line in text.splitlines():
+        function = line if line.startswith("  func.func ") else function
+        if "stablehlo.optimization_barrier" in line and ("@main(" not in function or line.startswith(" " * 5)):
+            return True
+    return False
 
 
 def _batched_never(call: Callable[..., Any], contract: Contract) -> Callable[..., Any]:

@@ -699,8 +699,9 @@ def _barrier_p() -> Any:
     """An optimisation barrier, by its name the same as JAX's, that also holds on XLA:CPU up to JAX 0.11.
 
     There XLA expands barriers before it schedules, but never inlines a call marked `inlineable="false"`: it fuses,
-    merges and moves nothing across, and copies nothing for it. So a barrier is lowered as such a call. Operands may
-    vary over different axes of a mesh, which JAX 0.10 does not allow its own.
+    merges and moves nothing across, and copies nothing for it. So a barrier is lowered as such a call; not in a program
+    for several platforms or for symbolic sizes, of which all calls are inlined before XLA sees it. Operands may vary
+    over different axes of a mesh, which JAX 0.10 does not allow its own.
     """
     prim: Any = jex.Primitive("optimization_barrier")
     prim.multiple_results, prim.cache_key = True, "jointcut: a barrier"
@@ -708,24 +709,23 @@ def _barrier_p() -> Any:
     def jvp(primals: Any, tangents: Any) -> Any:
         return held(primals), held([ad.instantiate_zeros(t) for t in tangents])
 
-    def as_barrier(ctx: Any, *operands: Any) -> Any:
-        del ctx
-        return _hlo.OptimizationBarrierOp(operands).results
-
     def optimization_barrier(*values: Any) -> Any:
         return lax.optimization_barrier(values)
 
-    def as_call(ctx: Any, *operands: Any) -> Any:
+    def lowering(ctx: Any, *operands: Any) -> Any:
+        module = ctx.module_context
+        is_for_one = len(module.platforms) == 1 and not module.shape_poly_state.dim_vars
+        if not (is_for_one and barriers_expand(module.platforms[0])):
+            return _hlo.OptimizationBarrierOp(operands).results
         # Without axes of a mesh, which a call inside of `shard_map` would look for in vain.
         plain = [jax.core.ShapedArray(v.shape, v.dtype) for v in ctx.avals_in]
-        return mlir.lower_fun(_not_inlined(optimization_barrier), multiple_results=True)(ctx.replace(avals_in=plain), *operands)
+        call = mlir.lower_fun(_not_inlined(optimization_barrier), multiple_results=True)
+        return call(ctx.replace(avals_in=plain), *operands)
 
     prim.def_impl(lambda *xs: list(xs))
     prim.def_abstract_eval(lambda *avals: list(avals))
     ad.primitive_jvps[prim] = jvp
     ad.primitive_transposes[prim] = lambda cts, *_: held([ad.instantiate_zeros(ct) for ct in cts])
     batching.primitive_batchers[prim] = lambda xs, dims: (held(xs), dims)
-    mlir.register_lowering(prim, as_barrier)
-    if barriers_expand("cpu"):
-        mlir.register_lowering(prim, as_call, platform="cpu")
+    mlir.register_lowering(prim, lowering)
     return prim

@@ -52,7 +52,9 @@ def keys_elsewhere():
         found[f"joint {p.name}"] = fingerprint(program=WithoutRules(cut.joint))
     found["rules"] = key_of_program(lambda x: jax.nn.gelu(jax.nn.relu(x)))
     while_importing = ("sources", "context")  # of a file that is edited at the moment, of modules imported so far
-    return found | {k: fingerprint(it=v) for k, v in environment().items() if k not in while_importing}
+    around = {k: v for k, v in environment().items() if k not in while_importing}
+    settings = {name: str(value) for name, value in around.pop("config").items()}
+    return found | settings | {k: fingerprint(it=v) for k, v in around.items()}
 
 
 def key_of_program(function, *args):
