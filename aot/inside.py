@@ -22,7 +22,7 @@ from jointcut.partition.split import Split, split
 
 
 def cut_inside(program: Joint, options: Options, name: str) -> Split:
-    """The halves of a joint program; a budget is measured on both in one program, under JAX's own compiler options.
+    """The halves of a joint program; a budget is measured on both in one program.
 
     What else the surrounding program keeps is not known here. A plan that another way of calling found is checked
     before any is searched for (`searches`). Raises as `Traced.partition`.

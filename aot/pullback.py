@@ -6,6 +6,7 @@ cotangent tree per positional argument. It is a pytree, so it can leave a `jax.j
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +41,8 @@ class Program:
 
     def run(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
         """The flat gradients, in this trace or compiled; None stands for a cotangent that is zero."""
-        gradients = self.made.of("backward", lambda: Backwards(self.halves, jax.jit))(residuals, cotangents)
+        backwards = self.made.of("backward", lambda: Backwards(self.halves, functools.partial(jax.jit, inline=True)))
+        gradients = backwards(residuals, cotangents)
         return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
 
 

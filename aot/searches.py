@@ -3,7 +3,7 @@
 A search compiles several plans. What it finds is kept in the process under all that it depends on: what the function
 computes, what is differentiated, the budget, the prices of ops, and JAX's settings. Another way of calling, be it
 `value_and_grad`, a stage, `explain`, an export, or a `jax.grad` inside somebody's `jit`, finds it there. If its program
-and the compiler's options are the same, the plan is taken as it is, and nothing is compiled for it. If only the
+is the same and compiled in the same way, the plan is taken as it is, and nothing is compiled for it. If only the
 function is the same, the plan is compiled once, as it will run there, and taken where it holds the budget; only where
 it does not there is another search. With a cache the plans are noted for other processes as well (`notes`).
 
