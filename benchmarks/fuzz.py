@@ -66,8 +66,8 @@ class Check:
 def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, Strategy]]:
     """Plans of a program, as strategies, each with where it comes from."""
     if name == "menu":
-        chosen = draws.choice(made.planner.menu).plan
-        yield "menu", lambda graph: chosen
+        place = draws.random()  # the menu itself is made within the check
+        yield "menu", lambda graph: made.planner.menu[int(place * len(made.planner.menu))].plan
     elif name != "random plan":
         yield name, "min_cut" if name == "default" else name
     elif (plan := random_plan(made.graph, draws)) is not None:

@@ -132,10 +132,10 @@ def _verdict(graph: Graph, facts: Facts, value: Value, rules: _Rules) -> Verdict
     if value.maker is None:
         return Verdict("", "it is an input")
     op = graph.ops[value.maker]
-    if op.id in rules.dear:
-        return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions", True)
     if why := _never_again(graph, facts, value, op, rules):
         return Verdict(_not_saved(facts, value, op), why)
+    if op.id in rules.dear:
+        return Verdict(_not_saved(facts, value, op), "it ends a chain of transcendental functions", True)
     if op.name == SCAN:
         return Verdict(_not_saved(facts, value, op), "a loop is not run twice", True)
     if value.id in facts.escaping and op.name not in (STEP, LITERAL):

@@ -124,7 +124,7 @@ def flatten(program: Program, computation: int, schedule: Schedule, in_loop: boo
             executed += [time for block in blocks for time in block] * (1 if in_loop else instruction.trips)
         schedule.times[identity] = len(schedule.order)
         schedule.order.append(identity)
-        if instruction.opcode not in NO_WORK:
+        if instruction.opcode not in NO_WORK and not instruction.is_called_barrier:
             executed.append(schedule.times[identity])
     schedule.ends[computation] = len(schedule.order)
     return executed

@@ -148,6 +148,11 @@ CARRIED = """
 
 def test_what_a_loop_carries_begins_a_chain():
     graph = parse(CARRIED)
-    verdicts = judge(graph, classify(graph))
-    assert verdicts[5] == Verdict()
-    assert verdicts[6].not_recomputed == ENDS
+    assert judge(graph, classify(graph))[5] == Verdict()
+
+
+def test_what_is_read_outside_its_loop_never_runs_twice_even_if_a_budget_would_pay_for_it():
+    graph = parse(CARRIED)
+    verdict = judge(graph, classify(graph))[6]
+    assert verdict == Verdict("", "it is read outside the loop that makes it")
+    assert not verdict.is_costly
