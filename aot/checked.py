@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jointcut.aot import compile as compiling
 from jointcut.aot.progress import Stage, tell
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, verify
@@ -69,7 +68,7 @@ class Programs:
     @classmethod
     def of(cls, split: Split) -> Programs:
         """The halves, jitted."""
-        halves = compiling.halves_for(split)
+        halves = split.halves
         forward = functools.partial(verify.forward, halves, split.graph)
         backward = functools.partial(verify.backward, halves)
         return cls(jax.jit(forward), jax.jit(backward))

@@ -16,7 +16,6 @@ import jax
 
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
-from jointcut.partition.split import Split
 from jointcut.wrappers.record import Record
 
 _BARRIER_PASS = "cse_barrier_expander"
@@ -33,11 +32,6 @@ def compiler_options() -> dict[str, Any] | None:
     named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
     passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
-
-
-def halves_for(split: Split) -> Halves:
-    """The halves to run on the default backend."""
-    return split.on_cpu if jax.default_backend() == "cpu" else split.halves
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ class Compiled:
 
         def step(consts: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             bound = replace(traced.bound, leaves=tuple(jax.tree.leaves((args, kwargs))))
-            halves = compiling.halves_for(made)
-            outputs, gradients = verify.run(halves, made.graph, [*consts, *bound.unique], ones)
+            outputs, gradients = verify.run(made.halves, made.graph, [*consts, *bound.unique], ones)
             if not self._in_trees:
                 return alias.replaced(outputs, traced.handed_back), gradients
             return unfinished(traced, traced.value_and_gradients(outputs, gradients, bound))
@@ -97,7 +96,7 @@ class Compiled:
 
     @property
     def _forward(self) -> Any:
-        closed = compiling.halves_for(self.cut.split).forward
+        closed = self.cut.split.forward
         keep = self.cut.traced.options.keep_unused
         out = self.cut.traced.handed_back
 
@@ -116,7 +115,7 @@ class Compiled:
 
     def _compiled_backward(self, overwrite: bool) -> Any:
         made = self.cut.split
-        closed = compiling.halves_for(made).backward
+        closed = made.backward
         gone = compiling.donated(made.halves) if overwrite else ()
         return compiling.compiled(_runner(closed), self._residual_structs(closed), True, gone)
 

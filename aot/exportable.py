@@ -10,8 +10,9 @@ import jax
 from jointcut.aot import pipeline
 from jointcut.aot.export import refuse_what_stays
 from jointcut.aot.options import Options
-from jointcut.aot.pair import Pair, halves_for
+from jointcut.aot.pair import Pair
 from jointcut.aot.symbolic import symbolic_cut
+from jointcut.partition.backend import Backend
 from jointcut.partition.sizes import is_symbolic
 from jointcut.wrappers.tree import Bound
 
@@ -31,7 +32,7 @@ def exportable(
     symbolic = any(isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape) for leaf in bound.leaves)
     if symbolic or sizes or constraints:
         made = symbolic_cut(function, options, bound, sizes or {}, constraints)
-        return Pair(made.cut, made.traced, halves_for(made.split, platforms), made.sizes)
+        return Pair(made.cut, made.traced, made.split.on(Backend.of(platforms)).halves, made.sizes)
     traced = pipeline.trace(function, options, bound, options.chosen)
     refuse_what_stays(traced)
     return Pair.of(traced.partition(), platforms)

@@ -20,6 +20,7 @@ from jointcut.aot.limits import Limit, free_bytes
 from jointcut.aot.options import Options
 from jointcut.aot.progress import tell
 from jointcut.aot.rates import rates
+from jointcut.partition.backend import Backend
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import BudgetError, message
@@ -175,7 +176,7 @@ def prices(options: Options) -> CostModel:
 
 def planner_for(graph: Graph, options: Options) -> Planner:
     """The plans of a graph by the `prices` of the options; raises as these do."""
-    return Planner(graph, prices(options), on_cpu=jax.default_backend() == "cpu", told=_told)
+    return Planner(graph, prices(options), backend=Backend.here(), told=_told)
 
 
 def _told(number: int, most: int) -> None:

@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from jointcut.aot import checked, escapes, pipeline
-from jointcut.aot import compile as compiling
 from jointcut.aot import options as choosing
 from jointcut.aot.blame import explained, for_one_example
 from jointcut.aot.cache.caching import store_for
@@ -284,7 +283,7 @@ class Function:
     def _value_and_grad(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, self._options.chosen)
         traced = cut.traced
-        halves = compiling.halves_for(cut.split)
+        halves = cut.split.halves
         flat = self._flat(cut, bound, captured)
         outputs, gradients = verify.run(halves, cut.split.graph, flat, traced.ones())
         if ours and bound.holds_more:
@@ -295,7 +294,7 @@ class Function:
     def _vjp(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
         cut = self._cut(bound, None)
         traced = cut.traced
-        halves = compiling.halves_for(cut.split)
+        halves = cut.split.halves
         outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
         pullback = Pullback.of(cut, halves, residuals)
         if not ours:
@@ -374,7 +373,7 @@ class Function:
                 program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
             made = cut_inside(program, self._options, self._name)
             self._uncut.closed(made.graph, made.plan)
-        return made.graph, compiling.halves_for(made), program.consts
+        return made.graph, made.halves, program.consts
 
 
 def function(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import cache
 
-from jointcut.aot import compile as compiling
 from jointcut.aot.fit import Weighed, planner_for
 from jointcut.aot.joint import Joint
 from jointcut.aot.limits import limit
@@ -39,9 +38,10 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     @cache
     def measure(plan: Plan) -> Weighed[Split]:
         made = cut(plan)
-        halves = compiling.halves_for(made)
         start = time.perf_counter()
-        memory = memory_of(lambda *flat: verify.run(halves, made.graph, flat[:primals], flat[primals:]), program.closed)
+        memory = memory_of(
+            lambda *flat: verify.run(made.halves, made.graph, flat[:primals], flat[primals:]), program.closed
+        )
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:

@@ -185,7 +185,7 @@ class Keeper:
     def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> StoredCall:
         """A step as one program, or forward and backward as two."""
         cut = traced.partition()
-        halves = compiling.halves_for(cut.split)
+        halves = cut.split.halves
         found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
         keep_unused = self.options.keep_unused
         ones = traced.ones() if wanted.kind == "step" else []

@@ -31,10 +31,10 @@ from jointcut.aot.joint import Joint, constant_key, joint
 from jointcut.aot.signature import graph_signature
 from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, planfile
+from jointcut.partition.backend import Backend
 from jointcut.partition.emit import Halves, Residual
 from jointcut.partition.errors import RecordError
 from jointcut.partition.plan import Saved
-from jointcut.partition.split import Split
 from jointcut.wrappers.metadata import GraphSignature
 from jointcut.wrappers.tree import struct
 
@@ -57,7 +57,7 @@ class Pair:
     @classmethod
     def of(cls, cut: CutCall, platforms: Sequence[str]) -> Pair:
         """A cut at the sizes that it was traced for."""
-        return cls(cut, cut.traced, halves_for(cut.split, platforms), {})
+        return cls(cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, {})
 
     @cached_property
     def alone(self) -> Joint:
@@ -218,11 +218,6 @@ class Pair:
             out_spec=_plain_spec([o.keys for o in self.outputs if o.kind != "state"]),
             backward_signature=back,
         )
-
-
-def halves_for(split: Split, platforms: Sequence[str]) -> Halves:
-    """The halves to export: for XLA:CPU alone those that meet its habits."""
-    return split.on_cpu if tuple(platforms) == ("cpu",) else split.halves
 
 
 def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:

@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from jointcut.aot.options import Options, name_of
 from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.aot.stages import Cut, Traced
 from jointcut.partition import jaxprs, verify
+from jointcut.partition.backend import Backend
 from jointcut.partition.emit import Halves, Residual
 from jointcut.partition.errors import PlanError, TraceError, message
 from jointcut.partition.graph import Graph
@@ -65,10 +65,8 @@ class SymbolicSplit(Split):
     an argument of the function for the sake of its shape.
     """
 
-    @cached_property
-    def on_cpu(self) -> Halves:
-        """As `Split.on_cpu`."""
-        return told_sizes(super().on_cpu, self.graph)
+    def _written(self, backend: Backend) -> Halves:
+        return told_sizes(super()._written(backend), self.graph)
 
 
 def symbolic_cut(
@@ -111,10 +109,10 @@ def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
     start, made = time.perf_counter(), cut.split
     graph = _with_payloads(made.graph, traced.graph)
     _refuse_segments(graph, made.plan)
-    halves = told_sizes(written(graph, made.facts, made.plan), graph)
+    halves = told_sizes(written(graph, made.facts, made.plan, made.backend), graph)
     verify.verify_structure(graph, halves)
     emit_ms = 1e3 * (time.perf_counter() - start)
-    return SymbolicSplit(graph, made.facts, made.plan, halves, made.cut_ms, emit_ms)
+    return SymbolicSplit(graph, made.facts, made.plan, made.backend, halves, made.cut_ms, emit_ms)
 
 
 def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:

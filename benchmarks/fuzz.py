@@ -5,8 +5,8 @@
     python -m benchmarks.fuzz --count 1 --seed 1234    # one that failed, alone
 
 Each program (`random_programs`) is cut by the default, by what JAX keeps, by plans from the menu of budgets, by random
-plans that break no rule, and with loops in random segments; the halves are run op by op (`eagerly`) in each form that
-they are written in. Then the function is called inside one of JAX's transformations, and some programs are compiled as
+plans that break no rule, and with loops in random segments; the halves are run op by op (`eagerly`) as written for
+each backend. Then the function is called inside one of JAX's transformations, and some programs are compiled as
 well. What plain JAX refuses is not asked. A failing seed is printed with its program.
 """
 
@@ -32,6 +32,7 @@ from benchmarks.eagerly import evaluate, traced
 from benchmarks.random_programs import Program, program
 from jointcut import aot
 from jointcut.aot.stages import Traced
+from jointcut.partition.backend import CPU, PORTABLE, Backend
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
@@ -113,9 +114,9 @@ def with_segments(graph: Graph, plan: Plan, draws: random.Random) -> Plan:
     return replace(plan, segments=tuple((loop, draws.randint(1, graph.loops[loop].length)) for loop in loops))
 
 
-def run_halves(made: Traced, strategy: Strategy, form: str, arguments: Any) -> Any:
-    """Value and gradients by the halves of a plan in one of the forms in which they are written, op by op."""
-    halves = getattr(made.partition(strategy).split, form)
+def run_halves(made: Traced, strategy: Strategy, backend: Backend, arguments: Any) -> Any:
+    """Value and gradients by the halves of a plan written for a backend, op by op."""
+    halves = made.partition(strategy).split.on(backend).halves
     flat = [*made.consts, *jax.tree.leaves(arguments)]
     results = evaluate(halves.forward, flat)
     count = len(made.program.results.avals)
@@ -196,9 +197,9 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
             yield check(made, name, plain.of("grad"), lambda: function.value_and_grad(*arguments))
         else:
             for what, plan in plans(joint, name, draws):
-                form = draws.choice(("halves", "on_cpu"))
+                form = draws.choice((PORTABLE, CPU))
                 run = functools.partial(run_halves, joint, plan, form, arguments)
-                yield check(made, f"{what}, {form}", plain.of("grad"), run)
+                yield check(made, f"{what}, {form.name}", plain.of("grad"), run)
 
 
 @dataclass(frozen=True)

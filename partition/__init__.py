@@ -36,7 +36,7 @@ Files, in reading order:
     mincut: Find the cheapest set of values to save.
     peel: Peel a network: find what leaves the minimum cut as the price of a second rises.
     front: Find the cheapest cut at every price of a second.
-    cpu: Meet the habits of XLA:CPU: which values to keep apart from the ops that read them.
+    backend: Say what a compiler does with the two halves, so that they are written for it once.
     schedule: Order the backward so that a recomputed value lives briefly.
     emit: Write the plan out as two jaxprs.
     verify: Check that the two jaxprs together mean what the one did.

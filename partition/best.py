@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-
 from jointcut.partition import mincut
+from jointcut.partition.backend import Backend
 from jointcut.partition.budget import Planner, spread
 from jointcut.partition.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.graph import Graph, Op
@@ -53,11 +52,11 @@ def best(graph: Graph, cost: CostModel | None = None) -> Plan:
     `cost` prices ops in the place of the fixed rates. Raises as `min_cut`, and `PlanError` for a price that is none.
     """
     plan = mincut.min_cut(graph)
-    backend = jax.default_backend()
-    model = cost or RATES.get(backend)
+    backend = Backend.here()
+    model = cost or RATES.get(backend.name)
     if model is None or plan.bytes_saved < REUSED_BYTES / 2:
         return plan
-    planner = Planner(graph, model, on_cpu=backend == "cpu")
+    planner = Planner(graph, model, backend=backend)
     return better(planner, plan) or plan
 
 

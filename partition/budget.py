@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from jointcut.partition import segments
+from jointcut.partition.backend import PORTABLE, Backend
 from jointcut.partition.chain import divisions
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import CostModel, Roofline, op_seconds, recompute_seconds, saving_bytes
@@ -60,11 +61,11 @@ class Planner:
         graph: Graph,
         model: CostModel,
         constraints: Iterable[Constraint] = (),
-        on_cpu: bool = False,
+        backend: Backend = PORTABLE,
         told: Callable[[int, int], None] = lambda number, most: None,
     ) -> None:
         """Price the values and the ops of a graph."""
-        self.graph, self.on_cpu, self.told = graph, on_cpu, told
+        self.graph, self.backend, self.told = graph, backend, told
         self.constraints = tuple(constraints)
         self.facts = classify(graph)
         self.prices = saving_bytes(graph, self.facts)
@@ -143,7 +144,7 @@ class Planner:
         return replay(self._halves(plan), self.graph)
 
     def _halves(self, plan: Plan) -> Halves:
-        return segments.written(self.graph, self.facts, plan, on_cpu=self.on_cpu)
+        return segments.written(self.graph, self.facts, plan, self.backend)
 
     # ------------------------------------------------------------------------------------------------- the menu
 

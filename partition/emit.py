@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition import jaxprs
+from jointcut.partition.backend import Backend
 from jointcut.partition.classify import Facts
-from jointcut.partition.cpu import written_forward
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op, Region
 from jointcut.partition.plan import Plan, runs_forward
@@ -49,20 +49,20 @@ class Halves:
     waits: bool = False
 
 
-def emit(graph: Graph, facts: Facts, plan: Plan, on_cpu: bool = False) -> Halves:
-    """Write both halves of a plan that closes.
+def emit(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> Halves:
+    """Write both halves of a plan that closes, for one backend.
 
-    With `on_cpu` the habits of XLA:CPU (`cpu`) are met: an op that it takes apart is called in a computation of its
-    own, so that the arrays which the compiler adds to it live and die there, and some values are written out before
-    the ops that read them. Raises `PlanError` where the graph was read from text.
+    An op that the backend takes apart is called in a computation of its own, so that the arrays which the compiler adds
+    to it live and die there. Some values are written out before the ops that read them. Raises `PlanError` where the
+    graph was read from text.
     """
     if any(v.payload is None for v in graph.values):
         what = "was read from text, so it has no equations that halves could be written of."
         raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
     with jaxprs.paused_collection():
-        orders = schedule(graph, facts, plan)
-        backward, residuals = _backward(graph, facts, plan, orders, on_cpu)
-        forward = _forward(graph, facts, plan, written_forward(graph, plan) if on_cpu else frozenset())
+        orders = schedule(graph, facts, plan, backend)
+        backward, residuals = _backward(graph, facts, plan, orders)
+        forward = _forward(graph, facts, plan, backend.written_forward(graph, plan))
         return Halves(forward, jaxprs.build(*backward), residuals, plan.runs_again)
 
 
@@ -81,10 +81,10 @@ def _forward(graph: Graph, facts: Facts, plan: Plan, apart: frozenset[int]) -> A
     return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
 
 
-def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order], on_cpu: bool) -> Any:
+def _backward(graph: Graph, facts: Facts, plan: Plan, orders: dict[int, Order]) -> Any:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     run = _Run(facts.backward, _exported(graph, facts.backward, gradients))
-    half = _Half(graph, orders, _reruns(graph, orders), frozenset(), plan.runs_again, on_cpu=on_cpu)
+    half = _Half(graph, orders, _reruns(graph, orders), frozenset(), plan.runs_again)
     top = _Scope(half, graph.regions[TOP], None, run)
     primals = graph.role_inputs(Role.PRIMAL)
     fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
@@ -187,8 +187,7 @@ def _lifted(graph: Graph, v: int, loop: int) -> Any:
 class _Half:
     """What all regions of one half share.
 
-    `apart` are values kept from being fused into their readers, `on_cpu` says whether to do so in the backward where
-    the schedule asks for it, and `waits` whether anything is held back at all.
+    `apart` are values kept from being fused into their readers, `waits` says whether anything is held back at all.
     """
 
     graph: Graph
@@ -197,7 +196,6 @@ class _Half:
     rounded: frozenset[int]
     waits: bool
     apart: frozenset[int] = frozenset()
-    on_cpu: bool = False
 
 
 @dataclass
@@ -229,8 +227,11 @@ class _Scope:
         if maker is not None and maker.name == LITERAL:
             return maker.payload
         assert self.parent is not None, f"{graph.where(v)} is not at hand"
-        if value.loop != self.region.loop and value.loop in graph.ancestors[self.region.loop]:
-            self.consts[v] = jaxprs.fresh(_lifted(graph, v, value.loop))
+        around = value.loop  # the innermost loop around both the value and this region
+        while around not in graph.ancestors[self.region.loop]:
+            around = graph.loops[around].parent
+        if around != self.region.loop:
+            self.consts[v] = jaxprs.fresh(_lifted(graph, v, around))
             return self.define(v, self.consts[v])
         stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
         self.xs[stack] = jaxprs.fresh(_lifted(graph, v, self.region.loop))
@@ -257,11 +258,10 @@ class _Scope:
         before = {} if step.anchor is None else self.hold(step, step.anchor)
         for i in step.again:
             self.op(self.half.graph.ops[i])
-        if self.half.on_cpu:
-            self.write_out(step.written)
+        self.write_out(step.written)
         op = self.half.graph.ops[step.op]
         self.op(op)
-        if step.whole and self.half.on_cpu:
+        if step.whole:
             self.eqns.append(jaxprs.called(self.eqns.pop()))
         self.env.update(before)
 

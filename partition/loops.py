@@ -40,6 +40,23 @@ class _Scan:
     op: int = -1
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Scans that may be one loop, by their numbers, with the stacks that they make and the values they read whole."""
+
+    scans: list[int]
+    stacks: set[int]
+    whole: set[int]
+
+    def fits(self, other: _Group) -> bool:
+        """Whether neither reads a stack of the other whole."""
+        return self.stacks.isdisjoint(other.whole) and other.stacks.isdisjoint(self.whole)
+
+    def with_all_of(self, other: _Group) -> _Group:
+        """Both as one."""
+        return _Group(sorted(self.scans + other.scans), self.stacks | other.stacks, self.whole | other.whole)
+
+
 @dataclass
 class _Builder:
     """Collect ops and values level by level; ids of stacks pass to the body values that fill them."""
@@ -108,22 +125,30 @@ class _Builder:
         self.regions[member.region]["ops"].append(op)
 
     def groups(self, members: Sequence[_Member]) -> list[list[_Scan]]:
-        """Scans of one length that read each other's stacks, where both sides take part."""
+        """Scans of one length that read each other's stacks step by step, where both sides take part.
+
+        One that reads a stack of the others whole, as a decoder that attends to all states of an encoder, is another
+        loop: in the body of a loop the name of its stack stands for the part of one step.
+        """
         scans = [s for m in members for s in map(lambda e, o, m=m: _openable(m, e, o), m.eqns, m.origins) if s]
         maker: dict[int, int] = {}
-        group = list(range(len(scans)))
+        groups: list[_Group] = []
         for i, scan in enumerate(scans):
             lay = scan.layout
-            for atom in scan.eqn.invars[lay.num_consts + lay.num_carry :]:
-                source = maker.get(self.named(scan.member, atom))
-                if source is not None and scans[source].layout.length == lay.length:
-                    old, new = group[source], group[i]
-                    group = [old if g == new else g for g in group]
-            for var in scan.eqn.outvars[lay.num_carry :]:
-                maker[self.named(scan.member, var)] = i
-        found: dict[int, list[_Scan]] = {}
-        for scan, g in zip(scans, group, strict=True):
-            found.setdefault(g, []).append(scan)
+            stacks = {self.named(scan.member, v) for v in scan.eqn.outvars[lay.num_carry :]}
+            operands = [self.named(scan.member, v) for v in scan.eqn.invars]
+            whole, steps = operands[: lay.num_consts + lay.num_carry], operands[lay.num_consts + lay.num_carry :]
+            groups.append(_Group([i], stacks, set(whole) - {-1}))
+            read = {maker[v] for v in steps if v in maker}
+            # With the scan that it undoes, the latest of the forward, sooner than with others.
+            for source in sorted(read, key=lambda j: (scans[j].origin is Side.BACKWARD, -j)):
+                theirs, mine = groups[source], groups[i]
+                if theirs is not mine and scans[source].layout.length == lay.length and theirs.fits(mine):
+                    both = theirs.with_all_of(mine)
+                    for member in both.scans:
+                        groups[member] = both
+            maker.update(dict.fromkeys(stacks, i))
+        found = {id(group): [scans[i] for i in group.scans] for group in groups}
         return [g for g in found.values() if {s.origin for s in g} == set(Side)]
 
     def named(self, member: _Member, atom: Any) -> int:
@@ -210,11 +235,19 @@ class _Builder:
         if self.inside(stack, loop):
             return stack
         if (loop, stack) not in self.steps:
-            aval = self.values[stack]["payload"]
-            sliced = self.value(jaxprs.unstacked(aval), loop)
+            sliced = self.value(jaxprs.unstacked(self.seen_from(self.loops[loop].parent, stack)), loop)
             self.op(outer.region, STEP, (stack,), (sliced,))
             self.steps[loop, stack] = sliced
         return self.steps[loop, stack]
+
+    def seen_from(self, loop: int, v: int) -> Any:
+        """The abstract value of v in a loop around its own, where it is a stack."""
+        lengths: list[int] = []
+        home = self.values[v]["loop"]
+        while home not in (loop, TOP):
+            lengths.insert(0, self.loops[home].length)
+            home = self.loops[home].parent
+        return jaxprs.stacked(self.values[v]["payload"], lengths)
 
     def inside(self, v: int, loop: int) -> bool:
         home = self.values[v]["loop"]

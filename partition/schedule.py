@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from jointcut.partition.backend import Backend, ends_chain
 from jointcut.partition.classify import Facts
-from jointcut.partition.cpu import PRODUCTS, TAKEN_APART, ends_chain
 from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
 from jointcut.partition.policy import CALLS, CHEAP, DEAR, REDUCTIONS, heavy, light, rerunnable
@@ -38,8 +38,8 @@ MOST_RUNS = 3
 class Step:
     """One op of the backward, the ops recomputed just before it, and what these wait for.
 
-    The values `roots`, from which the ops start, wait for the cotangent `anchor`. With `whole` the op itself waits too.
-    The values `written` are those that the op, a product, had better find in memory (`cpu.PRODUCTS`).
+    The values `roots`, from which the ops start, wait for the cotangent `anchor`. With `whole` the op itself waits too,
+    and is called in a computation of its own. The values `written` are those that the op had better find in memory.
     """
 
     op: int
@@ -98,9 +98,9 @@ class Order:
     reruns: Mapping[int, Rerun] = field(default_factory=dict)
 
 
-def schedule(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Order]:
+def schedule(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> dict[int, Order]:
     """The order of every region that runs in the backward, by region id."""
-    scheduler = _Scheduler(graph, facts, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
+    scheduler = _Scheduler(graph, facts, backend, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
     results = [v for v in graph.role_outputs(Role.GRADIENT) if v is not None]
     scheduler.region(TOP, results)
     return scheduler.orders
@@ -109,8 +109,10 @@ def schedule(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Order]:
 class _Scheduler:
     """Walk the regions of the backward, outermost first, and place what must be recomputed."""
 
-    def __init__(self, graph: Graph, facts: Facts, saved: frozenset[int], again: Iterable[int]) -> None:
-        self.graph, self.facts, self.saved = graph, facts, saved
+    def __init__(
+        self, graph: Graph, facts: Facts, backend: Backend, saved: frozenset[int], again: Iterable[int]
+    ) -> None:
+        self.graph, self.facts, self.backend, self.saved = graph, facts, backend, saved
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
         self.stackable = self.stacked_by_reruns(again)
@@ -131,8 +133,8 @@ class _Scheduler:
         """One op with what it needs recomputed; `progress` is extended."""
         demands = self.demands(op)
         again = self.missing(demands, progress)
-        whole = op.name in TAKEN_APART
-        written = self.written(op, progress) if op.name in PRODUCTS else ()
+        whole = op.name in self.backend.taken_apart
+        written = self.written(op, progress) if op.name in self.backend.read_written else ()
         waiting = [self.graph.ops[i] for i in again] + [op] * whole
         made = {v for o in waiting for v in o.outputs} | {v for scan in progress.stacked.values() for v in scan}
         reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.facts.is_late(v))
@@ -190,7 +192,7 @@ class _Scheduler:
         return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))
 
     def written(self, op: Op, progress: _Progress) -> tuple[int, ...]:
-        """What a product reads of the elementwise chains that the backward computes in the same region."""
+        """What an op reads of the elementwise chains that the backward computes in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
         return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
 

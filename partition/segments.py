@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointcut.partition import jaxprs
+from jointcut.partition.backend import Backend
 from jointcut.partition.classify import Facts
 from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.errors import PlanError, message
@@ -32,9 +33,9 @@ from jointcut.partition.sweeps import Rerun, sweep_program, unwind_program
 Lengths = int | tuple[int, ...]
 
 
-def written(graph: Graph, facts: Facts, plan: Plan, on_cpu: bool = False) -> Halves:
+def written(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> Halves:
     """The two jaxprs of a plan, its loops in segments where it says so; as `emit.emit`."""
-    halves = emit(graph, facts, plan, on_cpu)
+    halves = emit(graph, facts, plan, backend)
     return segmented(halves, graph, facts, plan, dict(plan.segments)) if plan.segments else halves
 
 

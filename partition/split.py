@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from jointcut.partition import loops, verify
+from jointcut.partition.backend import Backend
 from jointcut.partition.best import STRATEGIES
 from jointcut.partition.classify import Facts, classify
 from jointcut.partition.emit import Halves
@@ -40,13 +40,15 @@ class Split:
         graph: the joint program.
         facts: what must run forward and what backward.
         plan: what is saved and what is recomputed.
-        halves: the two jaxprs; `on_cpu` are the same for XLA:CPU.
+        backend: what the halves were written for.
+        halves: the two jaxprs.
         cut_ms, emit_ms: wall times of planning and of writing.
     """
 
     graph: Graph
     facts: Facts
     plan: Plan
+    backend: Backend
     halves: Halves
     cut_ms: float
     emit_ms: float
@@ -66,10 +68,14 @@ class Split:
         """Bytes alive between the halves, beyond what the caller holds."""
         return residual_bytes(self.halves)
 
-    @cached_property
-    def on_cpu(self) -> Halves:
-        """The halves for XLA:CPU, whose habits (`cpu`) they meet."""
-        return written(self.graph, self.facts, self.plan, on_cpu=True)
+    def on(self, backend: Backend) -> Self:
+        """The same plan written for another backend."""
+        return self if backend == self.backend else replace(self, backend=backend, halves=self._written(backend))
+
+    def _written(self, backend: Backend) -> Halves:
+        halves = written(self.graph, self.facts, self.plan, backend)
+        verify.verify_structure(self.graph, halves)
+        return halves
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
@@ -82,22 +88,24 @@ def split(
     strategy: Strategy = "best",
     *,
     graph: Graph | None = None,
+    backend: Backend | None = None,
 ) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
     `strategy` is `"best"` (see `best`), `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what
     JAX would keep), or a function from the `Graph` to a `Plan`; `graph` is the joint program's own, where it was read
-    before. Raises `StrategyError`, `PlanError` or `GraphError`.
+    before; `backend` is JAX's default one unless another is given. Raises `StrategyError`, `PlanError` or `GraphError`.
     """
     start = time.perf_counter()
     graph = graph or loops.read(joint, roles)
     plan = decide(graph, strategy)
     middle = time.perf_counter()
     facts = classify(graph)
-    halves = written(graph, facts, plan)
+    backend = backend or Backend.here()
+    halves = written(graph, facts, plan, backend)
     verify.verify_structure(graph, halves)
     end = time.perf_counter()
-    return Split(graph, facts, spared(plan, halves), halves, 1e3 * (middle - start), 1e3 * (end - middle))
+    return Split(graph, facts, spared(plan, halves), backend, halves, 1e3 * (middle - start), 1e3 * (end - middle))
 
 
 def decide(graph: Graph, strategy: Strategy) -> Plan:

@@ -220,5 +220,5 @@ _REPLAYED = (
 
 
 def _replayed(planner: Planner, plan: Plan) -> Lifetimes:
-    halves = segments.written(planner.graph, planner.facts, plan, on_cpu=planner.on_cpu)
+    halves = segments.written(planner.graph, planner.facts, plan, planner.backend)
     return lifetimes(halves, planner.graph)

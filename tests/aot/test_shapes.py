@@ -21,6 +21,7 @@ from jointcut.aot.options import Options, checked
 from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope, shapes
 from jointcut.aot.symbolic import symbolic_cut
 from jointcut.partition import jaxprs, mincut, sizes
+from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.errors import CallError, GraphError, JointcutError, PlanError, TraceError
 from jointcut.wrappers.tree import Statics, bind
 
@@ -236,8 +237,8 @@ def test_a_program_with_numbers_has_the_same_equations(program):
 @every
 def test_residuals_are_those_of_the_cut_with_numbers_and_then_arguments(program):
     made = cut(program)
-    for name in ("halves", "on_cpu"):
-        symbolic, plain = (getattr(split, name).residuals for split in (made.split, made.cut.split))
+    for backend in (PORTABLE, CPU):
+        symbolic, plain = (split.on(backend).halves.residuals for split in (made.split, made.cut.split))
         assert symbolic[: len(plain)] == plain
         assert all(r.kind == "input" for r in symbolic[len(plain) :])
 
@@ -250,7 +251,7 @@ def test_halves_for_xla_cpu_have_all_sizes_too():
     program = batches(tail, of("4, 4"), of("b, 4"))
     made = cut(program)
     assert made.split.plan.recomputed
-    run = both(made.split.on_cpu, 1)
+    run = both(made.split.on(CPU).halves, 1)
     for numbers in program.others:
         assert_agree(run, program, numbers)
 

@@ -247,3 +247,72 @@ def associative_scan(factors, terms):
 
     _, states = lax.associative_scan(compose, (jnp.tanh(factors), terms))
     return jnp.sum(states**2)
+
+
+@program(
+    "A decoder that attends, at each step, to all that an encoder's scan has stacked.",
+    lambda: (normal(180, 3, 3), normal(181, 4, 3), normal(182, 3)),
+    argnums=(0, 1),
+    tags="scan",
+)
+def scan_that_reads_a_stack(matrix, sequence, x):
+    _, seen = lax.scan(lambda h, s: (jnp.tanh(h @ matrix + s), jnp.sin(h)), x, sequence)
+
+    def step(h, _):
+        return jnp.tanh(jax.nn.softmax(jnp.sin(seen) @ h) @ seen), None
+
+    return jnp.sum(lax.scan(step, x, None, length=3)[0] ** 2)
+
+
+@program(
+    "A scan at each step of which one inner scan reads what another has stacked.",
+    lambda: (normal(183, 3, 3), normal(184, 2, 4, 3)),
+    argnums=(0, 1),
+    tags="scan",
+)
+def inner_scan_that_reads_a_stack(matrix, table):
+    def row(h, entries):
+        _, seen = lax.scan(lambda g, e: (jnp.tanh(g @ matrix + e), jnp.sin(g) * jnp.cos(e)), h, entries)
+        h, _ = lax.scan(lambda g, _: (jnp.tanh(jnp.exp(seen @ g) @ seen), None), h, None, length=3)
+        return h, jnp.sum(seen)
+
+    last, sums = lax.scan(row, jnp.ones(3), table)
+    return jnp.sum(last**2) + jnp.sum(sums)
+
+
+@program(
+    "A scan in a scan that reads, at each inner step, the stacks of stacks of two scans before.",
+    lambda: (normal(185, 3), normal(186, 2, 4, 3)),
+    argnums=(0, 1),
+    tags="scan",
+)
+def nested_scan_that_reads_stacks(x, table):
+    def row(h, entries):
+        return lax.scan(lambda g, e: (jnp.sin(g * e), jnp.tanh(g + e)), h, entries)
+
+    h, seen = lax.scan(row, x, table)
+
+    def turn(h, _):
+        def inner(g, s):
+            return jnp.tanh(g + jnp.sum(jnp.sin(seen) * jnp.cos(s * g), (0, 1))), None
+
+        return lax.scan(inner, h, seen[0])[0], jnp.sum(seen * h)
+
+    last, sums = lax.scan(turn, h, None, length=3)
+    return jnp.sum(last**2) + jnp.sum(sums)
+
+
+@program(
+    "A scan over the stack of another, of one length with it, that reads that stack whole as well.",
+    lambda: (normal(187, 3, 3), normal(188, 4, 3)),
+    argnums=(0, 1),
+    tags="scan",
+)
+def scan_over_a_stack_read_whole(matrix, sequence):
+    last, seen = lax.scan(lambda h, s: (jnp.tanh(h @ matrix + s), jnp.sin(h)), jnp.ones(3), sequence)
+
+    def step(h, s):
+        return jnp.tanh(jax.nn.softmax(seen @ h) @ jnp.cos(seen)) * s, jnp.sin(h)
+
+    end, waves = lax.scan(step, last, seen)
+    return jnp.sum(end**2) + jnp.sum(waves * seen)

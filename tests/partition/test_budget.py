@@ -17,6 +17,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
+from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.budget import Candidate, Planner, ranked, sampled, spread
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
@@ -61,7 +62,7 @@ def planner(traced):
 
     def planned(name):
         if name not in known:
-            known[name] = Planner(traced(name).graph, ROOFLINE, on_cpu=True)
+            known[name] = Planner(traced(name).graph, ROOFLINE, backend=CPU)
         return known[name]
 
     return planned
@@ -118,7 +119,7 @@ def test_every_plan_of_a_menu_closes_and_its_halves_fit_together(name, planner):
     assert max(Counter((p.values, p.segments) for p in plans).values()) == 1
     for plan in plans:
         assert checked(mine.graph, mine.facts, plan) is plan
-        verify_structure(mine.graph, written(mine.graph, mine.facts, plan, on_cpu=True))
+        verify_structure(mine.graph, written(mine.graph, mine.facts, plan, CPU))
         assert 0 <= plan.bound_seconds <= plan.seconds < math.inf
 
 
@@ -176,7 +177,7 @@ def test_samples_of_a_front_are_its_best_cuts_from_end_to_end(name, planner):
 
 @some_programs
 def test_a_planner_made_anew_has_the_same_menu(name, planner, traced):
-    assert Planner(traced(name).graph, ROOFLINE, on_cpu=True).menu == planner(name).menu
+    assert Planner(traced(name).graph, ROOFLINE, backend=CPU).menu == planner(name).menu
 
 
 # ------------------------------------------------------------------------------------ the front
@@ -333,7 +334,7 @@ def with_saves(graph):
 
 
 def handed_values(mine, plan):
-    return {r.value for r in written(mine.graph, mine.facts, plan).residuals}
+    return {r.value for r in written(mine.graph, mine.facts, plan, PORTABLE).residuals}
 
 
 @some_programs
@@ -408,7 +409,7 @@ def test_notes_and_writes_of_a_program_never_run_again():
         return jnp.sum(x)
 
     graph = aot.function(loss).trace(jnp.ones((32, 32)), jax.new_ref(jnp.float32(0))).graph
-    mine = Planner(graph, ROOFLINE, on_cpu=True)
+    mine = Planner(graph, ROOFLINE, backend=CPU)
     assert sum(op.effects for op in graph.ops) >= 12
     for plan in mine.plans():
         assert not any(graph.ops[i].effects for i in plan.recomputed)

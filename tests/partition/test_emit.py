@@ -12,6 +12,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import jaxprs, parse
+from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.classify import classify
 from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
@@ -95,7 +96,7 @@ def test_halves_for_xla_cpu_mean_the_same_but_for_rounding(traced):
     halves = split(source.joint, source.program.roles, nothing_saved)
     draws = np.random.default_rng(7)
     args = [some(halves.graph.values[v], draws) for v, _ in halves.graph.inputs]
-    outputs, gradients = run(halves.on_cpu, halves.graph, args[:-1], args[-1:])
+    outputs, gradients = run(halves.on(CPU).halves, halves.graph, args[:-1], args[-1:])
     for got, want in zip([*outputs, *gradients], jaxprs.evaluate(source.joint, *args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
@@ -117,7 +118,7 @@ def within(closed):
 def test_a_cotangent_goes_on_unheld_when_recomputation_waits_for_it(traced):
     """Only what starts the recomputation waits, each value behind a barrier of its own."""
     source = traced("two_layers")
-    backward = split(source.joint, source.program.roles, nothing_saved).halves.backward
+    backward = split(source.joint, source.program.roles, nothing_saved, backend=PORTABLE).halves.backward
     barriers = [eqn for eqn in equations(backward) if eqn.primitive.name == "optimization_barrier"]
     read = {v for eqn in equations(backward) for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
     assert len(barriers) > 1
@@ -212,7 +213,7 @@ def test_a_graph_that_was_read_from_text_cannot_be_written():
         gradient %3"""
     )
     with pytest.raises(PlanError) as refused:
-        emit(graph, classify(graph), Plan.of(graph, [2]))
+        emit(graph, classify(graph), Plan.of(graph, [2]), PORTABLE)
     assert str(refused.value) == (
         "The graph was read from text, so it has no equations that halves could be written of.\n"
         "Trace a function; of text, plans are made by min_cut and Front."

@@ -12,6 +12,7 @@ from jax import lax
 from drawn import rows
 from jointcut import aot
 from jointcut.partition import segments
+from jointcut.partition.backend import PORTABLE
 from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline
 from jointcut.partition.lifetimes import Lifetimes, lifetimes
@@ -54,7 +55,7 @@ def test_it_is_so_for_every_plan_that_a_budget_might_choose_segments_among_them(
     plans = list(planner.plans())
     assert any(plan.segments for plan in plans)
     for plan in plans:
-        halves = segments.written(planner.graph, planner.facts, plan)
+        halves = segments.written(planner.graph, planner.facts, plan, PORTABLE)
         check(lifetimes(halves, planner.graph), (halves, planner.graph))
 
 
@@ -120,7 +121,7 @@ def test_what_a_scan_stacks_is_named_by_the_line_of_its_body_that_makes_it():
         return ys.sum()
 
     made = aot.function(loss).trace(jnp.ones((64, 64)), jnp.ones((5, 64))).partition("save_all").split
-    row = lifetimes(segments.written(made.graph, classify(made.graph), made.plan), made.graph)
+    row = lifetimes(segments.written(made.graph, classify(made.graph), made.plan, PORTABLE), made.graph)
     first = loss.__code__.co_firstlineno
     lines = {b.place.line.partition(" ")[0] for b in row.buffers if b.type == "float32[5,64]"}
     found = {int(line.rpartition(":")[2]) - first for line in lines}

@@ -14,6 +14,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, Roles, parse, split
+from jointcut.partition.backend import PORTABLE
 from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.graph import LITERAL, STEP
 from jointcut.partition.memory import replay
@@ -299,7 +300,7 @@ def test_branches_count_as_much_as_the_largest():
 def test_what_is_alive_adds_up_to_the_peak_but_for_what_is_written_over(name, strategy, traced):
     graph = traced(name).graph
     plan = STRATEGIES[strategy](graph)
-    found = replay(emit(graph, traced(name).planner.facts, plan), graph)
+    found = replay(emit(graph, traced(name).planner.facts, plan, PORTABLE), graph)
     listed = [b.bytes for b in found.alive]
     assert listed == sorted(listed, reverse=True)
     over = sum(listed) - found.peak_bytes

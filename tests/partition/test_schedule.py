@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jointcut.partition.backend import CPU
 from jointcut.partition.classify import classify
-from jointcut.partition.cpu import written_forward
 from jointcut.partition.graph import TOP
 from jointcut.partition.plan import Plan
 from jointcut.partition.schedule import Order, Step, schedule
@@ -27,7 +27,7 @@ CHAIN = """
 def order_of(text, saved):
     graph = parse(text)
     facts = classify(graph)
-    return schedule(graph, facts, Plan.of(graph, saved, facts=facts))
+    return schedule(graph, facts, Plan.of(graph, saved, facts=facts), CPU)
 
 
 def test_what_is_saved_is_not_computed_again():
@@ -164,8 +164,8 @@ def test_products_find_the_ends_of_elementwise_chains_written_out():
 def test_the_forward_writes_out_what_the_backward_recomputes_for_a_product():
     graph = parse(PRODUCTS)
     facts = classify(graph)
-    assert written_forward(graph, Plan.of(graph, [2], facts=facts)) == {3}
-    assert written_forward(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
+    assert CPU.written_forward(graph, Plan.of(graph, [2], facts=facts)) == {3}
+    assert CPU.written_forward(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
 
 
 POOLED = """

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jointcut.partition import Plan, Roles, jaxprs, rewrite, split
+from jointcut.partition.backend import CPU
 from jointcut.partition.classify import classify
 from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
@@ -240,7 +241,7 @@ def test_every_loop_gives_the_same_bits_in_segments(program, strategy):
 @pytest.mark.parametrize("program", [cell, two_loops])
 def test_halves_for_xla_cpu_can_be_segmented_too(program):
     made, flat = cut(program(5), carry_alone)
-    held = emit(made.graph, made.facts, made.plan, on_cpu=True)
+    held = emit(made.graph, made.facts, made.plan, CPU)
     loops = segmentable(made.graph, made.facts, made.plan)
     new = in_segments(made, dict.fromkeys(loops, 3), held)
     assert_same(results(made, new, flat), results(made, held, flat))
