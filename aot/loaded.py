@@ -41,6 +41,7 @@ from jointcut.aot.written import GivenCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
+from jointcut.partition.verify import waited
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.table import Table
@@ -164,14 +165,9 @@ class Loaded:
     def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Both halves in one program, with a barrier between them so that recomputation stays in the backward."""
         outputs, residuals = self._forward(*flat)
-        kinds = [r.kind for r in self.contract.residuals]
-        held = [i for i, x in enumerate(residuals) if kinds[i] != "input" and jaxprs.is_plain(jax.typeof(x))]
-        if held:
-            passed = jaxprs.held([*(residuals[i] for i in held), *cotangents])
-            for i, value in zip(held, passed, strict=False):
-                residuals[i] = value
-            cotangents = passed[len(held) :]
-        return outputs, self._backward(residuals, cotangents)
+        flat, count = [*residuals, *cotangents], len(residuals)
+        held = waited(self.contract.residuals, range(len(flat)), flat)
+        return outputs, self._backward(held[:count], held[count:])
 
     def _forward_rule(self, *given: Any) -> tuple[list[Any], Any]:
         known = {g.of: g.part for g in self.contract.gradients}

@@ -42,7 +42,9 @@ class Backend:
     @classmethod
     def of(cls, platforms: Sequence[str]) -> Backend:
         """The one for a program that is to run on each of these platforms."""
-        return CPU if tuple(platforms) == ("cpu",) else cls(platforms[0]) if len(platforms) == 1 else PORTABLE
+        if len(platforms) > 1:
+            return PORTABLE
+        return CPU if platforms[0] == "cpu" else cls(platforms[0])
 
     def written_forward(self, graph: Graph, plan: Plan) -> frozenset[int]:
         """Values that the forward writes out for an op though the backward computes them anew.

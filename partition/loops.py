@@ -145,8 +145,8 @@ class _Builder:
                 theirs, mine = groups[source], groups[i]
                 if theirs is not mine and scans[source].layout.length == lay.length and theirs.fits(mine):
                     both = theirs.with_all_of(mine)
-                    for member in both.scans:
-                        groups[member] = both
+                    for number in both.scans:
+                        groups[number] = both
             maker.update(dict.fromkeys(stacks, i))
         found = {id(group): [scans[i] for i in group.scans] for group in groups}
         return [g for g in found.values() if {s.origin for s in g} == set(Side)]

@@ -58,21 +58,21 @@ def forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[
 def backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Run the backward on the residuals and one cotangent per output that has one; return the gradients."""
     flat = [*residuals, *cotangents]
-    return jaxprs.evaluate(halves.backward, *waited(halves, range(len(flat)), flat))
+    return jaxprs.evaluate(
+        halves.backward, *(waited(halves.residuals, range(len(flat)), flat) if halves.waits else flat)
+    )
 
 
-def waited(halves: Halves, places: Iterable[int], given: Sequence[Any]) -> list[Any]:
-    """What is given to the backward at some of its places, once all of it is there.
+def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
+    """What is given to a backward at some of its places, once all of it is there; its `residuals` come first.
 
-    So nothing of the backward is merged with the forward or started before it ends. A plan that recomputes nothing
-    needs none of this, and the program's inputs need not wait.
+    So nothing of the backward is merged with the forward or started before it ends. The program's inputs need not wait.
     """
     flat = list(given)
-    if halves.waits:
-        early = {i for i, r in enumerate(halves.residuals) if r.kind == "input"}
-        late = [n for n, i in enumerate(places) if i not in early and jaxprs.is_plain(jax.typeof(flat[n]))]
-        for n, x in zip(late, jaxprs.held([flat[n] for n in late]), strict=True):
-            flat[n] = x
+    early = {i for i, r in enumerate(residuals) if r.kind == "input"}
+    late = [n for n, i in enumerate(places) if i not in early and jaxprs.is_plain(jax.typeof(flat[n]))]
+    for n, x in zip(late, jaxprs.held([flat[n] for n in late]), strict=True):
+        flat[n] = x
     return flat
 
 

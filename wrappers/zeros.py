@@ -35,12 +35,15 @@ class Backwards:
         zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
         if not zeros:
             flat = [*residuals, *cotangents]
-            return self._compiled((), self.halves.backward)(*waited(self.halves, range(len(flat)), flat))
+            return self._compiled((), self.halves.backward)(*self._held(range(len(flat)), flat))
         variant = self.variant(zeros)
         flat = [*residuals, *cotangents]
         run = self._compiled(zeros, variant.closed)
-        results = iter(run(*waited(self.halves, variant.used, [flat[i] for i in variant.used])))
+        results = iter(run(*self._held(variant.used, [flat[i] for i in variant.used])))
         return [None if zero else next(results) for zero in variant.zero_outputs]
+
+    def _held(self, places: Iterable[int], given: Sequence[Any]) -> Sequence[Any]:
+        return waited(self.halves.residuals, places, given) if self.halves.waits else given
 
     def variant(self, zeros: tuple[int, ...]) -> Specialised:
         """The backward for zero cotangents at some positions (among the cotangents)."""
