@@ -58,9 +58,9 @@ def forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[
 def backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Run the backward on the residuals and one cotangent per output that has one; return the gradients."""
     flat = [*residuals, *cotangents]
-    return jaxprs.evaluate(
-        halves.backward, *(waited(halves.residuals, range(len(flat)), flat) if halves.waits else flat)
-    )
+    if halves.waits:
+        flat = waited(halves.residuals, range(len(flat)), flat)
+    return jaxprs.evaluate(halves.backward, *flat)
 
 
 def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
