@@ -248,7 +248,9 @@ def test_a_note_that_does_not_hold_is_not_followed(told, tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------------- the corpus
 
 
-SCALARS = [p for p in CORPUS if p.scalar and not p.has_aux and "grad" not in p.lacks]
+# What is another program inside: arrays are no longer the same one, a Python bool stays one, a reference is taken out.
+CHANGED_INSIDE = frozenset(["same_array_twice", "cond_with_idle_branch", "internal_reference"])
+SCALARS = [p for p in CORPUS if p.scalar and not p.has_aux and "grad" not in p.lacks and p.name not in CHANGED_INSIDE]
 
 
 @pytest.mark.parametrize("program", SCALARS[::9], ids=lambda program: program.name)

@@ -68,6 +68,7 @@ def refilled(program, values):
     return args
 
 
+@pytest.mark.filterwarnings("ignore:through is not cut here:UserWarning")  # where the program is sharded_map
 @every_twelfth_program(0)
 def test_an_nnx_module_is_differentiated_and_written(program):
     with program.precision():
@@ -86,6 +87,7 @@ def test_an_nnx_module_is_differentiated_and_written(program):
         assert_same((value, gradient.opened()), plain(program, gradients), program, slack=10)
 
 
+@pytest.mark.filterwarnings("ignore:through is not cut here:UserWarning")  # where the program is sharded_map
 @every_twelfth_program(6)
 def test_an_equinox_module_is_differentiated_where_it_holds_arrays(program):
     with program.precision():
