@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from jointcut.aot.fit import Weighed, planner_for
 from jointcut.aot.joint import Joint
@@ -40,7 +42,7 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         made = cut(plan)
         start = time.perf_counter()
         memory = memory_of(
-            lambda *flat: verify.run(made.halves, made.graph, flat[:primals], flat[primals:]), program.closed
+            lambda *flat: verify.run(made.halves, made.graph, flat[:primals], seeds(flat[primals:])), program.closed
         )
         return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
@@ -48,10 +50,21 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
     def plain_bytes() -> int:
-        return memory_of(lambda *flat: jaxprs.evaluate(program.closed, *flat), program.closed).temp_bytes
+        return memory_of(
+            lambda *flat: jaxprs.evaluate(program.closed, *flat[:primals], *seeds(flat[primals:])), program.closed
+        ).temp_bytes
 
     def planner() -> Planner:
         return planner_for(graph, options)
 
     given = name, program, options, limit(how.budget), graph, (), way(options, 1, False)
     return settled(Wanted(*given, planner, measure, take, plain_bytes)).measured.made
+
+
+def seeds(cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents with which a program is measured: 1 for a loss, as `jax.grad` gives it, which XLA knows.
+
+    Inside `jax.shard_map` it stays an argument, since there it may differ from device to device.
+    """
+    is_loss = len(cotangents) == 1 and cotangents[0].shape == () and jaxprs.manual_mesh() is None
+    return [jaxprs.full(c.aval, 1) for c in cotangents] if is_loss else list(cotangents)

@@ -201,7 +201,7 @@ class _Half:
 @dataclass
 class _Scope:
     """The equations of one region while they are written: `env` maps value ids to atoms at this level, `written` are
-    the atoms that stand in memory for their readers.
+    the atoms that stand in memory for their readers, `held` those that stand for a value once a cotangent is there.
     """
 
     half: _Half
@@ -213,6 +213,7 @@ class _Scope:
     consts: dict[int, Any] = field(default_factory=dict)
     xs: dict[int, Any] = field(default_factory=dict)
     written: set[Any] = field(default_factory=set)
+    held: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def define(self, v: int, var: Any) -> Any:
         self.env[v] = var
@@ -254,8 +255,8 @@ class _Scope:
             self.op(self.half.graph.ops[i])
 
     def step(self, step: Step) -> None:
-        """One op of the backward after what it needs recomputed, which is held back until the anchor is there."""
-        before = {} if step.anchor is None else self.hold(step, step.anchor)
+        """One op of the backward after what it needs recomputed, which is held back until its cotangents are there."""
+        before = self.hold(step)
         for i in step.again:
             self.op(self.half.graph.ops[i])
         self.write_out(step.written)
@@ -276,16 +277,20 @@ class _Scope:
                 self.eqns.append(eqn)
                 self.written.add(self.define(v, held))
 
-    def hold(self, step: Step, anchor: int) -> dict[int, Any]:
-        """Let roots wait for an anchor; returns the atoms to put back for those that read the roots later."""
-        before = {v: self.want(v) for v in step.roots if _can_wait(self.want(v))}
+    def hold(self, step: Step) -> dict[int, Any]:
+        """Let values wait for cotangents; returns the atoms to put back for those that read them later."""
+        before = {v: self.want(v) for v, _ in step.waits if _can_wait(self.want(v))}
         if not self.half.waits:
             return {}
-        # One barrier for each root: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
-        for v, atom in before.items():
-            eqn, (held, _) = jaxprs.barrier([atom, self.want(anchor)])
-            self.eqns.append(eqn)
-            self.define(v, held)
+        # One barrier for each value: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
+        for v, anchor in step.waits:
+            if v not in before:
+                continue
+            if (v, anchor) not in self.held:
+                eqn, (held, _) = jaxprs.barrier([before[v], self.want(anchor)])
+                self.eqns.append(eqn)
+                self.held[v, anchor] = held
+            self.define(v, self.held[v, anchor])
         return before
 
     def op(self, op: Op) -> None:

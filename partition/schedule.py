@@ -38,14 +38,14 @@ MOST_RUNS = 3
 class Step:
     """One op of the backward, the ops recomputed just before it, and what these wait for.
 
-    The values `roots`, from which the ops start, wait for the cotangent `anchor`. With `whole` the op itself waits too,
-    and is called in a computation of its own. The values `written` are those that the op had better find in memory.
+    Each pair of `waits` is a value from which these ops start, and the cotangent that it waits for. With `whole` the op
+    itself waits too, and is called in a computation of its own. The values `written` are those that the op had better
+    find in memory.
     """
 
     op: int
     again: tuple[int, ...] = ()
-    roots: tuple[int, ...] = ()
-    anchor: int | None = None
+    waits: tuple[tuple[int, int], ...] = ()
     whole: bool = False
     written: tuple[int, ...] = ()
 
@@ -66,7 +66,8 @@ class _Progress:
     """How far the walk through one region has come.
 
     `have` are the values at hand, `reads` those that it took from regions around it, `passed` how many heavy ops
-    lie behind, `made_at` that count when a value was last recomputed, `runs` how often an op was.
+    lie behind, `made_at` that count when a value was last recomputed, `waited` the same when it last waited, and for
+    what, `runs` how often an op was recomputed.
     """
 
     loop: int
@@ -74,12 +75,23 @@ class _Progress:
     reads: dict[int, None] = field(default_factory=dict)
     passed: int = 0
     made_at: dict[int, int] = field(default_factory=dict)
+    waited: dict[int, tuple[int, int]] = field(default_factory=dict)
     runs: Counter[int] = field(default_factory=Counter)
     stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
 
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""
         return self.passed - self.made_at.get(v, self.passed) > NEAR
+
+    def wait(self, v: int, anchor: int) -> int:
+        """Let a value wait for a cotangent; returns the one that it waits for.
+
+        That is the one that it waited for last, if that was just now: what was recomputed then is still alive, and to
+        wait for another cotangent would have the compiler write that one out, in the midst of an elementwise chain.
+        """
+        if v not in self.waited or self.passed - self.waited[v][0] > NEAR:
+            self.waited[v] = self.passed, anchor
+        return self.waited[v][1]
 
     def is_near(self, v: int) -> bool:
         """Whether a value was recomputed just now."""
@@ -141,12 +153,13 @@ class _Scheduler:
         roots = tuple(v for v in reads if not progress.is_near(v))
         late = (self.repeated(v) for v in demands if roots and self.facts.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
+        waits = () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
         for i in again:
             progress.runs[i] += 1
             progress.made_at.update(dict.fromkeys(self.graph.ops[i].outputs, progress.passed))
         progress.have.update(op.outputs)
         progress.passed += op.name not in CHEAP | REDUCTIONS
-        return Step(op.id, again, roots if anchor is not None else (), anchor, whole, written)
+        return Step(op.id, again, waits, whole, written)
 
     def stacked_by_reruns(self, again: Iterable[int]) -> dict[int, list[int]]:
         """What each loop that may run again would have to stack, by the op id of its scan."""

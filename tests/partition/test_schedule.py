@@ -35,16 +35,16 @@ def test_what_is_saved_is_not_computed_again():
 
 
 def test_each_op_is_recomputed_once_before_its_first_reader():
-    assert order_of(CHAIN, [])[TOP].steps == (Step(3, (0, 1, 2), (0,), 1), Step(4), Step(5))
+    assert order_of(CHAIN, [])[TOP].steps == (Step(3, (0, 1, 2), ((0, 1),)), Step(4), Step(5))
 
 
 def test_recomputation_waits_for_the_latest_cotangent_of_its_reader():
-    assert order_of(CHAIN, [3, 4])[TOP].steps == (Step(3), Step(4), Step(5, (0,), (0,), 6))
+    assert order_of(CHAIN, [3, 4])[TOP].steps == (Step(3), Step(4), Step(5, (0,), ((0, 6),)))
 
 
 def test_a_gradient_that_needs_no_cotangent_is_computed_last():
     order = order_of(CHAIN.replace("gradient %7", "gradient %7\n    gradient %3"), [2, 4])[TOP]
-    assert order.steps == (Step(3), Step(4, (1,), (2,), 5), Step(5))
+    assert order.steps == (Step(3), Step(4, (1,), ((2, 5),)), Step(5))
     early = order_of(CHAIN.replace("mul %5 %3", "mul %5 %5") + "    gradient %3\n", [2, 4])[TOP]
     assert (early.steps, early.last) == ((Step(3), Step(4), Step(5)), (1,))
 
@@ -76,7 +76,7 @@ FAR = """
 
 def steps_of(name, middle):
     steps = order_of(FAR.replace("NAME", name).replace("MIDDLE", middle), [])[TOP].steps
-    return [(step.again, step.anchor) for step in steps if step.again]
+    return [(step.again, step.waits[0][1]) for step in steps if step.again]
 
 
 def test_a_light_value_is_recomputed_once_more_where_its_next_reader_is_far():
@@ -121,8 +121,8 @@ def test_what_was_recomputed_long_ago_waits_again_where_something_is_made_of_it(
     """
     near = order_of(text.replace("MORE", "%8:float32[8,8] = neg %7"), [])[TOP].steps[-1]
     far = order_of(text.replace("MORE", "%8:float32[8,8] = dot_general %7 %0"), [])[TOP].steps[-1]
-    assert (near.again, near.roots, near.anchor) == ((1,), (), None)
-    assert (far.again, far.roots, far.anchor) == ((1,), (2,), 8)
+    assert (near.again, near.waits) == ((1,), ())
+    assert (far.again, far.waits) == ((1,), ((2, 8),))
 
 
 def test_recomputation_waits_for_what_a_broadcast_repeats():
@@ -133,7 +133,7 @@ def test_recomputation_waits_for_what_a_broadcast_repeats():
         %5:float32[8] = mul %9 %4""",
     )
     steps = order_of(text, [3])[TOP].steps
-    assert [(s.again, s.roots, s.anchor) for s in steps if s.again] == [((2,), (3,), 1), ((0,), (0,), 6)]
+    assert [(s.again, s.waits) for s in steps if s.again] == [((2,), ((3, 1),)), ((0,), ((0, 6),))]
 
 
 PRODUCTS = """
@@ -181,7 +181,7 @@ POOLED = """
 
 
 def test_what_the_compiler_takes_apart_waits_as_a_whole():
-    assert order_of(POOLED, [2])[TOP].steps == (Step(2, (), (2,), 1, whole=True),)
+    assert order_of(POOLED, [2])[TOP].steps == (Step(2, (), ((2, 1),), whole=True),)
 
 
 LOOP = """
@@ -214,4 +214,24 @@ def test_a_body_recomputes_in_its_own_step_and_asks_the_region_around_it_for_the
     orders = order_of(LOOP, [4])
     assert orders[2].steps[0] == Step(6, (4,))
     assert orders[2].reads == (2,)
-    assert orders[TOP].steps[0] == Step(2, (0,), (0,), 1)
+    assert orders[TOP].steps[0] == Step(2, (0,), ((0, 1),))
+
+
+def test_what_waited_just_now_waits_for_the_same_cotangent():
+    text = """
+        primal %0:float32[8,8]
+        cotangent %1:float32[8,8]
+        %2:float32[8,8] = sin %0
+        %3:float32[8,8] = cos %0
+        backward:
+        %4:float32[8,8] = mul %1 %2
+        MORE
+        %9:float32[8,8] = mul %8 %3
+        output %2
+        gradient %9
+    """
+    light = "\n".join(f"%{n}:float32[8,8] = neg %{n - 1}" for n in (5, 6, 7, 8))
+    heavy = "\n".join(f"%{n}:float32[8,8] = dot_general %{n - 1} %1" for n in (5, 6, 7, 8))
+    near, far = (order_of(text.replace("MORE", more), [])[TOP].steps[-1] for more in (light, heavy))
+    assert (near.again, near.waits) == ((1,), ((0, 1),))
+    assert (far.again, far.waits) == ((1,), ((0, 8),))
