@@ -34,6 +34,9 @@ MOST_PROPOSED, MOST_SMALLEST = 4, 5
 #: What XLA takes for each byte that the model predicts, before anything was compiled: about the median on CPU.
 CALIBRATION = 1.25
 
+#: Of the predicted time: for less another plan is not compiled.
+TIE = 0.01
+
 _SHOWN = 5  # arrays of those that are alive where a step takes most
 
 _T = TypeVar("_T")
@@ -130,9 +133,9 @@ class _Search(Generic[_T]):
         return next((c for c in untried if self.expected(c) <= room), None)
 
     def faster(self, chosen: Candidate) -> Candidate:
-        """A faster plan that fits as well, where the model was too careful; tried once."""
+        """A plan that is faster by more than `TIE` and fits as well, where the model was too careful; tried once."""
         better = self.proposed(self.room(self.found[id(chosen)][2]))
-        if better is not None and better.step_seconds < chosen.step_seconds and self.fits(better):
+        if better is not None and better.step_seconds < (1 - TIE) * chosen.step_seconds and self.fits(better):
             return better
         return chosen
 

@@ -121,7 +121,11 @@ class Loaded:
         return (gradient, value[1]) if self.contract.has_aux else gradient
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`)."""
+        """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`).
+
+        The pullback gives what `jax.grad` gives: one gradient, or a tuple where `argnums` was a tuple. That of the
+        function itself gives one cotangent tree per positional argument, as `jax.vjp`.
+        """
         call, bound, _ = self._bound(args, kwargs)
         given = bound.copied()
         flat = [*self._constants, *(given.leaves[i] for i in call.places)]
