@@ -230,10 +230,10 @@ class Compiled:
         return results[:count], [places[r.kind][r.index] for r in self.cut.residuals]
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
-        """The function's output and a pullback: cotangent of the output in, gradients of the arguments in `argnums` out.
+        """The function's output and a pullback: cotangent of the output in, gradients of the arguments in.
 
-        They come as `jax.grad` gives them: one tree, or a tuple where `argnums` is a tuple. That of the function itself
-        gives one tree per positional argument, as `jax.vjp`.
+        They come as `jax.grad` gives them: one tree, or a tuple where
+        `argnums` is a tuple. The pullback of the function itself gives one tree per positional argument, as `jax.vjp`.
 
         The backward turns the residuals' memory into the gradients, so that the pullback may be called once;
         `pullback(cotangent, keep_residuals=True)` leaves them for another call.
