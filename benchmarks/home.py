@@ -24,18 +24,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import machine, memory_of, time_together, wide_console
-from benchmarks.methods import build_inside, build_plain, forget
+from benchmarks.methods import build_inside, build_plain
 from benchmarks.programs import PROGRAMS, load
 from jointcut import aot
 
 RESULTS = Path(__file__).parent / "results" / "home.json"
-STEPS = 20
 MB = 1e6
 Rows = list[dict[str, Any]]
 
@@ -73,41 +71,16 @@ def show(console: Console, part: str, rows: Rows) -> None:
 
 
 def libraries(options: argparse.Namespace) -> Rows:
-    """Each model trained in each way, plain and cut: losses, memory and time."""
+    """Each model trained in each way, plain and cut: losses, memory and time.
+
+    Each in a process of its own: what ran before in a process moves its times by a tenth.
+    """
     from benchmarks.home_models import HOMES
 
-    rows: Rows = []
-    for make in HOMES:
-        home = make()
-        cut = aot.function(home.loss)
-        plain, ours = (memory_of(jax.jit(home.pure(f)).lower(*home.arguments).compile()) for f in (home.loss, cut))
-        for way, starting in home.ways.items():
-            forget()
-            starts = {"plain": starting(home.loss), "cut": starting(cut)}
-            losses = [np.array([step() for _ in range(STEPS)]) for step in (start() for start in starts.values())]
-            steps = {name: start() for name, start in starts.items()}
-            for step in steps.values():
-                step()  # a fresh NNX optimiser is another program
-            timing = time_together(
-                {name: partial(several, step, 3) for name, step in steps.items()}, "plain", options.rounds
-            )
-            rows.append(
-                {
-                    "model": home.name,
-                    "way": way,
-                    "losses differ by": float(np.max(np.abs(losses[0] - losses[1]) / np.abs(losses[0]))),
-                    "activations ÷": ours.temp / plain.temp,
-                    "peak ÷": ours.peak / plain.peak,
-                    "time ÷": timing["cut"].ratio.median,
-                }
-            )
-    return rows
-
-
-def several(step: Callable[[], float], count: int) -> None:
-    """Train a few steps."""
-    for _ in range(count):
-        step()
+    command = [sys.executable, "-m", "benchmarks.home_way", str(options.rounds)]
+    places = [(str(i), way) for i, make in enumerate(HOMES) for way in make().ways]
+    found = (subprocess.run([*command, *place], check=True, stdout=subprocess.PIPE) for place in places)
+    return [json.loads(process.stdout) for process in found]
 
 
 # ------------------------------------------------------------------------------------------------------------ mesh
@@ -117,7 +90,7 @@ def mesh(options: argparse.Namespace) -> Rows:
     """Bytes for each device of a mesh, in a process of its own that has so many."""
     flags = f"--xla_force_host_platform_device_count={options.devices}"
     command = [sys.executable, "-m", "benchmarks.home_mesh"]
-    found = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, stdout=-1)
+    found = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, stdout=subprocess.PIPE)
     return json.loads(found.stdout)
 
 
