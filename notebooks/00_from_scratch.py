@@ -450,7 +450,7 @@ plt.show()
 #   `partition/memory.py` and `partition/budget.py`.
 # - **The compiler hoists.** Nothing in our backward says *when* to compute again. XLA sees equations that
 #   need no cotangent, may run them all at the very start, and then has in memory what we did not save. Each
-#   has to be tied to the cotangent for which it is needed: `partition/schedule.py` and `partition/emit.py`.
+#   has to be tied to the cotangent for which it is needed: `partition/order.py` and `partition/emit.py`.
 #   What is left of the saving once XLA has compiled it is measured in [01_first_cut](01_first_cut.ipynb).
 # - **The compiler fuses.** Cheap operations are merged with those that read them, and never reach memory; a
 #   product always does. Among cuts of equal bytes it is therefore better to save the product. And not all

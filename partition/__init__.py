@@ -37,8 +37,10 @@ Files, in reading order:
     peel: Peel a network: find what leaves the minimum cut as the price of a second rises.
     front: Find the cheapest cut at every price of a second.
     backend: Say what a compiler does with the two halves, so that they are written for it once.
-    schedule: Order the backward so that a recomputed value lives briefly.
-    emit: Write the plan out as two jaxprs.
+    order: Order the backward so that a recomputed value lives briefly.
+    steps: The schedule: the steps of both halves, in the order in which they run.
+    schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
+    emit: Write a schedule out as two jaxprs.
     verify: Check that the two jaxprs together mean what the one did.
     sweeps: Write a scan in segments, forward and again in the backward.
     reruns: Say which loops can run in segments, and what that takes.

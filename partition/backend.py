@@ -114,7 +114,8 @@ def _spread(graph: Graph, v: int, plan: Plan, again: frozenset[int]) -> int:
         if op is None or op.name not in _CHAIN:
             continue
         if op.id in again:
-            found.update(str(atom) for atom in op.payload.invars if isinstance(atom, jaxprs.Literal))
+            atoms = () if op.payload is None else op.payload.invars  # of a graph read from text
+            found.update(str(atom) for atom in atoms if isinstance(atom, jaxprs.Literal))
             found.update({op.id} if op.name in CALLS else ())  # of relu and its like, which hold a number
         work += [before for before in op.inputs if before not in seen]
         seen.update(op.inputs)

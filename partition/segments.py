@@ -28,6 +28,7 @@ from jointcut.partition.reruns import best_length as best_length
 from jointcut.partition.reruns import segmentable as segmentable
 from jointcut.partition.rewrite import live, renamed
 from jointcut.partition.roles import Role
+from jointcut.partition.schedule import schedule
 from jointcut.partition.sweeps import Rerun, sweep_program, unwind_program
 
 Lengths = int | tuple[int, ...]
@@ -35,7 +36,7 @@ Lengths = int | tuple[int, ...]
 
 def written(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> Halves:
     """The two jaxprs of a plan, its loops in segments where it says so; as `emit.emit`."""
-    halves = emit(graph, facts, plan, backend)
+    halves = emit(graph, plan, schedule(graph, facts, plan, backend))
     return segmented(halves, graph, facts, plan, dict(plan.segments)) if plan.segments else halves
 
 

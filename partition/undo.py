@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from jointcut.partition.graph import LITERAL, STEP, TOP
 from jointcut.partition.memory import FUSED_AWAY, READS_FUSED, RENAMING
+from jointcut.partition.order import MOST_RUNS, NEAR
 from jointcut.partition.policy import CALLS, CHEAP, DEAR, ELEMENTWISE, REDUCTIONS, light
-from jointcut.partition.schedule import MOST_RUNS, NEAR
 from jointcut.partition.stages import Row, Stage
 
 _NEVER = -1

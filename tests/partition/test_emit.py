@@ -17,6 +17,7 @@ from jointcut.partition.classify import classify
 from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
 from jointcut.partition.plan import Plan
+from jointcut.partition.schedule import schedule
 from jointcut.partition.split import split
 from jointcut.partition.verify import run, verify_meaning
 from oracle import STRATEGIES
@@ -212,8 +213,9 @@ def test_a_graph_that_was_read_from_text_cannot_be_written():
         %3:float32[8] = mul %1 %2
         gradient %3"""
     )
+    plan = Plan.of(graph, [2])
     with pytest.raises(PlanError) as refused:
-        emit(graph, classify(graph), Plan.of(graph, [2]), PORTABLE)
+        emit(graph, plan, schedule(graph, classify(graph), plan, PORTABLE))
     assert str(refused.value) == (
         "The graph was read from text, so it has no equations that halves could be written of.\n"
         "Trace a function; of text, plans are made by min_cut and Front."

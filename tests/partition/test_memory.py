@@ -21,6 +21,7 @@ from jointcut.partition.memory import replay
 from jointcut.partition.mincut import STRATEGIES
 from jointcut.partition.policy import CALLS, ELEMENTWISE
 from jointcut.partition.roles import Side
+from jointcut.partition.schedule import schedule
 from larger import LARGER
 from programs import CORPUS
 
@@ -300,7 +301,8 @@ def test_branches_count_as_much_as_the_largest():
 def test_what_is_alive_adds_up_to_the_peak_but_for_what_is_written_over(name, strategy, traced):
     graph = traced(name).graph
     plan = STRATEGIES[strategy](graph)
-    found = replay(emit(graph, traced(name).planner.facts, plan, PORTABLE), graph)
+    steps = schedule(graph, traced(name).planner.facts, plan, PORTABLE)
+    found = replay(emit(graph, plan, steps), graph)
     listed = [b.bytes for b in found.alive]
     assert listed == sorted(listed, reverse=True)
     over = sum(listed) - found.peak_bytes

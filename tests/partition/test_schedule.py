@@ -1,13 +1,34 @@
-"""What is recomputed comes right before the first op that reads it, and waits for the latest cotangent."""
+"""A plan as steps: in which order both halves run, as text that is read back equal."""
 
 from __future__ import annotations
 
-from jointcut.partition.backend import CPU
+from textwrap import dedent
+
+import pytest
+
+from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.classify import classify
-from jointcut.partition.graph import TOP
+from jointcut.partition.errors import PlanError
+from jointcut.partition.mincut import STRATEGIES
 from jointcut.partition.plan import Plan
-from jointcut.partition.schedule import Order, Step, schedule
-from jointcut.partition.text import parse
+from jointcut.partition.schedule import schedule
+from jointcut.partition.steps import parse, show
+from jointcut.partition.text import parse as read
+from programs import CORPUS
+
+
+def text_of(graph_text, saved, backend=CPU):
+    graph = read(graph_text)
+    facts = classify(graph)
+    return show(schedule(graph, facts, Plan.of(graph, saved, facts=facts), backend), graph)
+
+
+def steps(text):
+    return dedent(text).lstrip("\n")
+
+
+# ---------------------------------------------------------------------------------------------- golden texts
+
 
 CHAIN = """
     primal %0:float32[8]
@@ -24,116 +45,32 @@ CHAIN = """
 """
 
 
-def order_of(text, saved):
-    graph = parse(text)
-    facts = classify(graph)
-    return schedule(graph, facts, Plan.of(graph, saved, facts=facts), CPU)
-
-
-def test_what_is_saved_is_not_computed_again():
-    assert order_of(CHAIN, [2, 3, 4])[TOP] == Order((Step(3), Step(4), Step(5)), (), ())
-
-
-def test_each_op_is_recomputed_once_before_its_first_reader():
-    assert order_of(CHAIN, [])[TOP].steps == (Step(3, (0, 1, 2), ((0, 1),)), Step(4), Step(5))
-
-
-def test_recomputation_waits_for_the_latest_cotangent_of_its_reader():
-    assert order_of(CHAIN, [3, 4])[TOP].steps == (Step(3), Step(4), Step(5, (0,), ((0, 6),)))
-
-
-def test_a_gradient_that_needs_no_cotangent_is_computed_last():
-    order = order_of(CHAIN.replace("gradient %7", "gradient %7\n    gradient %3"), [2, 4])[TOP]
-    assert order.steps == (Step(3), Step(4, (1,), ((2, 5),)), Step(5))
-    early = order_of(CHAIN.replace("mul %5 %3", "mul %5 %5") + "    gradient %3\n", [2, 4])[TOP]
-    assert (early.steps, early.last) == ((Step(3), Step(4), Step(5)), (1,))
-
-
-def test_all_results_of_one_op_come_from_one_run():
-    text = CHAIN.replace("%3:float32[8] = exp %2", "%3:float32[8] %8:float32[8] = split %2").replace(
-        "mul %6 %2", "mul %6 %8"
-    )
-    assert [step.again for step in order_of(text, [2, 4])[TOP].steps] == [(), (1,), ()]
-
-
-# %2 is read twice, with three matrix products between; it is light to compute from %0.
-FAR = """
-    primal %0:float32[8,8]
-    cotangent %1:float32[8,8]
-    %2:float32[8,8] = NAME %0
-    %3:float32[8,8] = sin %2
-    backward:
-    %4:float32[8,8] = mul %1 %2
-    %5:float32[8,8] = dot_general %4 %0
-    %6:float32[8,8] = dot_general %5 %0
-    %7:float32[8,8] = MIDDLE %6 %0
-    %8:float32[8,8] = mul %7 %2
-    %9:float32[8,8] = mul %8 %2
-    output %3
-    gradient %9
-"""
-
-
-def steps_of(name, middle):
-    steps = order_of(FAR.replace("NAME", name).replace("MIDDLE", middle), [])[TOP].steps
-    return [(step.again, step.waits[0][1]) for step in steps if step.again]
-
-
-def test_a_light_value_is_recomputed_once_more_where_its_next_reader_is_far():
-    assert steps_of("neg", "dot_general") == [((0,), 1), ((0,), 7)]
-
-
-def test_a_value_whose_next_reader_is_near_or_that_is_gathered_stays():
-    assert steps_of("neg", "mul") == [((0,), 1)]
-    assert steps_of("gather", "dot_general") == [((0,), 1)]
-
-
-def test_a_light_value_is_recomputed_three_times_at_most():
-    more = "".join(
-        f"""%{n}:float32[8,8] = dot_general %{n - 1} %0
-        %{n + 1}:float32[8,8] = dot_general %{n} %0
-        %{n + 2}:float32[8,8] = dot_general %{n + 1} %0
-        %{n + 3}:float32[8,8] = mul %{n + 2} %2
-        """
-        for n in (10, 14, 18)
-    )
-    text = FAR.replace("NAME", "neg").replace("MIDDLE", "dot_general")
-    text = text.replace("    output %3", more + "    output %3").replace("gradient %9", "gradient %21")
-    steps = order_of(text, [])[TOP].steps
-    assert sum(step.again == (0,) for step in steps) == 3
-
-
-def test_what_was_recomputed_long_ago_waits_again_where_something_is_made_of_it():
-    text = """
-        primal %0:float32[8,8]
-        cotangent %1:float32[8,8]
-        %2:float32[8,8] = gather %0
-        %3:float32[8,8] = neg %2
-        %4:float32[8,8] = sin %3
+def test_where_all_is_saved_each_op_runs_once_and_nothing_waits():
+    assert text_of(CHAIN, [2, 3, 4]) == steps("""
+        forward:
+            run #0 sin
+            run #1 exp
+            run #2 tan
         backward:
-        %5:float32[8,8] = mul %1 %2
-        %6:float32[8,8] = dot_general %5 %0
-        %7:float32[8,8] = dot_general %6 %0
-        MORE
-        %9:float32[8,8] = mul %8 %3
-        output %4
-        gradient %9
-    """
-    near = order_of(text.replace("MORE", "%8:float32[8,8] = neg %7"), [])[TOP].steps[-1]
-    far = order_of(text.replace("MORE", "%8:float32[8,8] = dot_general %7 %0"), [])[TOP].steps[-1]
-    assert (near.again, near.waits) == ((1,), ())
-    assert (far.again, far.waits) == ((1,), ((2, 8),))
+            run #3 mul
+            run #4 mul
+            run #5 mul
+        """)
 
 
-def test_recomputation_waits_for_what_a_broadcast_repeats():
-    text = CHAIN.replace("cotangent %1:float32[8]", "cotangent %1:float32[]").replace(
-        "%5:float32[8] = mul %1 %4",
-        """%8:float32[1] = broadcast_in_dim %1
-        %9:float32[8] = broadcast_in_dim %8
-        %5:float32[8] = mul %9 %4""",
-    )
-    steps = order_of(text, [3])[TOP].steps
-    assert [(s.again, s.waits) for s in steps if s.again] == [((2,), ((3, 1),)), ((0,), ((0, 6),))]
+def test_what_is_not_saved_runs_again_once_a_cotangent_is_there():
+    assert text_of(CHAIN, [3, 4]) == steps("""
+        forward:
+            run #0 sin
+            run #1 exp
+            run #2 tan
+        backward:
+            run #3 mul
+            run #4 mul
+            wait %0 for %6
+            again #0 sin
+            run #5 mul
+        """)
 
 
 PRODUCTS = """
@@ -144,44 +81,58 @@ PRODUCTS = """
     %4:float32[8,8] = dot_general %3 %0
     backward:
     %5:float32[8,8] = mul %1 %3
-    %6:float32[64] = reshape %5
-    %7:float32[8,8] = transpose %3
-    %8:float32[8,8] = dot_general %3 %5
-    %9:float32[8,8] = conv_general_dilated %2 %6
-    %10:float32[8,8] = dot_general %7 %8
+    %6:float32[8,8] = dot_general %3 %5
     output %4
-    gradient %9
-    gradient %10
+    gradient %6
 """
 
 
-def test_products_find_the_ends_of_elementwise_chains_written_out():
-    steps = order_of(PRODUCTS, [2])[TOP].steps
-    assert {s.op: s.written for s in steps if s.written} == {6: (3, 5), 7: (6,)}
-    assert {s.op: s.written for s in order_of(PRODUCTS, [2, 3])[TOP].steps if s.written} == {6: (5,), 7: (6,)}
-
-
-def test_the_forward_writes_out_what_the_backward_recomputes_for_a_product():
-    graph = parse(PRODUCTS)
-    facts = classify(graph)
-    assert CPU.written_forward(graph, Plan.of(graph, [2], facts=facts)) == {3}
-    assert CPU.written_forward(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
+def test_a_backend_may_want_chains_written_out_before_products():
+    assert text_of(PRODUCTS, [2]) == steps("""
+        forward:
+            run #0 dot_general
+            run #1 tanh
+            write %3
+            run #2 dot_general
+        backward:
+            wait %2 for %1
+            again #1 tanh
+            run #3 mul
+            write %3
+            write %5
+            run #4 dot_general
+        """)
+    assert "write" not in text_of(PRODUCTS, [2], PORTABLE)
 
 
 POOLED = """
     primal %0:float32[8]
     cotangent %1:float32[4]
-    %2:float32[8] = dot_general %0
-    %3:float32[4] = reduce_window_max %2
+    %2:float32[8] = neg %0
+    %3:float32[8] = dot_general %2
+    %4:float32[4] = reduce_window_max %3
     backward:
-    %4:float32[8] = select_and_scatter_add %1 %2
-    output %3
-    gradient %4
+    %5:float32[8] = select_and_scatter_add %1 %3
+    %6:float32[8] = mul %5 %2
+    output %4
+    gradient %6
 """
 
 
-def test_what_the_compiler_takes_apart_waits_as_a_whole():
-    assert order_of(POOLED, [2])[TOP].steps == (Step(2, (), ((2, 1),), whole=True),)
+def test_an_op_that_the_compiler_takes_apart_waits_in_a_computation_of_its_own():
+    assert text_of(POOLED, [3]) == steps("""
+        forward:
+            run #0 neg
+            write %2
+            run #1 dot_general
+            run #2 reduce_window_max
+        backward:
+            wait %3 for %1
+            run apart #3 select_and_scatter_add
+            wait %0 for %5
+            again #0 neg
+            run #4 mul
+        """)
 
 
 LOOP = """
@@ -210,28 +161,143 @@ LOOP = """
 """
 
 
-def test_a_body_recomputes_in_its_own_step_and_asks_the_region_around_it_for_the_rest():
-    orders = order_of(LOOP, [4])
-    assert orders[2].steps[0] == Step(6, (4,))
-    assert orders[2].reads == (2,)
-    assert orders[TOP].steps[0] == Step(2, (0,), ((0, 1),))
-
-
-def test_what_waited_just_now_waits_for_the_same_cotangent():
-    text = """
-        primal %0:float32[8,8]
-        cotangent %1:float32[8,8]
-        %2:float32[8,8] = sin %0
-        %3:float32[8,8] = cos %0
+def test_a_loop_stacks_what_is_saved_and_its_backward_recomputes_the_rest():
+    assert text_of(LOOP, [4]) == steps("""
+        forward:
+            run #0 exp
+            loop #1 stacks %4 {
+                run #4 mul
+                run #5 sin
+            }
         backward:
-        %4:float32[8,8] = mul %1 %2
-        MORE
-        %9:float32[8,8] = mul %8 %3
-        output %2
-        gradient %9
-    """
-    light = "\n".join(f"%{n}:float32[8,8] = neg %{n - 1}" for n in (5, 6, 7, 8))
-    heavy = "\n".join(f"%{n}:float32[8,8] = dot_general %{n - 1} %1" for n in (5, 6, 7, 8))
-    near, far = (order_of(text.replace("MORE", more), [])[TOP].steps[-1] for more in (light, heavy))
-    assert (near.again, near.waits) == ((1,), ((0, 1),))
-    assert (far.again, far.waits) == ((1,), ((0, 8),))
+            wait %0 for %1
+            again #0 exp
+            loop #2 stacks %11 {
+                again #4 mul
+                run #6 cos
+                run #7 mul
+                run #8 mul
+            }
+            run #3 reduce_sum
+        """)
+
+
+NESTED = """
+    loop 1 x4
+    loop 2 x3 in 1
+    primal %0:float32[3]
+    cotangent %1:float32[3]
+    %2:float32[3] %9:4xfloat32[3]@1 = loop %0 %5 body 1 of loop 1 {
+        #2 %11:4xfloat32[3] %14:12xfloat32[3]@2 = loop %9 %4 body 3 of loop 2 {
+            #6 %3:12xfloat32[3] = cos %14
+            %4:12xfloat32[3] = sin %14
+            next %4
+            stacks %3 %4
+        }
+        %5:4xfloat32[3] = tanh %11
+        %6:4xfloat32[3] = sub %5
+        next %5
+        stacks %3 %4 %5 %6
+    }
+    backward:
+    #1 %8:float32[3] %10:4xfloat32[3]@1 = loop %1 %13 body 2 of loop 1 {
+        #5 %7:4xfloat32[3] = mul %10 %6
+        #8 %13:4xfloat32[3] %15:12xfloat32[3]@2 = loop %7 %12 body 4 of loop 2 {
+            #9 %12:12xfloat32[3] = mul %15 %3
+            next %12
+        }
+        next %13
+    }
+    output %2
+    gradient %8
+"""
+
+
+def test_a_loop_within_a_loop_runs_again_and_stacks_what_one_step_of_the_outer_needs():
+    assert text_of(NESTED, [5, 9]) == steps("""
+        forward:
+            loop #0 stacks %5 %9 {
+                loop #2 stacks {
+                    run #7 sin
+                }
+                run #3 tanh
+            }
+        backward:
+            loop #1 stacks {
+                wait %5 for %10
+                again #4 sub
+                run #5 mul
+                wait %9 for %7
+                again loop #2 stacks %3 {
+                    run #6 cos
+                    run #7 sin
+                }
+                loop #8 stacks {
+                    run #9 mul
+                }
+            }
+        """)
+
+
+# -------------------------------------------------------------------------------------------------- read back
+
+
+@pytest.mark.parametrize("name", [program.name for program in CORPUS if "grad" not in program.lacks][::3])
+def test_a_schedule_is_read_back_equal(name, traced):
+    made = traced(name)
+    graph, facts = made.graph, made.planner.facts
+    for strategy in STRATEGIES.values():
+        for backend in (CPU, PORTABLE):
+            steps = schedule(graph, facts, strategy(graph), backend)
+            assert parse(show(steps, graph), graph) == steps
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "#1 exp",
+            "#1 cos",
+            "line 3 calls op #1 cos, and in the graph it is exp.\nGive the graph for which the schedule was made.",
+        ),
+        (
+            "#1 exp",
+            "#9 exp",
+            "line 3 names op #9, and the graph has 6.\nGive the graph for which the schedule was made.",
+        ),
+        (
+            "wait %0",
+            "wait %80",
+            "line 8 names value %80, and the graph has 8.\nGive the graph for which the schedule was made.",
+        ),
+        (
+            "again #0",
+            "repeat #0",
+            "line 9 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.steps.show does.",
+        ),
+        ("forward:\n", "", "line 1 is `run #0 sin`, before any half began.\nBegin with `forward:`."),
+        (
+            "backward:",
+            "forward:",
+            "line 5 is `forward:` for the second time.\nWrite all steps of a half in one place.",
+        ),
+        (
+            "backward:\n",
+            "",
+            "line 9 is the last, and a half is missing.\nWrite `forward:` with its steps, then `backward:`.",
+        ),
+    ],
+)
+def test_a_text_that_does_not_fit_is_refused_with_its_line(old, new, told):
+    text = text_of(CHAIN, [3, 4])
+    assert old in text
+    with pytest.raises(PlanError) as refused:
+        parse(text.replace(old, new), read(CHAIN))
+    assert str(refused.value) == told
+
+
+def test_a_loop_that_is_never_closed_is_refused():
+    text = text_of(LOOP, [4]).replace("}\n", "")
+    with pytest.raises(PlanError) as refused:
+        parse(text, read(LOOP))
+    assert str(refused.value) == "line 6 is `backward:`, and a loop is still open.\nClose it with }."

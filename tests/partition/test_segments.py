@@ -15,6 +15,7 @@ from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
 from jointcut.partition.graph import TOP
 from jointcut.partition.roles import Side
+from jointcut.partition.schedule import schedule
 from jointcut.partition.segments import best_length, segmentable, segmented
 from jointcut.partition.verify import backward, forward, verify_structure
 
@@ -241,7 +242,7 @@ def test_every_loop_gives_the_same_bits_in_segments(program, strategy):
 @pytest.mark.parametrize("program", [cell, two_loops])
 def test_halves_for_xla_cpu_can_be_segmented_too(program):
     made, flat = cut(program(5), carry_alone)
-    held = emit(made.graph, made.facts, made.plan, CPU)
+    held = emit(made.graph, made.plan, schedule(made.graph, made.facts, made.plan, CPU))
     loops = segmentable(made.graph, made.facts, made.plan)
     new = in_segments(made, dict.fromkeys(loops, 3), held)
     assert_same(results(made, new, flat), results(made, held, flat))
