@@ -108,7 +108,7 @@ def _spread(graph: Graph, v: int, plan: Plan, again: frozenset[int]) -> int:
         readers = [graph.ops[i] for i in graph.consumers[v]]
         if v in plan.values and any(r.id in again or r.origin is Side.BACKWARD for r in readers):
             continue
-        op = None if graph.values[v].maker is None else graph.ops[graph.values[v].maker or 0]
+        op = graph.maker_of(v)
         if op is not None and op.name == "broadcast_in_dim" and len(readers) > 1:
             found.add(v)
         if op is None or op.name not in _CHAIN:

@@ -143,7 +143,7 @@ class _Scope:
         if v in self.env:
             return self.env[v]
         graph, value = self.graph, self.graph.values[v]
-        maker = None if value.maker is None else graph.ops[value.maker]
+        maker = graph.maker_of(v)
         if maker is not None and maker.name == LITERAL:
             return maker.payload
         assert self.parent is not None, f"{graph.where(v)} is not at hand"

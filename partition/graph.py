@@ -213,6 +213,18 @@ class Graph(Shown):
         """The body of each scan that belongs to a loop, by the scan's op id."""
         return {region.scan: region for region in self.regions if region.scan is not None}
 
+    def maker_of(self, value_id: int) -> Op | None:
+        """The op that computes a value, None for an input."""
+        maker = self.values[value_id].maker
+        return None if maker is None else self.ops[maker]
+
+    def scan_of(self, region_id: int) -> Op:
+        """The scan whose body a region is. Raises `ValueError` for the top of the program, which is no body."""
+        scan = self.regions[region_id].scan
+        if scan is None:
+            raise ValueError(f"region {region_id} is no body of a scan")
+        return self.ops[scan]
+
     def whole(self, value_id: int) -> int:
         """The stack that a step was taken from; any other value itself."""
         maker = self.values[value_id].maker

@@ -190,7 +190,7 @@ class _Scheduler:
             if v in seen:
                 continue
             seen.add(v)
-            maker = None if graph.values[v].maker is None else graph.ops[graph.values[v].maker or 0]
+            maker = graph.maker_of(v)
             if graph.values[v].loop in home:
                 reads[v] = None
             elif maker is not None and maker.name == STEP:
@@ -232,7 +232,7 @@ class _Scheduler:
             fresh.add(v)
             progress.have.add(v)
             value = self.graph.values[v]
-            maker = None if value.maker is None else self.graph.ops[value.maker]
+            maker = self.graph.maker_of(v)
             if value.loop != progress.loop:
                 if progress.loop not in self.graph.ancestors[value.loop]:
                     progress.reads[v] = None
@@ -291,9 +291,9 @@ class _Scheduler:
 
     def is_dropped(self, v: int, progress: _Progress) -> bool:
         """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
-        if not progress.is_far(v):
+        op = self.graph.maker_of(v)
+        if op is None or not progress.is_far(v):
             return False
-        op = self.graph.ops[self.graph.values[v].maker or 0]
         return progress.runs[op.id] < MOST_RUNS and light(self.graph, op)
 
     def repeated(self, v: int) -> int:

@@ -217,7 +217,7 @@ class Plan(Shown):
 
 def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
     value = graph.values[v]
-    op = None if value.maker is None else graph.ops[value.maker]
+    op = graph.maker_of(v)
     name, scope, source = (op.name, op.scope, op.source) if op else ("input", "", value.label)
     return Saved(v, value.shape, value.dtype, value.copies, price, name, scope, source, reason)
 

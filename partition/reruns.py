@@ -84,7 +84,7 @@ def _considered(graph: Graph, facts: Facts, plan: Plan, loop: Loop) -> Segmentab
     return Segmentable(
         loop.id,
         loop.length,
-        body.scan or 0,
+        graph.scan_of(body.id).id,
         values,
         carries,
         sum(graph.values[v].bytes for v in carries),
@@ -121,7 +121,7 @@ def _needed_again(
     A loop inside the body runs again as a whole. What a carry hands on unchanged is a constant of the loop.
     """
     count = len(body.carried)
-    following = dict(zip(graph.ops[body.scan or 0].outputs[count : 2 * count], body.carried, strict=True))
+    following = dict(zip(graph.scan_of(body.id).outputs[count : 2 * count], body.carried, strict=True))
     inside = graph.within(body.id)
     ops: set[int] = set()
     seen: set[int] = set()
@@ -145,7 +145,7 @@ def _needed_again(
 def _unit(graph: Graph, body: Region, op: Op) -> list[int]:
     """An op of a body, or with all that it holds the loop of the body that an op lies in."""
     while op.region != body.id:
-        op = graph.ops[graph.regions[op.region].scan or 0]
+        op = graph.scan_of(op.region)
     if op.name != SCAN:
         return [op.id]
     inside = graph.within(graph.bodies[op.id].id)

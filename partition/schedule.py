@@ -128,11 +128,10 @@ def _rounded(graph: Graph, plan: Plan) -> frozenset[int]:
     if not plan.recomputed:
         return frozenset()
     half = (v for v in plan.values if graph.values[v].dtype in ("bfloat16", "float16"))
-    return frozenset(v for v in half if graph.ops[graph.values[v].maker or 0].name not in MOVEMENT)
+    return frozenset(v for v in half if (op := graph.maker_of(v)) is not None and op.name not in MOVEMENT)
 
 
 def _can_wait(graph: Graph, v: int) -> bool:
     """Whether a value can wait and be written: an array that an op makes or that is given, not a reference or a key."""
-    value = graph.values[v]
-    is_literal = value.maker is not None and graph.ops[value.maker].name == LITERAL
-    return not is_literal and (value.payload is None or jaxprs.is_plain(value.payload))
+    op, payload = graph.maker_of(v), graph.values[v].payload
+    return (op is None or op.name != LITERAL) and (payload is None or jaxprs.is_plain(payload))

@@ -49,7 +49,7 @@ def top_ops(graph: Graph) -> tuple[int, ...]:
     found: list[int] = []
     for op in graph.ops:
         while op.region != TOP:
-            op = graph.ops[graph.regions[op.region].scan or 0]
+            op = graph.scan_of(op.region)
         found.append(op.id)
     return tuple(found)
 
@@ -92,8 +92,8 @@ class _Walk:
 
     def is_work(self, v: int) -> bool:
         """Whether it takes more than an instruction for each element to compute a value, or to fetch it."""
-        op = self.graph.ops[self.graph.values[v].maker or 0]
-        return op.name in DEAR or not light(self.graph, op)
+        op = self.graph.maker_of(v)
+        return op is not None and (op.name in DEAR or not light(self.graph, op))
 
     def rules(self) -> tuple[set[int], set[int]]:
         """Values that must be saved where they are needed, and those that can be neither saved nor computed again."""

@@ -67,10 +67,9 @@ def _walk(
             reads.update(row.places.roots[v])
         elif v in inside or v in row.places.must_save or is_free:
             saved.add(v)
-        else:
-            maker = row.graph.values[v].maker or 0
-            ops.add(maker)
-            stack.extend(row.graph.ops[maker].inputs)
+        elif (op := row.graph.maker_of(v)) is not None:
+            ops.add(op.id)
+            stack.extend(op.inputs)
     return frozenset(saved), ops, frozenset(reads)
 
 
@@ -119,7 +118,8 @@ class _Replay:
 
     def is_light(self, v: int) -> bool:
         """Whether a value may be computed several times."""
-        return light(self.graph, self.graph.ops[self.graph.values[v].maker or 0])
+        op = self.graph.maker_of(v)
+        return op is not None and light(self.graph, op)
 
     def sources(self, values: Iterable[int]) -> Iterator[int]:
         """What must be at hand at the top of the program; a loop computes the rest in its steps."""
@@ -148,10 +148,10 @@ class _Replay:
             if v in self.now and not self.is_dropped(v):
                 continue
             seen.add(v)
-            maker = self.graph.values[v].maker or 0
-            if self.graph.ops[maker].name not in (STEP, LITERAL):
-                ops.add(maker)
-                stack.extend(self.sources(self.graph.ops[maker].inputs))
+            op = self.graph.maker_of(v)
+            if op is not None and op.name not in (STEP, LITERAL):
+                ops.add(op.id)
+                stack.extend(self.sources(op.inputs))
         for i in sorted(ops):
             self.run(i)
             self.times[i] += 1
@@ -159,9 +159,10 @@ class _Replay:
 
     def is_dropped(self, v: int) -> bool:
         """Whether a value was computed again long ago, and is once more (`schedule`)."""
-        if self.heavy - self.again.get(v, self.heavy) <= NEAR or not self.is_light(v):
+        op = self.graph.maker_of(v)
+        if op is None or self.heavy - self.again.get(v, self.heavy) <= NEAR or not self.is_light(v):
             return False
-        return self.times[self.graph.values[v].maker or 0] < MOST_RUNS
+        return self.times[op.id] < MOST_RUNS
 
     def run(self, i: int) -> None:
         """Let an op run next."""

@@ -122,7 +122,8 @@ class Rows:
             return ""
         largest = max(found, key=lambda v: (self.planner.prices[v], -v))
         size = human_bytes(sum(self.planner.prices[v] for v in found))
-        maker = graph.ops[graph.values[largest].maker or 0]
+        maker = graph.maker_of(largest)
+        assert maker is not None, "first_met finds what an op computes"
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
         name = "the loop" if maker.name == SCAN else maker.name
         why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
