@@ -19,8 +19,8 @@ from jointcut.aot.contract import Contract
 from jointcut.aot.descriptors import CURE, Described, Size, plain_keys, plain_tree
 from jointcut.partition.errors import ArtefactError, RecordError, message
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.metadata import BackwardSignature
 from jointcut.wrappers.record import read_dtype
+from jointcut.wrappers.signatures import BackwardSignature
 
 CONSTANTS = "constants.npz"
 _PROGRAMS = ("inference", "forward", "backward")
@@ -224,6 +224,7 @@ def _about_signature(c: Contract) -> Claims:
         and s.user_inputs == tuple(others)
         and s.user_outputs == tuple(o.name for o in c.returned)
         and s.buffers_to_mutate == {o.name: o.path for o in c.states}
+        and (s.buffers_mutated_in_place, s.same_arrays) == ((), {})
         and _is_plain(s.in_spec, (i.keys for i in c.inputs[c.num_constants :]))
         and _is_plain(s.out_spec, (o.keys for o in c.returned))
         and (s.backward_signature is not None) == c.is_train
@@ -233,9 +234,11 @@ def _about_signature(c: Contract) -> Claims:
         b, named = s.backward_signature, {g.name: g.path for g in c.gradients}
         main = {name: path for name, path in named.items() if path in s.parameters}
         rest = {name: path for name, path in named.items() if name not in main}
-        same = isinstance(b, BackwardSignature) and (b.gradients_to_parameters, b.gradients_to_user_inputs) == (
-            main,
-            rest,
+        parts = {g.name: g.part for g in c.gradients if g.part != "whole"}
+        same = (
+            isinstance(b, BackwardSignature)
+            and (b.gradients_to_parameters, b.gradients_to_user_inputs) == (main, rest)
+            and b.parts in (parts, {})  # older versions wrote none
         )
         yield same, "has a backward_signature that is not that of its gradients."
 

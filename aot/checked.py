@@ -11,18 +11,17 @@ nothing paid. What runs inside an outer `jax.jit` has no numbers yet, and is not
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot.jits import Jits
 from jointcut.aot.progress import Stage, tell
-from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs, verify
 from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
 from jointcut.partition.split import Split
@@ -30,13 +29,15 @@ from jointcut.wrappers import alias
 from jointcut.wrappers.checks import first_nonfinite, is_finite
 from jointcut.wrappers.convention import is_inexact
 from jointcut.wrappers.tree import Bound, struct
-from jointcut.wrappers.zeros import filled
 
 _on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
 _REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
 _CURE = (
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
 )
+
+if TYPE_CHECKING:
+    from jointcut.aot.traced import Traced
 
 
 @contextmanager
@@ -59,22 +60,6 @@ def is_on() -> bool:
 
 
 @dataclass(frozen=True)
-class Programs:
-    """The two halves of a cut as two programs."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-
-    @classmethod
-    def of(cls, split: Split) -> Programs:
-        """The halves, jitted."""
-        halves = split.halves
-        forward = functools.partial(verify.forward, halves, split.graph)
-        backward = functools.partial(verify.backward, halves)
-        return cls(jax.jit(forward), jax.jit(backward))
-
-
-@dataclass(frozen=True)
 class _Run:
     """What a half was run on: its jaxpr, its flat inputs, and how the user calls them."""
 
@@ -83,91 +68,73 @@ class _Run:
     paths: Sequence[str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checked:
-    """One call of which every result is looked at."""
+    """The programs of one call, of which every result is looked at.
 
-    traced: TracedCall
+    Attributes:
+        traced, split: what was cut, and how.
+        jits: the two halves.
+        forward: what the forward was run on, once it was.
+    """
+
+    traced: Traced
     split: Split
-    programs: Programs
-    bound: Bound
+    jits: Jits
+    forward: _Run | None = None
 
-    def call(self) -> Any:
-        """The function's result, forward only."""
+    def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
+        """As `Programs.run`; a step runs both halves."""
+        ones = self.traced.call.ones() if which == "step" else []
+        count, left_out = len(self.traced.program.results.avals), len(self.traced.handed_back)
         with Stage("check", self.traced.name):
-            main, aux = self.traced.results(self._forward()[0], self.bound)
-        return (main, aux) if self.traced.options.has_aux else main
+            results = self._forward(flat)
+            if which == "step":
+                residuals = verify.routed(self.split.halves.residuals, flat, self._restored(results, flat), count)
+                results[count - left_out :] = self._backward(residuals, ones)
+        return results[: count - left_out] if which == "alone" else results
 
-    def value_and_grad(self) -> Any:
-        """As `jax.value_and_grad`."""
-        ones = self.traced.ones()
+    def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+        """As `Programs.backward`; the residuals are kept."""
+        del keep
         with Stage("check", self.traced.name):
-            outputs, residuals, run = self._forward()
-            gradients = self._backward(residuals, ones, run)
-        return self.traced.value_and_gradients(outputs, gradients, self.bound)
+            return self._backward(residuals, cotangents)
 
-    def vjp(self) -> Any:
-        """As `jax.vjp`: the output, a pullback that is checked as well (and aux with `has_aux`)."""
-        main, aux, pullback = self._vjp(range(len(self.bound.spans)))
-        return (main, pullback, aux) if self.traced.options.has_aux else (main, pullback)
-
-    def vjp_in_argnums(self) -> Any:
-        """As `Compiled.vjp`: the output (with `has_aux` a pair) and a pullback to the arguments in `argnums`."""
-        options = self.traced.options
-        main, aux, pullback = self._vjp(options.chosen)
-
-        def to_chosen(cotangent: Any, *, keep_residuals: bool = False) -> Any:
-            del keep_residuals  # they are kept here
-            trees = pullback(cotangent)
-            return trees[0] if isinstance(options.argnums, int) else trees
-
-        return ((main, aux) if options.has_aux else main), to_chosen
-
-    def _vjp(self, positions: Sequence[int]) -> tuple[Any, Any, Callable[..., Any]]:
-        with Stage("check", self.traced.name):
-            outputs, residuals, run = self._forward()
-        main, aux = self.traced.results(outputs, self.bound)
-
-        def pullback(cotangent: Any) -> tuple[Any, ...]:
-            given = self.traced.cotangents(cotangent)
-            with Stage("check", self.traced.name):
-                flat = self._backward(residuals, given, run)
-            return self.traced.gradients(flat, positions, self.bound)
-
-        return main, aux, pullback
-
-    def _forward(self) -> tuple[list[Any], list[Any], _Run]:
-        """The forward half: outputs and residuals, and what it was run on."""
+    def _forward(self, flat: Sequence[Any]) -> list[Any]:
         tell(lambda: "forward")
-        bound = self.bound.copied()
-        flat = self.traced.flat(bound)
-        starts = [f"constant {i}" for i in range(len(self.traced.consts))]
-        paths = [*starts, *(path for i, path in enumerate(bound.paths()) if i not in self.traced.bound.duplicates)]
-        outputs, residuals = self.programs.forward(flat)
-        ends = jaxprs.opened(self.split.forward)[0].outvars[: len(outputs)]
-        self._same_types("forward", outputs, ends)
-        self._same_types("forward", residuals, jaxprs.opened(self.split.backward)[0].invars[: len(residuals)])
-        run = _Run(self.split.forward, flat, paths)
-        outputs = alias.finished(alias.replaced(outputs, self.traced.handed_back), bound.leaves)
-        self._finite("forward", outputs, run)  # a residual that is not finite may never reach a gradient
-        return outputs, residuals, run
+        traced, split = self.traced, self.split
+        starts = [f"constant {i}" for i in range(len(traced.consts))]
+        paths = traced.bound.paths()
+        run = self.forward = _Run(split.forward, flat, [*starts, *(paths[i] for i in traced.call.entering)])
+        results = self.jits.jitted["forward"](*flat)
+        whole, count = self._restored(results, flat), len(traced.program.results.avals)
+        residuals = verify.routed(split.halves.residuals, flat, whole, count)
+        self._same_types("forward", whole[:count], jaxprs.opened(split.forward)[0].outvars[:count])
+        self._same_types("forward", residuals, jaxprs.opened(split.backward)[0].invars[: len(residuals)])
+        self._finite("forward", whole[:count], run)  # a residual that is not finite may never reach a gradient
+        return results
 
-    def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], run: _Run) -> list[Any]:
-        """The backward half: the flat gradients. None stands for a cotangent that is zero."""
+    def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+        """All results of the forward, with what stays out of the program."""
+        start = len(self.traced.consts)
+        leaves = [flat[start + p] for p in self.traced.bound.places]
+        return list(map(alias.as_array, alias.inserted(results, self.traced.handed_back, leaves)))
+
+    def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
         tell(lambda: "backward")
-        inner, _ = jaxprs.opened(self.split.backward)
-        given = filled(cotangents, (v.aval for v in inner.invars[len(residuals) :]))
-        gradients = self.programs.backward(list(residuals), given)
-        self._same_types("backward", gradients, inner.outvars)
+        assert self.forward is not None, "the forward runs first"
+        gradients = self.jits.jitted["keeping backward"](*residuals, *cotangents)
+        self._same_types("backward", gradients, jaxprs.opened(self.split.backward)[0].outvars)
         graph, halves = self.split.graph, self.split.halves
-        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(given)))]
-        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *given], paths), run)
+        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(cotangents)))]
+        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *cotangents], paths), self.forward)
         return gradients
 
     def _same_types(self, half: str, results: Sequence[Any], ends: Sequence[Any]) -> None:
         for i, (got, end) in enumerate(zip(results, ends, strict=True)):
-            if not jaxprs.is_reference(end.aval) and (got.shape, got.dtype) != (end.aval.shape, end.aval.dtype):
-                what = f"gave {jax.typeof(got).str_short()} as result {i}, and was made to give {end.aval.str_short()}."
+            aval: Any = jax.typeof(got)
+            if not jaxprs.is_reference(end.aval) and (aval.shape, aval.dtype) != (end.aval.shape, end.aval.dtype):
+                what = f"gave {aval.str_short()} as result {i}, and was made to give {end.aval.str_short()}."
                 raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
 
     def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
@@ -199,7 +166,7 @@ def _has_nan(x: Any) -> bool:
     return jaxprs.is_plain(aval) and is_inexact(aval.dtype) and bool(jnp.any(jnp.isnan(x)))
 
 
-def check_call(traced: TracedCall, bound: Bound) -> None:
+def check_call(traced: Traced, bound: Bound) -> None:
     """Compare a call's shardings and aliases with what was compiled, which a call does not do otherwise.
 
     Raises `CallError` at the first difference.
@@ -210,8 +177,9 @@ def check_call(traced: TracedCall, bound: Bound) -> None:
         wanted = getattr(want, "sharding", None)
         if wanted is not None and placed is not None and not placed.is_equivalent_to(wanted, len(want.shape)):
             raise CallError(message(path, f"lies as {placed}, but was compiled to lie as {wanted}.", cure))
+    infos = traced.metadata.input_info
     for i, j in bound.duplicates.items():
-        if {i, j} & traced.donated:
+        if infos[i].is_donated or infos[j].is_donated:
             paths = bound.paths()
             what = f"is the same array as {paths[j]}, and one of them is donated: the other would lose it."
             raise CallError(message(paths[i], what, "Pass a copy (jax.numpy.copy), or do not donate it."))

@@ -28,8 +28,8 @@ from jointcut.aot.descriptors import (
     read_all,
 )
 from jointcut.partition.errors import ArtefactError, RecordError, message
-from jointcut.wrappers.metadata import GraphSignature
 from jointcut.wrappers.record import Record
+from jointcut.wrappers.signatures import GraphSignature
 
 _ARRAYS = {
     "inputs": Input,

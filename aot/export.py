@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,12 @@ from jointcut.aot.contract import Contract
 from jointcut.aot.joint import constant_key
 from jointcut.aot.pair import Pair
 from jointcut.aot.progress import Stage, tell
-from jointcut.aot.traced import TracedCall
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import ArtefactError, choices, message
 from jointcut.wrappers.tree import struct
+
+if TYPE_CHECKING:
+    from jointcut.aot.traced import Traced
 
 #: What programs are lowered for unless somebody says otherwise: the names are those of `jax.export`.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -85,7 +87,7 @@ def known_platforms(given: str | Sequence[str]) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- what cannot be exported
 
 
-def refuse_what_stays(traced: TracedCall) -> None:
+def refuse_what_stays(traced: Traced) -> None:
     """Raise `ArtefactError` for what belongs to this process or to another trace."""
     paths, bound = traced.bound.paths(), traced.bound
     for i, j in bound.duplicates.items():

@@ -9,10 +9,11 @@ import jax
 
 from jointcut.aot import pipeline
 from jointcut.aot.export import refuse_what_stays
-from jointcut.aot.options import Options
+from jointcut.aot.options import Options, name_of
 from jointcut.aot.pair import Pair
 from jointcut.aot.symbolic import symbolic_cut
 from jointcut.partition.backend import Backend
+from jointcut.partition.errors import ArtefactError, message
 from jointcut.partition.sizes import is_symbolic
 from jointcut.wrappers.tree import Bound
 
@@ -31,6 +32,10 @@ def exportable(
     """
     symbolic = any(isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape) for leaf in bound.leaves)
     if symbolic or sizes or constraints:
+        if options.passes:
+            what = f"rewrites halves, and those of {name_of(function)} have symbolic sizes."
+            cure = "Export with numbers for all sizes, or leave that wrapper out."
+            raise ArtefactError(message(f"The wrapper {type(options.passes[0]).__name__}", what, cure))
         made = symbolic_cut(function, options, bound, sizes or {}, constraints)
         return Pair(made.cut, made.traced, made.split.on(Backend.of(platforms)).halves, made.sizes)
     traced = pipeline.trace(function, options, bound, options.chosen)

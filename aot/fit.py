@@ -20,12 +20,11 @@ from jointcut.aot.limits import Limit, free_bytes
 from jointcut.aot.options import Options
 from jointcut.aot.progress import tell
 from jointcut.aot.rates import rates
-from jointcut.partition.backend import Backend
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import BudgetError, message
-from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.wrappers.record import Record
 
 #: How many plans are compiled because they should fit, and how many because they are the smallest.
@@ -177,9 +176,9 @@ def prices(options: Options) -> CostModel:
     return options.cost or rates()
 
 
-def planner_for(graph: Graph, options: Options) -> Planner:
-    """The plans of a graph by the `prices` of the options; raises as these do."""
-    return Planner(graph, prices(options), backend=Backend.here(), told=_told)
+def planner_for(problem: Problem, options: Options) -> Planner:
+    """The plans of a problem by the `prices` of the options; raises as these do."""
+    return Planner(problem.timed(prices(options)), _told)
 
 
 def _told(number: int, most: int) -> None:

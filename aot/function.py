@@ -20,40 +20,40 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.aot import checked, escapes, pipeline
 from jointcut.aot import options as choosing
+from jointcut.aot.alone import alone
 from jointcut.aot.blame import explained, for_one_example
+from jointcut.aot.bound import Binder, Signature
 from jointcut.aot.cache.caching import store_for
-from jointcut.aot.calls import KEPT_SIGNATURES, Jitted, Pieces
+from jointcut.aot.cut import Cut
 from jointcut.aot.export import PLATFORMS, export, refuse_request
 from jointcut.aot.exportable import exportable
+from jointcut.aot.flat import refuse_donated_objects
+from jointcut.aot.flow import Differentiability, differentiability
 from jointcut.aot.inside import cut_inside
-from jointcut.aot.joint import Primal, Results, joint, primal
+from jointcut.aot.joint import Primal, joint, primal
 from jointcut.aot.keeper import Keeper
 from jointcut.aot.limits import Budget
 from jointcut.aot.method import Method
 from jointcut.aot.options import Options
 from jointcut.aot.progress import Stage
-from jointcut.aot.pullback import Pullback
 from jointcut.aot.report.report import Report
-from jointcut.aot.stages import Cut, Traced
-from jointcut.aot.traced import unfinished
+from jointcut.aot.runner import Runner
+from jointcut.aot.traced import Traced
 from jointcut.aot.uncut import Uncut, has_symbolic_sizes
-from jointcut.partition import jaxprs, verify
+from jointcut.partition import jaxprs
 from jointcut.partition.cost import CostModel
+from jointcut.partition.passes import HalfPass
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy
-from jointcut.wrappers import alias, refs
+from jointcut.wrappers import refs
 from jointcut.wrappers.autograd import differentiable
 from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.table import Table
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind
-from jointcut.wrappers.wrapper import Target
-
-#: Constants that are worth passing to a program rather than writing into it.
-_SHARED = jax.Array | np.ndarray | jax.Ref
+from jointcut.wrappers.flatten import TreeWrapper
+from jointcut.wrappers.tree import Bound, Statics, bind
+from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 
 class Function:
@@ -71,11 +71,7 @@ class Function:
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
         self._name = choosing.name_of(function)
-        self._captured: Table[list[Any]] = Table()
-        self._insides: Table[tuple[Primal, Callable[..., list[Any]]]] = Table(KEPT_SIGNATURES)
-        self._cuts: Table[Cut] = Table(KEPT_SIGNATURES)
-        self._constants: dict[int, tuple[Any, ...]] = {}
-        self._programs: Table[Jitted] = Table()
+        self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         functools.update_wrapper(self, function)
 
@@ -92,33 +88,27 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; nothing is kept for a backward."""
+        if not checked.is_on() and (found := self._binder.ready("call", args, kwargs)) is not None:
+            (program, consts, tree), leaves = found
+            return tree.unflatten(program(*consts, *leaves))
+        signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing():
-            return self._inside(args, kwargs)
-        if checked.is_on():
-            return self._checked((), bind(args, kwargs, self._statics)).call()
-        if (found := self._kept("call", None, args, kwargs)) is not None:
-            return found[0].result(found[1])
-        return self._finished(self._jitted("call", self._call)(*args, **kwargs), args, kwargs)
+            return self._inside(signature, bound)
+        return self._runner("call", (), signature, bound).result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad(function, argnums, has_aux)`.
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if jaxprs.tracing():
-            bound = bind(args, kwargs, self._statics)
-            if has_symbolic_sizes(bound.leaves):
-                self._uncut.symbolic()
-                chosen = self._options.argnums, self._options.has_aux
-                return jax.value_and_grad(self._function, *chosen)(*args, **kwargs)
-            return self._value_and_grad(False, None, bound)
-        if checked.is_on():
-            return self._checked(self._options.chosen, bind(args, kwargs, self._statics)).value_and_grad()
-        if (found := self._kept("step", self._options.chosen, args, kwargs)) is not None:
-            return found[0].value_and_grad(found[1])
-        captured = self._lifted(self._options.chosen, args, kwargs)
-        run = self._jitted("value_and_grad", functools.partial(self._value_and_grad, True))
-        return self._finished(run(captured, *args, **kwargs), args, kwargs)
+        if not checked.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
+            (program, consts, tree), leaves = found
+            return tree.unflatten(program(*consts, *leaves))
+        signature, bound = self._binder(args, kwargs)
+        if jaxprs.tracing() and has_symbolic_sizes(bound.leaves):
+            self._uncut.symbolic()
+            return jax.value_and_grad(self._function, self._options.argnums, self._options.has_aux)(*args, **kwargs)
+        return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -131,19 +121,9 @@ class Function:
         The pullback gives one cotangent tree per positional argument; it may be called more than once. Keyword
         arguments are passed on and not differentiated. Forward and backward run as two programs.
         """
-        bound = bind(args, kwargs, self._statics).copied()
-        given, named = (args, kwargs) if bound.holds_more else bound.rebuild(bound.leaves)
-        if jaxprs.tracing():
-            main, aux, pullback = self._vjp(False, None, bound)
-        elif checked.is_on():
-            return self._checked(None, bound).vjp()
-        elif (found := self._kept("pair", None, given, named)) is not None:
-            return found[0].vjp(bound)
-        else:
-            run = self._jitted("vjp", functools.partial(self._vjp, True))
-            result = run(self._lifted(None, given, named), *given, **named)
-            main, aux, pullback = self._finished(result, given, named)
-            pullback = pullback.with_inputs(self._constants[pullback.program.key], bound.leaves)
+        signature, bound = self._binder(args, kwargs)
+        runner = self._runner("pair", None, signature, bound)
+        main, aux, pullback = runner.vjp(bound, range(len(bound.spans)))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
 
     # ------------------------------------------------------------------------------------------ stages
@@ -154,7 +134,12 @@ class Function:
         Compiles the step and plain JAX's, for XLA's own account; `trace(...).partition().explain(measure=False)` does
         not. Raises as `trace` and `Traced.partition` do.
         """
-        return self._cut(bind(args, kwargs, self._statics), self._options.chosen).explain()
+        signature, bound = self._binder(args, kwargs)
+        return self._cut(signature, self._options.chosen, bound).explain()
+
+    def is_differentiable(self, *args: Any, **kwargs: Any) -> Differentiability:
+        """Whether a gradient can flow to the arguments in `argnums`, and what stops it: see `aot.is_differentiable`."""
+        return differentiability(self._function, self._options, bind(args, kwargs, self._statics))
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace forward and backward for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.
@@ -201,116 +186,38 @@ class Function:
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)
         return export(pair, path, lowered_for, order, overwrite)
 
-    # ------------------------------------------------------------------------------------- programs
+    # ------------------------------------------------------------------------------------------------ programs
 
-    def _kept(self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """How to run a call by programs of the cache, and the call flattened; None without a cache."""
-        return None if self._keeper is None else self._keeper.find(kind, positions, args, kwargs)
+    def _runner(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
+        """What runs a call: `kind` is `call`, `step` or `pair`, `positions` what is differentiated."""
+        if jaxprs.tracing():
+            return self._cut(signature, positions, bound).open
+        if checked.is_on():
+            return self._cut(signature, positions, bound).checked()
+        kept = None if self._keeper is None else self._keeper.find(kind, positions, bound)
+        if kept is not None:
+            return kept
+        runner = signature.made.of(kind, lambda: self._jitted(kind, positions, signature, bound))
+        if self._keeper is None and not any(self._options.donated):
+            self._binder.keep(kind, bound, runner.ready(kind))  # from the second call on
+        return runner
+
+    def _jitted(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
+        """What compiles at the first call of a signature."""
+        if kind != "pair":
+            refuse_donated_objects(bound, self._options)
+        if kind != "call":
+            return self._cut(signature, positions, bound).jitted
+        return alone(self._name, self._function, self._options, bound)
 
     @functools.cached_property
     def _keeper(self) -> Keeper | None:
         """What looks after the programs in the cache, None without one."""
         store = store_for(self._options.cache)
-        return store and Keeper(self._function, self._options, self._statics, store, self._name)
+        return store and Keeper(self._function, self._options, store, self._name)
 
-    def _lifted(self, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The arrays that the function closes over, as found when it was first traced.
-
-        They enter compiled programs as arguments, so that no program carries a copy of them.
-        """
-        if self._captured:
-            return self._captured.of(None, list)
-        try:
-            bound = bind(args, kwargs, self._statics)
-        except TypeError:
-            return []  # the call itself will say what is wrong
-        found = self._cut(bound, positions).traced.consts
-        return self._captured.of(None, lambda: [c for c in found if isinstance(c, _SHARED)])
-
-    def _finished(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """A program's result, with the caller's own arrays where outputs are inputs, in trees with its objects."""
-        if type(result) not in (alias.Unfinished, Pieces):
-            return result
-        bound = bind(args, kwargs, self._statics)
-        if type(result) is alias.Unfinished:
-            return alias.finished(result.result, bound.leaves)
-        outputs = alias.finished(result.outputs, bound.leaves)
-        main, aux = result.results.given_back(outputs, bound)
-        if isinstance(result.rest, Pullback):
-            return main, aux, result.rest
-        whole = (main, aux) if self._options.has_aux else main
-        if result.rest is None:
-            return whole
-        traced = self._cut(bound, self._options.chosen).traced
-        return whole, traced.in_argnums(result.rest, bound, keep_structure=True)
-
-    def _jitted(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        return self._programs.of(name, lambda: self._program(name, run))
-
-    def _program(self, name: str, run: Callable[..., Any]) -> Jitted:
-        front = 0 if name == "call" else 1  # captured arrays come first
-        options: dict[str, Any] = {
-            "static_argnums": tuple(n + front for n in sorted(self._statics.argnums)),
-            "static_argnames": tuple(sorted(self._statics.argnames)),
-            "keep_unused": self._options.keep_unused,
-        }
-        if name != "vjp":  # whose backward may read the arguments again
-            positions, names = self._options.donated
-            options["donate_argnums"] = tuple(n + front for n in positions)
-            options["donate_argnames"] = names
-        return Jitted(run, self._name, self._statics, front, options)
-
-    def _flat(self, cut: Cut, bound: Bound, captured: list[Any] | None) -> list[Any]:
-        """The flat inputs of a cut's programs, captured arrays in the place of the constants that they are."""
-        own = self._captured.of(None, list) if self._captured else ()
-        known = {id(c): given for c, given in zip(own, captured or (), strict=False)}
-        return [known.get(id(c), c) for c in cut.traced.flat(bound)]
-
-    def _call(self, bound: Bound) -> Any:
-        """The function as it is compiled for calls: outputs that are inputs are left for the caller to fill in."""
-        with explained(self._name, self._function, (), bound), escapes.refused(self._function, self._name, bound):
-            out = TreeWrapper(bound).flat(self._function)(*bound.leaves)
-        leaves, results = Results.flat(out, has_aux=False)
-        count = results.num_returned
-        found = alias.identities(bound.leaves, leaves[:count])
-        found = alias.kept_out(found, bound.leaves_of(*self._options.donated))
-        outputs = alias.replaced(leaves, found)
-        if bound.holds_more:
-            return Pieces(outputs, None, results)
-        whole = jax.tree.unflatten(results.out_tree, outputs)
-        return alias.Unfinished(whole) if found else whole
-
-    def _value_and_grad(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
-        cut = self._cut(bound, self._options.chosen)
-        traced = cut.traced
-        halves = cut.split.halves
-        flat = self._flat(cut, bound, captured)
-        outputs, gradients = verify.run(halves, cut.split.graph, flat, traced.ones())
-        if ours and bound.holds_more:
-            return Pieces(alias.replaced(outputs, traced.handed_back), gradients, traced.program.results)
-        result = traced.value_and_gradients(outputs, gradients, bound)
-        return unfinished(traced, result) if ours else result
-
-    def _vjp(self, ours: bool, captured: list[Any] | None, bound: Bound) -> Any:
-        cut = self._cut(bound, None)
-        traced = cut.traced
-        halves = cut.split.halves
-        outputs, residuals = verify.forward(halves, cut.split.graph, self._flat(cut, bound, captured))
-        pullback = Pullback.of(cut, halves, residuals)
-        if not ours:
-            return *traced.results(outputs, bound), pullback.with_inputs(traced.consts, bound.leaves)
-        self._constants[pullback.program.key] = traced.consts
-        if bound.holds_more:
-            return Pieces(alias.replaced(outputs, traced.handed_back), pullback, traced.program.results)
-        return unfinished(traced, (*traced.results(outputs, bound), pullback))
-
-    def _checked(self, positions: tuple[int, ...] | None, bound: Bound) -> checked.Checked:
-        """One call in debug mode."""
-        return self._cut(bound, positions).looked_at(bound)
-
-    def _cut(self, bound: Bound, positions: tuple[int, ...] | None) -> Cut:
+    def _cut(self, signature: Signature, positions: tuple[int, ...] | None, bound: Bound) -> Cut:
         """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
-        key = (bound.signature(), positions, jaxprs.trace_context())
 
         def made() -> Cut:
             traced = pipeline.trace(self._function, self._options, bound, positions)
@@ -321,22 +228,21 @@ class Function:
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut
 
-        return self._cuts.of(key, made, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+        key = "cut", positions
+        return signature.made.of(key, made, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
-    def _inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _inside(self, signature: Signature, bound: Bound) -> Any:
         """Run inside somebody's transformation, which may differentiate the call."""
-        bound = bind(args, kwargs, self._statics)
-        key = (bound.signature(), jaxprs.trace_context())
 
         def made() -> tuple[Primal, Callable[..., list[Any]]]:
             with (
                 explained(self._name, self._function, bound.paths(), bound),
                 escapes.refused(self._function, self._name, bound),
             ):
-                source = primal(TreeWrapper(bound).flat(self._function), bound.leaves, False)
+                source = primal(TreeWrapper(bound, self._options.around).flat(self._function), bound.leaves, False)
             return source, self._call_inside(source, bound.abstract())
 
-        source, call = self._insides.of(key, made, keeps=lambda m: not any(map(jaxprs.is_tracer, m[0].consts)))
+        source, call = signature.made.of("inside", made, keeps=lambda m: not any(map(jaxprs.is_tracer, m[0].consts)))
         with for_one_example(bound.leaves):
             outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
@@ -393,6 +299,7 @@ def function(
     plan: Plan | str | None = None,
     cache: str | os.PathLike[str] | bool | None = None,
     filter: Any = None,
+    wrappers: Sequence[CompilerWrapper | HalfPass] = (),
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -423,16 +330,20 @@ def function(
         filter: which arrays of the arguments in `argnums` are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
             begins with (a tuple of trees where `argnums` is one). The gradient of any other array is None.
+        wrappers: your own steps of the compilation, outermost first. One with `pre_compile` and `post_compile`
+            (`wrappers.wrapper.CompilerWrapper`) stands around the function of flat arrays, one with `pre_lower`
+            (`partition.passes.HalfPass`) rewrites each half before XLA compiles it. Both are part of every way of
+            calling, and run while the function is traced.
 
     Raises:
         BudgetError: the budget says nothing; at a call, where no plan was found that holds it.
         PlanError: two of strategy, budget and plan are given.
-        TraceError: `fun` is not callable, or an option names no position.
+        TraceError: `fun` is not callable, an option names no position, or a wrapper is none.
         StrategyError: the strategy is unknown.
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

@@ -20,8 +20,9 @@ import jax
 
 from jointcut.partition import jaxprs
 from jointcut.partition.rewrite import live
-from jointcut.partition.rows import is_zero
+from jointcut.partition.sparse import is_zero
 from jointcut.partition.split import Split
+from jointcut.wrappers.record import aligned
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,37 @@ class Gradient:
     df_input_captured_inputs: tuple[int, ...]
     df_input_captured_outputs: tuple[int, ...]
     df_output_vjps: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """A line for all that each program takes and gives, by number."""
+        f, _ = jaxprs.opened(self.f)
+        results = range(len(f.outvars))
+        rows = [
+            ("f", "takes", _numbered("input", range(len(f.invars)))),
+            ("", "gives", _numbered("output", results[: self.f_real_outputs])),
+            ("", "", _numbered("temporary", results[self.f_real_outputs :])),
+            ("df", "takes", _numbered("cotangent of output", self.df_input_vjps)),
+            ("", "", _numbered("input", self.df_input_captured_inputs)),
+            ("", "", _numbered("result", self.df_input_captured_outputs, " of f")),
+            ("", "gives", _numbered("gradient of input", self.df_output_vjps)),
+        ]
+        return "\n".join(aligned([row for row in rows if row[1] or row[2]]))
+
+
+def _numbered(thing: str, places: Sequence[int], of: str = "") -> str:
+    """`inputs 0, 1`; nothing where there are none."""
+    name = _PLURALS[thing] if len(places) > 1 else thing
+    return f"{name} {', '.join(map(str, places))}{of}" if places else ""
+
+
+_PLURALS = {
+    "input": "inputs",
+    "output": "outputs",
+    "temporary": "temporaries",
+    "result": "results",
+    "cotangent of output": "cotangents of outputs",
+    "gradient of input": "gradients of inputs",
+}
 
 
 def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wanted: Sequence[int]) -> Gradient:

@@ -15,11 +15,13 @@ from jointcut.aot.notes import Held
 from jointcut.aot.options import Options, wanted_plan
 from jointcut.aot.searches import Wanted, settled, way
 from jointcut.partition import jaxprs, verify
+from jointcut.partition.backend import Backend
 from jointcut.partition.budget import Planner
 from jointcut.partition.loops import read
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.partition.roles import Role
-from jointcut.partition.split import Split, split
+from jointcut.partition.split import Split, halved, split
 
 
 def cut_inside(program: Joint, options: Options, name: str) -> Split:
@@ -30,12 +32,12 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """
     how = wanted_plan(options)
     if how.budget is None:
-        return split(program.closed, program.roles, how.strategy)
-    graph = read(program.closed, program.roles)
+        return split(program.closed, program.roles, how.strategy, passes=options.passes)
+    problem = Problem.of(read(program.closed, program.roles), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:
-        return split(program.closed, program.roles, lambda graph: plan, graph=graph)
+        return halved(problem, lambda graph: plan, options.passes)
 
     @cache
     def measure(plan: Plan) -> Weighed[Split]:
@@ -55,9 +57,9 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         ).temp_bytes
 
     def planner() -> Planner:
-        return planner_for(graph, options)
+        return planner_for(problem, options)
 
-    given = name, program, options, limit(how.budget), graph, (), way(options, 1, False)
+    given = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
     return settled(Wanted(*given, planner, measure, take, plain_bytes)).measured.made
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from jointcut.partition import jaxprs, rewrite, rows, views
+from jointcut.partition import jaxprs, rewrite, sparse, views
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.roles import Role, Roles
 from jointcut.wrappers import alias, objects, refs
 from jointcut.wrappers.convention import is_inexact
-from jointcut.wrappers.tree import Bound, Outcome, tree_paths
+from jointcut.wrappers.flatten import Outcome
+from jointcut.wrappers.paths import tree_paths
+from jointcut.wrappers.tree import Bound
 from jointcut.wrappers.wrapper import flat_form_of
 
 
@@ -68,6 +71,11 @@ class Results:
         """The types of the outputs outside aux."""
         return self.avals[: self.num_returned - self.num_aux]
 
+    @cached_property
+    def holds_objects(self) -> bool:
+        """Whether objects that can be written are among what is returned."""
+        return objects.stand_in(jax.tree.unflatten(self.tree, range(self.tree.num_leaves)))
+
     @property
     def paths(self) -> tuple[str, ...]:
         """How the user reaches each output, `result['loss']`; a state by its argument, `args[0].count.value`."""
@@ -91,14 +99,15 @@ class Results:
 
         Raises `CallError` for an object that must not be written here; then none is.
         """
-        count = len(self.main)
-        places = (place for place, _ in self.states)
-        bound.write(dict(zip(places, outputs[self.num_returned :], strict=True)))
+        count = self.num_returned - self.num_aux
+        if self.states:
+            places = (place for place, _ in self.states)
+            bound.write(dict(zip(places, outputs[self.num_returned :], strict=True)))
         main = jax.tree.unflatten(self.out_tree, outputs[:count])
         aux = None
         if self.aux_tree is not None:
             aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_returned])
-        return objects.built((main, aux))[0]
+        return objects.built((main, aux))[0] if self.holds_objects else (main, aux)
 
 
 def _shown(out: Any) -> str:
@@ -245,11 +254,11 @@ def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
     count = len(program.results.avals)
     ends, eqns = list(jaxpr.outvars[:count]), list(jaxpr.eqns)
     for k, end in enumerate(jaxpr.outvars[count:]):
-        found = rows.scatters(jaxpr.eqns, end) if k in chosen else None
+        found = sparse.scatters(jaxpr.eqns, end) if k in chosen else None
         if k not in chosen:
             ends.append(end)
         elif found is not None:
-            more, pair = rows.taken_apart(found, end.aval)
+            more, pair = sparse.taken_apart(found, end.aval)
             eqns.extend(more)
             ends.extend(pair)
         else:

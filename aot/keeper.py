@@ -12,32 +12,33 @@ that holds something without an identity, an effect, or more than one device is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from jointcut.aot import compile as compiling
 from jointcut.aot import pipeline
 from jointcut.aot.blame import explained
+from jointcut.aot.bound import KEPT_SIGNATURES
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.aot.cache.store import Store
-from jointcut.aot.calls import KEPT_SIGNATURES
-from jointcut.aot.flat import Derivative, FlatCall
+from jointcut.aot.flat import handed_back, of_function
 from jointcut.aot.joint import Primal, constant_key, primal
 from jointcut.aot.limits import limit
 from jointcut.aot.options import Options
 from jointcut.aot.progress import Stage
-from jointcut.aot.stages import Traced
-from jointcut.aot.stored import Entry, StoredCall
+from jointcut.aot.runner import Runner
+from jointcut.aot.stored import Entry, running
+from jointcut.aot.traced import Traced
+from jointcut.aot.trees import Call, entering
 from jointcut.aot.wanted import differentiated
-from jointcut.partition import jaxprs, verify
+from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
-from jointcut.wrappers import alias
+from jointcut.wrappers.metadata import TensorAlias
 from jointcut.wrappers.table import Table
-from jointcut.wrappers.tree import Bound, Statics, bind
+from jointcut.wrappers.tree import Bound
 from jointcut.wrappers.tree import struct as type_of
 
 _LOG = logging.getLogger("jointcut")
@@ -59,21 +60,16 @@ class Keeper:
 
     function: Callable[..., Any]
     options: Options
-    statics: Statics
     store: Store
     name: str
-    known: Table[StoredCall | None] = field(default_factory=lambda: Table(KEPT_SIGNATURES), repr=False)
+    known: Table[Runner | None] = field(default_factory=lambda: Table(KEPT_SIGNATURES), repr=False)
 
-    def find(
-        self, kind: str, positions: tuple[int, ...] | None, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[StoredCall, Bound] | None:
-        """How to run a call, and the call flattened; None where its programs are not kept."""
-        bound = bind(args, kwargs, self.statics)
+    def find(self, kind: str, positions: tuple[int, ...] | None, bound: Bound) -> Runner | None:
+        """What runs a call; None where its programs are not kept."""
         key = (kind, positions, bound.signature(), tuple(map(_sharding, bound.leaves)), jaxprs.trace_context())
-        found = self.known.of(key, lambda: self._made(_Wanted(kind, bound, positions)))
-        return None if found is None else (found, bound)
+        return self.known.of(key, lambda: self._made(_Wanted(kind, bound, positions)))
 
-    def _made(self, wanted: _Wanted) -> StoredCall | None:
+    def _made(self, wanted: _Wanted) -> Runner | None:
         """The programs of one signature: from the store, or compiled and kept there."""
         with explained(self.name, self.function), jaxprs.paused_collection():
             source = self._source(wanted.bound)
@@ -89,7 +85,7 @@ class Keeper:
     def _source(self, bound: Bound) -> Primal:
         """The function's own trace, of each array once."""
         with Stage("trace", self.name) as now:
-            target = pipeline.wrapped_for(self.function, bound.abstract()).target
+            target = pipeline.wrapped_for(self.function, bound.abstract(), self.options.around).target
             source = primal(target.entered, bound.unique, self.options.has_aux)
             count = len(jaxprs.opened(source.closed)[0].eqns)
             now.ends(lambda: f"traced without its derivative in {now}, {count} equations")
@@ -97,7 +93,7 @@ class Keeper:
 
     # ------------------------------------------------------------------------------------------------- the key
 
-    def _by_source(self, wanted: _Wanted, source: Primal) -> StoredCall:
+    def _by_source(self, wanted: _Wanted, source: Primal) -> Runner:
         """The programs under the function's own trace as the key, or under the differentiated one."""
         if wanted.kind == "call":
             key = self._key(wanted, WithoutRules(source.closed))
@@ -141,9 +137,7 @@ class Keeper:
 
     # --------------------------------------------------------------------------------------------- the programs
 
-    def _kept(
-        self, key: str, wanted: _Wanted, source: Primal, consts: Sequence[Any] | None = None
-    ) -> StoredCall | None:
+    def _kept(self, key: str, wanted: _Wanted, source: Primal, consts: Sequence[Any] | None = None) -> Runner | None:
         """What the store has under a key; `consts` are those of the differentiated program, where that is the key."""
         data = self.store.get(key)
         if data is None:
@@ -159,73 +153,45 @@ class Keeper:
         if entry.consts is not None:
             consts = [source.consts[i] for i in entry.consts]
         assert consts is not None, "an entry under the differentiated program"
-        return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
+        return running(self._call(wanted, source, frozenset(entry.sparse), entry.is_train), consts, entry, programs)
 
-    def _call(self, wanted: _Wanted, source: Primal, entry: Entry) -> FlatCall:
-        order = tuple(range(len(source.results.avals)))
-        derivative = Derivative(source.results, order, frozenset(entry.sparse), entry.is_train)
-        return FlatCall(self.name, self.options, wanted.bound.abstract(), self._chosen(wanted), derivative)
+    def _call(self, wanted: _Wanted, source: Primal, sparse: frozenset[int], is_train: bool) -> Call:
+        bound, options = wanted.bound.abstract(), self.options
+        return Call(self.name, options, bound, source.results, self._chosen(wanted), sparse, is_train, entering(bound))
 
-    def _compiled_call(self, key: str, wanted: _Wanted, source: Primal) -> StoredCall:
+    def _compiled_call(self, key: str, wanted: _Wanted, source: Primal) -> Runner:
         """The function alone."""
-        jaxpr, _ = jaxprs.opened(source.closed)
-        count = len(source.consts)
-        inputs = [jaxpr.invars[count + p] for p in wanted.bound.places]
-        donated = wanted.bound.leaves_of(*self.options.donated)
-        found = alias.kept_out(alias.identities(inputs, jaxpr.outvars[: source.results.num_returned]), donated)
-        rest = [v for i, v in enumerate(jaxpr.outvars) if i not in found]
-        closed = jaxprs.build(jaxpr.invars, rest, jaxpr.eqns)
-        structs = [*map(type_of, source.consts), *wanted.bound.abstract().unique]
+        call = self._call(wanted, source, frozenset(), False)
+        out = handed_back(source.closed, call.bound, source.results, self._donated(call), len(source.consts))
         with Stage("compile", self.name):
-            program = compiling.compiled(_flat(closed), structs, self.options.keep_unused, self._donated(wanted, count))
-        handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
-        entry = Entry(tuple(range(count)), handed, (), False, ())
-        return self._put(key, wanted, source, source.consts, entry, (program,))
+            program = of_function(call, source, out).compiled("alone")
+        entry = Entry(tuple(range(len(source.consts))), _told(out), (), False, ())
+        return self._put(key, wanted, call, source.consts, entry, (program,))
 
-    def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> StoredCall:
-        """A step as one program, or forward and backward as two."""
-        cut = traced.partition()
-        halves = cut.split.halves
-        found, structs = traced.handed_back, [*map(type_of, traced.consts), *traced.bound.unique]
-        keep_unused = self.options.keep_unused
-        ones = traced.ones() if wanted.kind == "step" else []
-
-        def step(*flat: Any) -> list[Any]:
-            outputs, gradients = verify.run(halves, cut.split.graph, flat, ones)
-            return [*(x for i, x in enumerate(outputs) if i not in found), *gradients]
-
+    def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> Runner:
+        """The function and its derivative, cut and compiled."""
+        cut, sparse = traced.partition(), traced.program.sparse
+        names = ("step",) if wanted.kind == "step" else ("forward", "keeping backward")
         with Stage("compile", self.name):
-            if wanted.kind == "step":
-                donated = self._donated(wanted, len(traced.consts))
-                programs = (compiling.compiled(step, structs, keep_unused, donated),)
-            else:
-                forward = _flat(halves.forward, found)
-                taken = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
-                programs = (
-                    compiling.compiled(forward, structs, keep_unused),
-                    compiling.compiled(_flat(halves.backward), taken, True),
-                )
-        handed = tuple((i, twin.source, twin.alias) for i, twin in sorted(found.items()))
-        residuals = tuple((r.kind, r.index) for r in halves.residuals)
-        program = traced.program
-        places = _places(traced, source)
-        entry = Entry(places, handed, residuals, program.is_train, tuple(sorted(program.sparse)))
-        return self._put(key, wanted, source, traced.consts, entry, programs)
+            programs = tuple(map(cut.jits.compiled, names))
+        residuals = tuple((r.kind, r.index) for r in cut.residuals)
+        handed, is_train = _told(traced.handed_back), traced.program.is_train
+        entry = Entry(_places(traced, source), handed, residuals, is_train, tuple(sorted(sparse)))
+        call = self._call(wanted, source, sparse, is_train)
+        return self._put(key, wanted, call, traced.consts, entry, programs)
 
-    def _donated(self, wanted: _Wanted, start: int) -> tuple[int, ...]:
-        """Places among the flat inputs whose buffers a call gives up."""
-        leaves = wanted.bound.leaves_of(*self.options.donated)
-        return tuple(sorted({start + wanted.bound.places[i] for i in leaves}))
+    def _donated(self, call: Call) -> frozenset[int]:
+        return call.bound.leaves_of(*self.options.donated)
 
     def _put(
         self,
         key: str,
         wanted: _Wanted,
-        source: Primal,
+        call: Call,
         consts: Sequence[Any],
         entry: Entry,
         programs: tuple[Any, ...],
-    ) -> StoredCall:
+    ) -> Runner:
         """The programs, kept in the store where they can be."""
         try:
             kept = entry.holding(programs)
@@ -233,11 +199,11 @@ class Keeper:
             _LOG.warning("%s (%s) is not kept in the cache: %s", self.name, wanted.kind, error)
         else:
             self.store.put(key, kept.to_bytes(), f"{self.name} {wanted.kind}")
-        return StoredCall(self._call(wanted, source, entry), tuple(consts), entry, programs)
+        return running(call, consts, entry, programs)
 
 
-def _flat(closed: Any, left_out: Any = ()) -> Callable[..., list[Any]]:
-    return lambda *flat: [x for i, x in enumerate(jaxprs.evaluate(closed, *flat)) if i not in left_out]
+def _told(out: Mapping[int, TensorAlias]) -> tuple[tuple[int, str, int], ...]:
+    return tuple((i, twin.source, twin.alias) for i, twin in sorted(out.items()))
 
 
 def _sharding(leaf: Any) -> Any:
@@ -263,6 +229,8 @@ def _not_kept(source: Primal, bound: Bound, options: Options) -> str | None:
     placed = (_sharding(leaf) for leaf in (*bound.leaves, *source.consts))
     if any(where is not None and len(where.device_set) > 1 for where in placed):
         return "it runs on several devices."
+    if options.passes:
+        return f"{type(options.passes[0]).__name__} rewrites its halves."
     if options.budget is not None and limit(options.budget).of_device:
         return "its budget is what the device has free at the moment."
     return None

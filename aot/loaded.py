@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,21 +27,22 @@ from jax.custom_derivatives import SymbolicZero
 from jointcut.aot import artefact
 from jointcut.aot import compile as compiling
 from jointcut.aot.agreement import CONSTANTS, check
-from jointcut.aot.calls import KEPT_SIGNATURES
+from jointcut.aot.bound import KEPT_SIGNATURES
 from jointcut.aot.contract import Contract, StaticArgument
 from jointcut.aot.descriptors import BOXED, Described, Input, fits, same_sizes
-from jointcut.aot.flat import Derivative, FlatCall, FlatPullback
 from jointcut.aot.joint import Results
 from jointcut.aot.options import Options
 from jointcut.aot.pair import argument_keys
 from jointcut.aot.programs import constants, program
 from jointcut.aot.progress import Stage
-from jointcut.aot.trees import dense
+from jointcut.aot.runner import Programs, Runner
+from jointcut.aot.trees import Call, dense
 from jointcut.aot.written import GivenCall
 from jointcut.partition import jaxprs
+from jointcut.partition.emit import Residual
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
-from jointcut.partition.verify import waited
+from jointcut.partition.verify import routed, waited
 from jointcut.wrappers.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.table import Table
@@ -53,13 +54,6 @@ _JAX_ON_JVP = "forward-mode autodiff (jvp)"
 _MOST_WANTED = 4  # arrays that are told where arguments are missing
 _CURE = "Export for these arguments too, or pass what it was exported for."
 _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes that are known later."
-
-
-@dataclass(frozen=True)
-class Call(FlatCall):
-    """The calls of one structure: `places` gives for each input its place among the leaves of the call."""
-
-    places: tuple[int, ...]
 
 
 class Loaded:
@@ -79,7 +73,7 @@ class Loaded:
         self._programs = {name: program(name, self.contract, found) for name in self.contract.programs}
         self._found = replace(found, files={name: found.files[name] for name in found.files if name == CONSTANTS})
         self._jitted: Table[Any] = Table()
-        self._calls: Table[Call] = Table(KEPT_SIGNATURES)
+        self._runners: Table[Runner] = Table(KEPT_SIGNATURES)
         self._differentiable = jax.custom_vjp(self._alone)
         self._differentiable.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
         self.__name__ = self.contract.name
@@ -96,24 +90,16 @@ class Loaded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result; raises `CallError` where the arguments do not fit."""
-        call, bound, flat = self._bound(args, kwargs)
-        if jaxprs.tracing():
-            with self._explained():
-                outputs = self._differentiable(*flat)
-        else:
-            outputs = self._run("inference", self._alone)(*flat)
-        main, aux = call.results(outputs, bound)
-        return (main, aux) if self.contract.has_aux else main
+        runner, bound = self._bound(args, kwargs)
+        return runner.result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.value_and_grad` of the function, in the `argnums` that it was exported with.
 
         Raises `CallError` where the arguments do not fit, `TraceError` where the output is no real number.
         """
-        call, bound, flat = self._bound(args, kwargs)
-        ones = call.ones()
-        outputs, gradients = self._run("step", self._step)(flat, ones)
-        return call.value_and_gradients(outputs, gradients, bound)
+        runner, bound = self._bound(args, kwargs)
+        return runner.value_and_grad(bound)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.grad` of the function: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -126,52 +112,58 @@ class Loaded:
         The pullback gives what `jax.grad` gives: one gradient, or a tuple where `argnums` was a tuple. That of the
         function itself gives one cotangent tree per positional argument, as `jax.vjp`.
         """
-        call, bound, _ = self._bound(args, kwargs)
-        given = bound.copied()
-        flat = [*self._constants, *(given.leaves[i] for i in call.places)]
-        outputs, residuals = self._run("forward", self._forward)(*flat)
-        avals = tuple(jax.typeof(outputs[i]) for i in call.derivative.order)
-        results = replace(call.derivative.results, avals=avals)
-        call = replace(call, derivative=replace(call.derivative, results=results))
-        pullback = FlatPullback(self._run("backward", self._backward), residuals, call, bound)
-        main, aux = call.results(outputs, bound)
+        runner, bound = self._bound(args, kwargs)
+        main, aux, pullback = runner.vjp(bound)
         return (main, pullback, aux) if self.contract.has_aux else (main, pullback)
 
     # ------------------------------------------------------------------------------------------- flat programs
 
-    def _run(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A flat function as part of the program around it, or compiled."""
+    def _differentiated(self, flat: Sequence[Any]) -> list[Any]:
+        """The function's flat outputs in somebody's trace, which may differentiate them."""
+        with self._explained():
+            return self._differentiable(*flat)
+
+    def running(self, name: str) -> Callable[..., Any]:
+        """A flat program: part of the trace around us, or jitted."""
         self._refuse_platform()
+        flat = {"alone": self._alone, "forward": self._forward, "backward": self._backward, "step": self._step}
         if jaxprs.tracing():
-            return function
+            return flat[name]
         waits = any(p.waits_in_loops for p in self._programs.values())
         options = None if waits else compiling.compiler_options()
-        return self._jitted.of(name, lambda: jax.jit(function, compiler_options=options))
+        return self._jitted.of(name, lambda: jax.jit(flat[name], compiler_options=options))
 
     def _alone(self, *flat: Any) -> list[Any]:
         return self._programs["inference"](*flat)
 
-    def _forward(self, *flat: Any) -> tuple[list[Any], list[Any]]:
-        """Outputs, and all residuals; the parameters where nothing that is returned can carry a cotangent."""
-        if not self.contract.is_train:
-            held = zip(flat, self.contract.inputs, strict=True)
-            return self._alone(*flat), [x for x, info in held if info.kind == "parameter"]
-        results = self._programs["forward"](*flat)
-        count = len(self.contract.outputs)
-        where = {"input": flat, "output": results[:count], "saved": results[count:]}
-        return results[:count], [where[r.kind][r.index] for r in self.contract.residuals]
+    def _forward(self, *flat: Any) -> list[Any]:
+        """The outputs, and what is saved for the backward."""
+        return self._programs["forward" if self.contract.is_train else "inference"](*flat)
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         if not self.contract.is_train:
             return list(map(jnp.zeros_like, residuals))
         return self._programs["backward"](*residuals, *cotangents)
 
-    def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         """Both halves in one program, with a barrier between them so that recomputation stays in the backward."""
-        outputs, residuals = self._forward(*flat)
+        outputs, residuals = self.routed(flat)
         flat, count = [*residuals, *cotangents], len(residuals)
-        held = waited(self.contract.residuals, range(len(flat)), flat)
-        return outputs, self._backward(held[:count], held[count:])
+        held = waited(self._residuals, range(len(flat)), flat)
+        return [*outputs, *self._backward(held[:count], held[count:])]
+
+    def routed(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs of the forward, and the residuals in the backward's order."""
+        results, count = self.running("forward")(*flat), len(self.contract.outputs)
+        return results[:count], routed(self._residuals, flat, results, count)
+
+    @cached_property
+    def _residuals(self) -> tuple[Residual, ...]:
+        """Where the residuals come from; the parameters where nothing that is returned can carry a cotangent."""
+        c = self.contract
+        if not c.is_train:
+            return tuple(Residual("input", i, -1) for i, info in enumerate(c.inputs) if info.kind == "parameter")
+        return tuple(Residual(r.kind, r.index, -1) for r in c.residuals)
 
     def _forward_rule(self, *given: Any) -> tuple[list[Any], Any]:
         known = {g.of: g.part for g in self.contract.gradients}
@@ -181,7 +173,7 @@ class Loaded:
                 raise CallError(message(info.path, what, "Export with argnums that hold it, or use stop_gradient."))
         pairs = zip(self.contract.inputs, given, strict=True)
         tables = {info.name: x.value for info, x in pairs if known.get(info.name) == "places"}
-        outputs, residuals = self._forward(*(x.value for x in given))
+        outputs, residuals = self.routed([x.value for x in given])
         return outputs, (residuals, tables)
 
     def _backward_rule(self, held: tuple[list[Any], dict[str, Any]], cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -246,16 +238,16 @@ class Loaded:
             cure = f"Export it with platforms that hold {names[0]!r}."
             raise CallError(message(self.contract.name, what, cure))
 
-    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Bound, list[Any]]:
-        """The call's trees, the call flattened, and the arrays in the order of the inputs."""
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
+        """What runs a call, and the call flattened."""
         self.refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
-        call = self._calls.of(key, lambda: self._call(bound, kwargs))
+        runner = self._runners.of(key, lambda: self._runner(self._call(bound, kwargs)))
         if self.contract.states:
             bound = GivenCall.of(bound, args, kwargs, argument_keys(bound.rebuild_places(), bound.dynamic))
         self._same_statics(bound)
-        flat = [bound.leaves[i] for i in call.places]
+        flat = [bound.leaves[i] for i in runner.call.entering]
         for info, want, leaf in zip(self._leaves, self._dtypes, flat, strict=True):
             got = slot(info.path, leaf)
             if got.dtype != want or not fits(got.shape, info.shape):
@@ -264,7 +256,21 @@ class Loaded:
         if self.contract.sizes:
             shapes = (slot("", leaf).shape for leaf in flat)
             same_sizes([(info.path, info, shape) for info, shape in zip(self._leaves, shapes, strict=True)])
-        return call, bound, [*self._constants, *flat]
+        return runner, bound
+
+    def _runner(self, call: Call) -> Runner:
+        """What runs the calls of one structure."""
+
+        def run(which: str, flat: Sequence[Any]) -> list[Any]:
+            if which == "step":
+                return self.running("step")(flat, call.ones())
+            return self._differentiated(flat) if which == "alone" and jaxprs.tracing() else self.running(which)(*flat)
+
+        def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+            del keep
+            return self.running("backward")(residuals, cotangents)
+
+        return Runner(call, Programs(run, backward), tuple(self._constants), {}, self._residuals)
 
     @cached_property
     def _dtypes(self) -> list[Any]:
@@ -301,9 +307,9 @@ class Loaded:
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
         written = {i.keys: place[i.name] for i in self._leaves}
         results = replace(self._results, states=tuple((written[o.keys], o.path) for o in c.states))
-        derivative = Derivative(results, c.result_order, sparse, c.is_train)
-        options = Options(c.argnums, c.has_aux)
-        return Call(c.name, options, bound.abstract(), tuple(place[n] for n in owners), derivative, tuple(order))
+        wanted, options = tuple(place[n] for n in owners), Options(c.argnums, c.has_aux)
+        given = c.name, options, bound.abstract(), results, wanted, sparse, c.is_train
+        return Call(*given, entering=tuple(order), order=c.result_order, is_sized=True)
 
     def _wrong_number(self, given: int, named: tuple[str, ...]) -> tuple[str, str]:
         """What is wrong with a call of so many positional arguments and these names, and its cure."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jointcut.aot.flow import Differentiability
 from jointcut.aot.report.report import Report
-from jointcut.aot.stages import Traced
+from jointcut.aot.traced import Traced
 from jointcut.partition.errors import TraceError
 
 
@@ -45,6 +46,10 @@ class Method:
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """As `Function.explain`; the instance is argument 0."""
         return self._told(self._bound[0].explain, self._bound[1], *args, **kwargs)
+
+    def is_differentiable(self, *args: Any, **kwargs: Any) -> Differentiability:
+        """As `Function.is_differentiable`; the instance is argument 0."""
+        return self._bound[0].is_differentiable(self._bound[1], *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """As `Function.trace`; the instance is argument 0."""

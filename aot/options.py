@@ -13,10 +13,12 @@ from jointcut.partition import planfile
 from jointcut.partition.best import STRATEGIES, best
 from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
+from jointcut.partition.passes import HalfPass
 from jointcut.partition.plan import Plan
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.record import Record
 from jointcut.wrappers.tree import Statics
+from jointcut.wrappers.wrapper import CompilerWrapper
 
 #: The strategy that decides where nothing is asked for.
 DEFAULT = "best"
@@ -26,7 +28,7 @@ DEFAULT = "best"
 class Options(Record):
     """The choices of `aot.function`, under the names that JAX gives them (PyTorch's `AOTConfig`).
 
-    They have a JSON form where the strategy is one of ours, told by name.
+    They have a JSON form where the strategy, or any other function among them, is told by name.
 
     Attributes:
         argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`; with `()` none
@@ -48,6 +50,8 @@ class Options(Record):
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
             begins with, a tuple of such where `argnums` is one. The gradient of any other is None.
+        wrappers: the user's own: those with `pre_compile` stand `around` the function, those with `pre_lower` are
+            `passes` over the halves; one may be both.
         cache: the folder in which compiled programs are kept for other processes; True for
             `~/.cache/jointcut/programs`, False for none. By default that of the environment variable
             `JOINTCUT_CACHE_DIR`, where it is set.
@@ -67,11 +71,22 @@ class Options(Record):
     plan: Plan | str | None = None
     cache: str | os.PathLike[str] | bool | None = None
     filter: Any = None
+    wrappers: Sequence[CompilerWrapper | HalfPass] = ()
 
     @property
     def chosen(self) -> tuple[int, ...]:
         """The differentiated positions as a tuple."""
         return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+
+    @property
+    def around(self) -> tuple[Any, ...]:
+        """The user's wrappers of the function, outermost first."""
+        return tuple(w for w in self.wrappers if hasattr(w, "pre_compile"))
+
+    @property
+    def passes(self) -> tuple[Any, ...]:
+        """The user's passes over the halves, the first one first."""
+        return tuple(w for w in self.wrappers if hasattr(w, "pre_lower"))
 
     @property
     def donated(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -106,6 +121,7 @@ def checked(function: Any, options: Options) -> Options:
     positions, named = options.donated
     donated = Statics.of(function, positions or None, named or None, "donate")
     wanted_plan(options)
+    _refuse_no_wrappers(options.wrappers)
     return replace(
         options,
         argnums=argnums,
@@ -116,7 +132,22 @@ def checked(function: Any, options: Options) -> Options:
         sparse_gradients=_tuple(options.sparse_gradients),
         budget=plain_number(options.budget),
         cache=_folder(options.cache),
+        wrappers=_tuple(options.wrappers),
     )
+
+
+def _refuse_no_wrappers(wrappers: Any) -> None:
+    """Raise `TraceError` for something among the user's wrappers that is none."""
+    for i, wrapper in enumerate(_tuple(wrappers)):
+        if not hasattr(wrapper, "pre_lower") and not (
+            hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
+        ):
+            what = f"is a {type(wrapper).__name__}, which has neither pre_compile and post_compile nor pre_lower."
+            cure = "Give objects with the methods of wrappers.wrapper.CompilerWrapper or partition.passes.HalfPass."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
+        if isinstance(wrapper, type):
+            what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
 
 
 def way_of(options: Options) -> str:

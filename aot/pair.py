@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.tree_util import GetAttrKey, tree_flatten_with_path
 
 from jointcut.aot.contract import Contract, StaticArgument, Tree
-from jointcut.aot.cut import CutCall
 from jointcut.aot.descriptors import (
     BOXED,
     Gradient,
@@ -28,15 +27,18 @@ from jointcut.aot.descriptors import (
     plain_tree,
 )
 from jointcut.aot.joint import Joint, constant_key, joint
-from jointcut.aot.signature import graph_signature
-from jointcut.aot.traced import TracedCall
+from jointcut.aot.signature import graph_signature, input_kinds
 from jointcut.partition import jaxprs, planfile
 from jointcut.partition.backend import Backend
 from jointcut.partition.emit import Halves, Residual
 from jointcut.partition.errors import RecordError
 from jointcut.partition.plan import Saved
-from jointcut.wrappers.metadata import GraphSignature
+from jointcut.wrappers.signatures import GraphSignature
 from jointcut.wrappers.tree import struct
+
+if TYPE_CHECKING:
+    import jointcut.aot.cut
+    from jointcut.aot.traced import Traced
 
 _HELD = {"input": "an input, which the caller holds", "output": "an output, which the caller holds"}
 
@@ -49,13 +51,13 @@ class Pair:
     `sizes` in their place.
     """
 
-    cut: CutCall
-    traced: TracedCall
+    cut: jointcut.aot.cut.Cut
+    traced: Traced
     halves: Halves
     sizes: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: CutCall, platforms: Sequence[str]) -> Pair:
+    def of(cls, cut: jointcut.aot.cut.Cut, platforms: Sequence[str]) -> Pair:
         """A cut at the sizes that it was traced for."""
         return cls(cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, {})
 
@@ -105,11 +107,8 @@ class Pair:
         for i, constant in enumerate(self.constants):
             rest = {"kind": "constant", "path": f"constant {i}", "keys": (), "sharding": None}
             made.append(Input.like(struct(constant), name=f"primals_{i + 1}", **rest))
-        chosen = {i for place in self.traced.options.chosen for i in bound.spans[place % len(bound.spans)]}
-        parameters = chosen & set(self.traced.wanted)
-        written = {place for place, _ in self.traced.program.results.states}
-        for i, ((path, keys), leaf) in enumerate(zip(self._places(), bound.leaves, strict=True)):
-            kind = "buffer" if i in written else "parameter" if i in parameters else "user_input"
+        given = zip(self._places(), bound.leaves, input_kinds(self.traced), strict=True)
+        for i, ((path, keys), leaf, kind) in enumerate(given):
             where = getattr(leaf, "sharding", None)
             rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if where is None else str(where)}
             made.append(Input.like(leaf, name=f"primals_{len(self.constants) + i + 1}", **rest))

@@ -3,7 +3,7 @@
     user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ joint ─▶ joint jaxpr
       ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
 
-A feature is a wrapper, a rule of the policy, or a strategy; there is no flag in between.
+A feature is a wrapper, a rule (`partition.rules`), or a strategy; there is no flag in between.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from jointcut.aot.blame import explained, unique_paths
 from jointcut.aot.joint import joint, with_rows
 from jointcut.aot.options import Options, name_of
 from jointcut.aot.progress import Stage
-from jointcut.aot.stages import Traced
+from jointcut.aot.traced import Traced
 from jointcut.aot.wanted import differentiated
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, choices, message
 from jointcut.wrappers import stack
 from jointcut.wrappers.alias import AliasWrapper
 from jointcut.wrappers.convention import Convention
+from jointcut.wrappers.flatten import TreeWrapper
 from jointcut.wrappers.guards import GuardsWrapper
-from jointcut.wrappers.tree import Bound, TreeWrapper
-from jointcut.wrappers.wrapper import Target
+from jointcut.wrappers.tree import Bound
+from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 
 def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
@@ -38,7 +39,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     with Stage("trace", name) as now:
         wanted = differentiated(bound, positions, options)
         shapes = bound.abstract()
-        wrapped = wrapped_for(function, shapes)
+        wrapped = wrapped_for(function, shapes, options.around)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
         with (
@@ -54,9 +55,9 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * now.seconds)
 
 
-def wrapped_for(function: Callable[..., Any], shapes: Bound) -> stack.Wrapped:
-    """What the wrappers make of a function for calls of one signature."""
-    wrappers = (TreeWrapper(shapes), GuardsWrapper(shapes), AliasWrapper(shapes))
+def wrapped_for(function: Callable[..., Any], shapes: Bound, around: Sequence[CompilerWrapper] = ()) -> stack.Wrapped:
+    """What the wrappers make of a function for calls of one signature; the user's stand inside of the trees."""
+    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes), AliasWrapper(shapes))
     return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 

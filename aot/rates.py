@@ -43,10 +43,10 @@ from jointcut.aot.limits import default_device
 from jointcut.aot.progress import Stage, size
 from jointcut.partition import jaxprs
 from jointcut.partition.cost import Roofline
-from jointcut.partition.counts import WEIGHTS
 from jointcut.partition.errors import JointcutError, PlanError, message
-from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op
-from jointcut.partition.policy import COLLECTIVES, heavy
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.primitives import COLLECTIVES, WEIGHTS
+from jointcut.partition.rules import heavy
 
 _LOG = logging.getLogger("jointcut")
 _KNOWN: dict[str, Roofline] = {}
@@ -298,7 +298,12 @@ class Measured:
 
     def seconds(self, graph: Graph, op: Op) -> float:
         """The median of several runs on random operands, less what it takes to start a program."""
-        if op.payload is None or op.name in (STEP, LITERAL, SCAN) or not heavy(graph, op) or not _can_run_alone(op):
+        if (
+            op.payload is None
+            or op.name in (STEP, LITERAL, OPEN_LOOP)
+            or not heavy(graph, op)
+            or not _can_run_alone(op)
+        ):
             return self.roofline.seconds(graph, op)
         key = _key(op.payload)
         if key not in self.taken:

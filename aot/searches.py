@@ -157,6 +157,8 @@ class _Asked:
     def of(cls, wanted: Wanted[Any]) -> _Asked:
         """Name what the search depends on; what has no name gets a place that nobody else finds."""
         model, program, budget = prices(wanted.options), wanted.program, wanted.budget
+        if wanted.options.passes:  # which decide what XLA compiles, and have no name
+            return cls(_Place(model), ("", wanted.way), "", None)
         roles = tuple(role.name for role in (*program.roles.inputs, *program.roles.outputs))
         parts = {
             "kind": "plan",

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from jointcut.aot.flat import FlatCall, FlatPullback
-from jointcut.wrappers import alias
+from jointcut.aot.runner import Programs, Runner
+from jointcut.aot.trees import Call
+from jointcut.partition.emit import Residual
 from jointcut.wrappers.metadata import TensorAlias
-from jointcut.wrappers.tree import Bound
 
 _HEAD = struct.Struct("<Q")
 
@@ -85,48 +85,17 @@ def _loaded(data: bytes, arity: tuple[int, int]) -> Any:
     return serialize_executable.deserialize_and_load(data, in_tree, out_tree)
 
 
-@dataclass(frozen=True)
-class StoredCall:
-    """One signature, ready to run: its trees, its constants, and its programs."""
+def running(call: Call, consts: Sequence[Any], entry: Entry, programs: tuple[Any, ...]) -> Runner:
+    """Runs the executables of an entry."""
+    handed_back = {i: TensorAlias(source, at) for i, source, at in entry.handed_back}
+    residuals = tuple(Residual(kind, index, -1) for kind, index in entry.residuals)
 
-    call: FlatCall
-    consts: tuple[Any, ...]
-    entry: Entry
-    programs: tuple[Callable[..., list[Any]], ...]
+    def run(which: str, flat: Sequence[Any]) -> list[Any]:
+        del which  # an entry is kept for one way of calling
+        return programs[0](*flat)
 
-    def result(self, bound: Bound) -> Any:
-        """The function's result."""
-        flat = self._flat(bound)
-        main, aux = self.call.results(self._restored(self.programs[0](*flat), flat), bound)
-        return (main, aux) if self.call.options.has_aux else main
+    def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+        del keep
+        return programs[1](*residuals, *cotangents)
 
-    def value_and_grad(self, bound: Bound) -> Any:
-        """As `jax.value_and_grad` of the function."""
-        flat = self._flat(bound)
-        results = self._restored(self.programs[0](*flat), flat)
-        count = len(self.call.derivative.results.avals)
-        return self.call.value_and_gradients(results[:count], results[count:], bound)
-
-    def vjp(self, bound: Bound) -> Any:
-        """As `jax.vjp` of the function."""
-        flat = self._flat(bound.copied())
-        results = self._restored(self.programs[0](*flat), flat)
-        count = len(self.call.derivative.results.avals)
-        where = {"input": flat, "output": results[:count], "saved": results[count:]}
-        residuals = [where[kind][index] for kind, index in self.entry.residuals]
-        pullback = FlatPullback(self._backward, residuals, self.call, bound, range(len(bound.spans)))
-        main, aux = self.call.results(results[:count], bound)
-        return (main, pullback, aux) if self.call.options.has_aux else (main, pullback)
-
-    def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return self.programs[1](*residuals, *cotangents)
-
-    def _flat(self, bound: Bound) -> list[Any]:
-        return [*self.consts, *bound.unique]
-
-    def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """The results, with the caller's own arrays where outputs are inputs."""
-        leaves = flat[len(self.consts) :]
-        found = {i: TensorAlias(source, at) for i, source, at in self.entry.handed_back}
-        whole = alias.inserted(results, found, [leaves[p] for p in self.call.bound.places])
-        return list(map(alias.as_array, whole))
+    return Runner(call, Programs(run, backward), tuple(consts), handed_back, residuals)

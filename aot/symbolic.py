@@ -23,19 +23,19 @@ from typing import Any
 import jax
 
 from jointcut.aot import pipeline
+from jointcut.aot.cut import Cut
 from jointcut.aot.options import Options, name_of
 from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope
-from jointcut.aot.stages import Cut, Traced
+from jointcut.aot.traced import Traced
 from jointcut.partition import jaxprs, verify
-from jointcut.partition.backend import Backend
-from jointcut.partition.emit import Halves, Residual
+from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.errors import PlanError, TraceError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan
 from jointcut.partition.roles import Role
-from jointcut.partition.segments import written
 from jointcut.partition.sizes import is_symbolic, names, names_in, numbers, with_numbers
 from jointcut.partition.split import Split
+from jointcut.partition.steps import Schedule
 from jointcut.wrappers.tree import Bound
 
 _FOLDERS = ("aot", "wrappers", "partition")
@@ -65,8 +65,8 @@ class SymbolicSplit(Split):
     an argument of the function for the sake of its shape.
     """
 
-    def _written(self, backend: Backend) -> Halves:
-        return told_sizes(super()._written(backend), self.graph)
+    def _written(self, steps: Schedule) -> Halves:
+        return told_sizes(super()._written(steps), self.graph)
 
 
 def symbolic_cut(
@@ -98,7 +98,9 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals))
-    return replace(traced, bound=bound, wrapped=pipeline.wrapped_for(function, bound), program=program)
+    return replace(
+        traced, bound=bound, wrapped=pipeline.wrapped_for(function, bound, traced.options.around), program=program
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the two halves
@@ -109,10 +111,11 @@ def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
     start, made = time.perf_counter(), cut.split
     graph = _with_payloads(made.graph, traced.graph)
     _refuse_segments(graph, made.plan)
-    halves = told_sizes(written(graph, made.facts, made.plan, made.backend), graph)
+    problem = replace(made.problem, graph=graph)
+    halves = told_sizes(emit(graph, made.schedule), graph)
     verify.verify_structure(graph, halves)
     emit_ms = 1e3 * (time.perf_counter() - start)
-    return SymbolicSplit(graph, made.facts, made.plan, made.backend, halves, made.cut_ms, emit_ms)
+    return SymbolicSplit(problem, made.plan, made.schedule, halves, made.cut_ms, emit_ms)
 
 
 def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:

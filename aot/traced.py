@@ -1,11 +1,14 @@
-"""Hold one traced call, and put flat results back into the caller's trees.
+"""Hold one traced call: what every later stage needs to know of it.
 
-What a trace knows for every later stage: the joint program, which flat position is which, what one look at the function
-taught us, and the way back from flat outputs and gradients to the trees that the caller knows.
+The joint program, which flat position is which, what one look at the function taught us, the caller's side of such a
+call, and the plans there are. `Traced`, `Cut` and `Compiled` extend JAX's own stages `Traced`, `Lowered`, `Compiled`:
+`f.trace(*args).partition().compile()`.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,15 +18,29 @@ import jax
 
 from jointcut.aot.analyse import analyse, plain_meta
 from jointcut.aot.compile import ProgramMemory
+from jointcut.aot.compiled import Compiled
+from jointcut.aot.cut import Cut
+from jointcut.aot.fit import CALIBRATION, Weighed, planner_for
 from jointcut.aot.joint import Joint
-from jointcut.aot.options import Options
-from jointcut.aot.trees import Trees
+from jointcut.aot.limits import Budget, Limit, limit
+from jointcut.aot.notes import Held
+from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.progress import Stage
+from jointcut.aot.searches import Wanted, settled, summary, way
+from jointcut.aot.trees import Call
 from jointcut.partition import jaxprs
+from jointcut.partition.backend import Backend
+from jointcut.partition.budget import Candidate, Planner, ranked
 from jointcut.partition.displays import graph_page
+from jointcut.partition.figures import counted
 from jointcut.partition.graph import Graph
 from jointcut.partition.loops import read
 from jointcut.partition.page.page import framed, page
-from jointcut.wrappers import alias, containers
+from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
+from jointcut.partition.split import Strategy, halved
+from jointcut.wrappers import containers
 from jointcut.wrappers.convention import Convention, slot
 from jointcut.wrappers.metadata import SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
@@ -31,8 +48,11 @@ from jointcut.wrappers.tree import Bound, struct
 
 
 @dataclass(frozen=True)
-class TracedCall(Trees):
-    """A function traced for one signature into a joint forward and backward program.
+class Traced:
+    """A function traced for one signature into a joint forward and backward program, ready to be cut.
+
+    Of PyTorch's stage records it answers to `AOTState` and `AOTGraphCapture`, as `Cut` does to what its partitioner
+    returns. They hold jaxprs, which have no JSON form: `metadata`, `signature` and `options` have.
 
     `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
     flat position is which.
@@ -55,41 +75,53 @@ class TracedCall(Trees):
     wanted: tuple[int, ...]
     trace_ms: float
 
+    def __repr__(self) -> str:
+        """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
+        inner, _ = jaxprs.opened(self.joint)
+        inputs, outputs = len(self.bound.leaves), self.program.results.num_returned
+        return (
+            f"<Traced {self.name}: {counted(inputs, 'input')}, {counted(outputs, 'output')}, "
+            f"{counted(len(inner.eqns), 'equation')}>"
+        )
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """In a notebook the joint program as a graph."""
         return {"text/plain": repr(self), "text/html": framed(page(graph_page(self.name, repr(self), self.graph)))}
 
     @property
-    def differentiated(self) -> Joint:
-        """The joint program."""
-        return self.program
+    def owners(self) -> tuple[int, ...]:
+        """The flat argument that each flat gradient belongs to."""
+        return self.call.owners
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
+        return self.call.is_scalar
+
+    @property
+    def structs(self) -> list[Any]:
+        """The types of what enters the forward, with the places of what was put somewhere."""
+        return [*map(struct, self.consts), *self.bound.unique]
 
     @property
     def convention(self) -> Convention:
-        """What each array that enters means to the caller; one that stands at two places enters once."""
+        """The meaning of each array that enters to the caller; one that stands at two places enters once."""
         return self.wrapped.target.convention
 
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
-        """What one look at the function taught us of its inputs and outputs."""
-        return analyse(self.program, self.bound, self.wanted, self.donated)
-
-    @cached_property
-    def donated(self) -> frozenset[int]:
-        """Flat positions of the arguments whose buffers a call gives up."""
-        return self.bound.leaves_of(*self.options.donated)
+        """All that one look at the function taught us of its inputs and outputs."""
+        return analyse(self.program, self.bound, self.wanted, self.bound.leaves_of(*self.options.donated))
 
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:
-        """Outputs that are inputs or earlier outputs, by position: they stay out of the compiled programs."""
-        jaxpr, _ = jaxprs.opened(self.program.closed)
-        start = len(self.consts)
-        inputs = [jaxpr.invars[start + place] for place in self.bound.places]
-        same = alias.identities(inputs, jaxpr.outvars[: self.program.results.num_returned])
-        # What XLA may compute once is still two arrays for a caller who computed it twice, and may give one up.
-        found = {i: TensorAlias("output", j) for i, j in self.program.results.repeated}
-        found |= {i: twin for i, twin in same.items() if twin.source == "input"}
-        return alias.kept_out(dict(sorted(found.items())), self.donated)
+        """Outputs that stay out of the compiled programs, by position."""
+        return self.metadata.handed_back
+
+    @cached_property
+    def call(self) -> Call:
+        """The caller's side: the way from flat results to his trees."""
+        return Call.of(self.name, self.options, self.bound, self.program, self.wanted)
 
     @property
     def subclass_metadata(self) -> SubclassMeta:
@@ -101,7 +133,7 @@ class TracedCall(Trees):
         leaves = [slot("", leaf).struct for leaf in self.bound.leaves]
 
         def gradients(flat: Sequence[Any], leaves: Sequence[Any]) -> Any:
-            return self.gradients(flat, self.options.chosen, replace(self.bound, leaves=tuple(leaves)), True)
+            return self.call.gradients(flat, self.options.chosen, replace(self.bound, leaves=tuple(leaves)), True)
 
         found, tree = jax.tree.flatten(jax.eval_shape(gradients, flat, leaves))
         return SubclassMeta(self.metadata, containers.metas(tree, [plain_meta(i, x) for i, x in enumerate(found)]))
@@ -129,24 +161,102 @@ class TracedCall(Trees):
     @cached_property
     def plain_memory(self) -> ProgramMemory:
         """XLA's account of `jax.jit(jax.value_and_grad(f))`: forward and backward as they were traced, uncut."""
-        return ProgramMemory.of(self.plain_program())
+        return ProgramMemory.of(self.plain_program)
 
+    @cached_property
     def plain_program(self) -> jax.stages.Compiled:
         """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
-        closed, structs = self.program.closed, [*map(struct, self.consts), *self.bound.unique]
-        ones = self.ones() if self.is_scalar else ()
+        closed, structs = self.program.closed, self.structs
+        ones = self.call.ones() if self.is_scalar else ()
         given = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # cotangents of what is no scalar
         program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
         return program.lower(*structs, *given).compile()
 
-    def flat(self, bound: Bound) -> list[Any]:
-        """The flat inputs of the programs for one call."""
-        return [*self.consts, *(leaf for i, leaf in enumerate(bound.leaves) if i not in self.bound.duplicates)]
+    # -------------------------------------------------------------------------------------------- plans
 
+    def partition(
+        self, strategy: Strategy | None = None, *, budget: Budget | None = None, plan: Plan | str | None = None
+    ) -> Cut:
+        """Choose what the forward saves for the backward, and write the two jaxprs.
 
-def unfinished(traced: TracedCall, result: Any) -> Any:
-    """A program's result, its outputs first, without those that are handed back as they are."""
-    if not traced.handed_back:
-        return result
-    leaves, tree = jax.tree.flatten(result)
-    return alias.Unfinished(jax.tree.unflatten(tree, alias.replaced(leaves, traced.handed_back)))
+        By a `strategy`, within a `budget` (plans are compiled until one holds it) or by a `plan` that was made for this
+        program, or its text; see `aot.function`. By default as the function's options say. Raises `StrategyError`,
+        `PlanError`, or `BudgetError` naming the smallest peak that was found.
+        """
+        how = wanted_plan(self.options, strategy, budget, plan)
+        if how.budget is None:
+            return self._cut(how.strategy)
+        return self._within(limit(how.budget))
+
+    def _cut(self, strategy: Strategy) -> Cut:
+        with Stage("cut", self.name) as now, jaxprs.paused_collection():
+            problem = self.problem
+            read_ms = 1e3 * now.seconds
+            made = halved(problem, strategy, self.options.passes)
+            now.ends(lambda: f"cut by {made.plan.strategy} in {now}, {summary(made.plan)}")
+        return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))  # pyright: ignore[reportArgumentType]
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The joint program for JAX's default backend, with all that is known before a plan is searched for."""
+        return Problem.of(self.graph, backend=Backend.here())
+
+    @cached_property
+    def planner(self) -> Planner:
+        """The plans of this program, priced by the cost model of the options, or by what the device was measured to do.
+
+        Raises `PlanError` where that model gives a price that is none.
+        """
+        return planner_for(self.problem, self.options)
+
+    @cached_property
+    def _weighed(self) -> dict[Any, Weighed[Compiled]]:
+        """The plans that were compiled, for other budgets."""
+        return {}
+
+    def _within(self, budget: Limit) -> Cut:
+        """The cut whose compiled step holds a budget."""
+        start = time.perf_counter()
+        found = settled(self._wanted(budget))
+        return found.measured.made.cut.chosen(found, 1e3 * (time.perf_counter() - start))
+
+    def _wanted(self, budget: Limit) -> Wanted[Compiled]:
+        """What a search for a budget needs to know, and to do."""
+        executables = 1 if self.is_scalar else 2
+
+        def measure(plan: Plan) -> Weighed[Compiled]:
+            key = (plan.values, plan.segments)
+            if key not in self._weighed:
+                made = self._cut(lambda graph: plan).compile()
+                self._weighed[key] = Weighed(made, made.peak_bytes, made.activation_bytes, made.compile_ms)
+            return self._weighed[key]
+
+        def take(plan: Plan, held: Held) -> Weighed[Compiled]:
+            key = (plan.values, plan.segments)
+            if key not in self._weighed:
+                made = Compiled(self._cut(lambda graph: plan), executables)
+                self._weighed[key] = Weighed(made, held.peak_bytes, held.activation_bytes, held.compile_ms)
+            return self._weighed[key]
+
+        leaves, how = (*self.consts, *self.bound.leaves), way(self.options, executables, True)
+        given = self.name, self.program, self.options, budget, self.graph, leaves, how
+        return Wanted(*given, lambda: self.planner, measure, take, lambda: self.plain_memory.temp_bytes)
+
+    def pareto(self) -> Pareto:
+        """What each budget would cost: the plans that no other betters in both peak and time, by the model."""
+        return self._pareto(None)
+
+    def _pareto(self, chosen: Plan | None) -> Pareto:
+        with Stage("weigh", self.name) as now:
+            menu = self.planner.menu
+            found = ranked(menu)
+            mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
+            plain = next((c for c in menu if c.plan.strategy == "save_all"), None)
+            now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(found)} on the front")
+        points = tuple(map(self._point, found))
+        common = self.planner.common_seconds
+        return Pareto(self.name, points, mine and self._point(mine), plain and self._point(plain), common)
+
+    def _point(self, c: Candidate) -> ParetoPoint:
+        peak = self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes)
+        return ParetoPoint(peak, c.step_seconds, replace(c.plan, peak_bytes=peak))

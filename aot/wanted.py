@@ -31,7 +31,7 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
     if positions is None:
         found = [i for span in bound.spans for i in span if _carries_derivative(bound.leaves[i])]
     else:
-        found = _chosen(bound, _places(bound, positions, options), options)
+        found = _chosen(bound, places_of(bound, positions, options), options)
     if options.filter is None:
         return tuple(found)
     kept = _selected(bound, options)
@@ -41,8 +41,8 @@ def differentiated(bound: Bound, positions: Sequence[int] | None, options: Optio
     return tuple(i for i in found if i in kept)
 
 
-def _places(bound: Bound, positions: Sequence[int], options: Options) -> list[int]:
-    """The positions of arguments, counted from the front."""
+def places_of(bound: Bound, positions: Sequence[int], options: Options) -> list[int]:
+    """The positions of arguments, counted from the front; raises `TraceError` for one that is not there."""
     count = len(bound.spans)
     for place in positions:
         if not -count <= place < count:

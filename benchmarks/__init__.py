@@ -10,6 +10,8 @@ Files, in reading order:
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
+- house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
+- house: Compare what the house costs with a baseline: memory of its plans, seconds, calls, lines of code.
 - optima: Compare the cuts of small graphs with the optimum of an integer program that knows nothing of the front.
 - fronts: Measure the search: how near to the certified bound its cuts come, and how long it takes.
 - pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.

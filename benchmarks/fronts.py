@@ -269,7 +269,7 @@ def time_steps(layers: int, with_menu: bool) -> Timing:
     assert choice is not None
     with timed("its plan"):
         plan = planner.plan(choice, "front")
-    with timed("emit and replay it"):
+    with timed("schedule and replay it"):
         budget_bytes = planner.candidate(plan).peak_bytes
     with timed("list the plans"):
         candidates = planner.by_time(budget_bytes)

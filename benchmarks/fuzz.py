@@ -31,14 +31,13 @@ from jax import lax
 from benchmarks.eagerly import evaluate, traced
 from benchmarks.random_programs import Program, program
 from jointcut import aot
-from jointcut.aot.stages import Traced
+from jointcut.aot.traced import Traced
 from jointcut.partition.backend import CPU, PORTABLE, Backend
-from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, needed
-from jointcut.partition.policy import judge
+from jointcut.partition.problem import Problem
 from jointcut.partition.reruns import segmentable
 from jointcut.partition.split import Strategy
 
@@ -86,31 +85,31 @@ def random_plan(graph: Graph, draws: random.Random) -> Plan | None:
 
 def savable(graph: Graph) -> list[int]:
     """The values that a plan may save."""
-    facts = classify(graph)
-    pairs = zip(graph.values, judge(graph, facts), strict=True)
-    return [v.id for v, verdict in pairs if v.maker is not None and not verdict.not_saved and not facts.is_late(v.id)]
+    problem = Problem.of(graph)
+    sides, pairs = problem.sides, zip(graph.values, problem.verdicts, strict=True)
+    return [v.id for v, verdict in pairs if v.maker is not None and not verdict.not_saved and not sides.is_late(v.id)]
 
 
 def closed(graph: Graph, saved: set[int]) -> Plan | None:
     """The plan that saves some values, and of what must not run again no more than it needs; None where none may."""
-    facts = classify(graph)
-    verdicts = judge(graph, facts)
+    problem = Problem.of(graph)
+    verdicts = problem.verdicts
     while True:
-        again = needed(graph, facts, frozenset(saved))
+        again = needed(problem, frozenset(saved))
         made = (v for i in again.ops for v in graph.ops[i].outputs if v in again.values or graph.ops[i].effects)
         must = {v for v in made if verdicts[v].not_recomputed and not verdicts[v].is_costly} - saved
         if not must:
             break
         saved = saved | must
     try:
-        return Plan.of(graph, saved)
+        return Plan.of(problem, saved)
     except PlanError:
         return None
 
 
 def with_segments(graph: Graph, plan: Plan, draws: random.Random) -> Plan:
     """The plan with random loops in segments of random lengths, of those that can run so."""
-    loops = [loop for loop in segmentable(graph, classify(graph), plan) if draws.random() < 0.8]
+    loops = [loop for loop in segmentable(Problem.of(graph), plan) if draws.random() < 0.8]
     return replace(plan, segments=tuple((loop, draws.randint(1, graph.loops[loop].length)) for loop in loops))
 
 
@@ -122,8 +121,8 @@ def run_halves(made: Traced, strategy: Strategy, backend: Backend, arguments: An
     count = len(made.program.results.avals)
     places = {"input": flat, "output": results[:count], "saved": results[count:]}
     residuals = [places[r.kind][r.index] for r in halves.residuals]
-    gradients = evaluate(halves.backward, [*residuals, *made.ones()])
-    return results[0], made.gradients(gradients, ARGNUMS, made.bound)
+    gradients = evaluate(halves.backward, [*residuals, *made.call.ones()])
+    return results[0], made.call.gradients(gradients, ARGNUMS, made.bound)
 
 
 # -------------------------------------------------------------------------------------------------- transformations

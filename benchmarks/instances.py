@@ -28,10 +28,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.convnets import NETWORKS, Network
+from benchmarks.intervals import Instance, solve
 from benchmarks.measure import machine, wide_console
 from jointcut import aot
 from jointcut.partition.graph import TOP, Graph, Loop, Op, Region
-from jointcut.partition.intervals import Instance, solve
 from jointcut.partition.roles import Side
 from jointcut.partition.text import parse, show
 

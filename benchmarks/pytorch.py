@@ -46,6 +46,7 @@ from jointcut.partition import jaxprs
 from jointcut.partition.budget import Planner
 from jointcut.partition.graph import Graph, Op
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.partition.verify import verify_meaning
 
 if TYPE_CHECKING:
@@ -198,13 +199,13 @@ class Ours:
         self.arguments: Any = jax.tree.map(jnp.asarray, (drawn, *batch))  # JAX makes int64 to int32
         self.traced = aot.function(model.jax_loss).trace(*self.arguments)
         ops = [op for op in self.traced.graph.ops if op.name in PRODUCTS]
-        forward = self.traced.planner.facts.forward
+        forward = self.traced.problem.sides.forward
         self.joint = Counter(product_of(op.payload) for op in ops)
         self.forward_products = Counter(product_of(op.payload) for op in ops if op.id in forward)
         self.loss = float(jax.jit(model.jax_loss)(*self.arguments))
         self.taken: dict[tuple[int, ...], Taken] = {}
-        self.by_flops = Planner(self.traced.graph, ProductsOnly(per_flop=PER_FLOP))
-        self.by_number = Planner(self.traced.graph, ProductsOnly(per_product=PER_PRODUCT))
+        self.by_flops = Planner(Problem.of(self.traced.graph, ProductsOnly(per_flop=PER_FLOP)))
+        self.by_number = Planner(Problem.of(self.traced.graph, ProductsOnly(per_product=PER_PRODUCT)))
 
     @property
     def default(self) -> Taken:
@@ -229,7 +230,7 @@ class Ours:
         """Emit a plan, make sure that it computes what the joint program does, and count."""
         if plan.values not in self.taken:
             cut = self.traced.partition(plan=plan)
-            values = [*self.traced.consts, *jax.tree.leaves(self.arguments), *self.traced.ones()]
+            values = [*self.traced.consts, *jax.tree.leaves(self.arguments), *self.traced.call.ones()]
             verify_meaning(self.traced.joint, self.traced.graph, cut.split.halves, *values)
             halves = products_of(cut.forward) + products_of(cut.backward)
             self.taken[plan.values] = Taken.of(cut.split.residual_bytes, halves, self.joint)

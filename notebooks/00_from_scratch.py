@@ -455,10 +455,10 @@ plt.show()
 # - **The compiler fuses.** Cheap operations are merged with those that read them, and never reach memory; a
 #   product always does. Among cuts of equal bytes it is therefore better to save the product. And not all
 #   that is elementwise is cheap: a chain of many `exp` and `tanh` costs more than it saves. See
-#   [02_read_a_plan](02_read_a_plan.ipynb), `partition/policy.py` and `partition/mincut.py`, which also
+#   [02_read_a_plan](02_read_a_plan.ipynb), `partition/rules.py` and `partition/mincut.py`, which also
 #   finds exact cuts of more than 32 bits.
 # - **What else is in a program.** Branches, custom derivatives, effects that must happen once, writes to
-#   references, the same array passed twice. The file `partition/classify.py` begins where our `late` ends.
+#   references, the same array passed twice. The file `partition/sides.py` begins where our `late` ends.
 #
 # ## 7. The real thing
 #

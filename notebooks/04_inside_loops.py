@@ -395,6 +395,6 @@ plt.show()
 # ## Where to look
 #
 # - `partition/loops.py` finds the scans that belong together and joins their bodies.
-# - `partition/segments.py`, with `reruns.py` and `sweeps.py` beside it, writes a loop in segments.
+# - `partition/reruns.py` says which loops can run in segments, `scans.py` writes them.
 # - What else a budget does, and what it costs in time, is told in [03_budgets](03_budgets.ipynb).
 # - `cond`, `while_loop` and the body of a scan without a backward are not opened: they stay one operation.

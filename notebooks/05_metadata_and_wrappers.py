@@ -61,12 +61,12 @@ cut = function.trace(params, x, ones, ones, highest).partition()
 print(cut.metadata)
 
 # %% [markdown]
-# A line for each array. Arrays are numbered from 0, and `args[0]` holds two of them: "input 3" is `args[2]`.
-# Of an input: is it read, is it differentiated, is it written, is it the same array
-# as another? Of an output: can it carry a cotangent, and does it share something with an input or with
-# another output? These are the questions that PyTorch's AOTAutograd asks, and the records bear its names
-# (`InputAliasInfo`, `OutputAliasInfo`, `MutationType`), so that whoever knows those will find their way.
-# They are plain data:
+# A line for each array: its number, its type, how you reach it, and what is known of it. `args[0]` holds
+# two arrays, so that `args[2]` is input 3. Of an input: is it read, is it differentiated, is it written,
+# is it the same array as another? Of an output: does a gradient flow back from it, and does it share
+# something with an input or with another output? These are the questions that PyTorch's AOTAutograd asks,
+# and the records bear its names (`InputAliasInfo`, `OutputAliasInfo`, `MutationType`), so that whoever
+# knows those will find their way. They are plain data:
 
 # %%
 reference = cut.metadata.input_info[-1]
@@ -333,15 +333,16 @@ for depth, activation in ((1, "tanh"), (4, "tanh"), (4, "sin")):
 
 # %%
 cut = aot.function(loss, has_aux=True).trace(params, x, ones, ones, highest).partition()
-signature = cut.signature
-print("parameters:", signature.inputs_to_parameters)
-print("references:", signature.inputs_to_buffers, "which", signature.buffers_to_mutate)
-print("gradients: ", signature.backward_signature.gradients_to_parameters)
-print("others:    ", signature.user_inputs)
+print(cut.signature)
 
 # %% [markdown]
-# There are two others, not three: `target` and `weight` are the same array.
-#
+# There are two other inputs, not three: `target` and `weight` are the same array. The record says so by
+# path, and has the rest as plain dicts, too:
+
+# %%
+print(cut.signature.same_arrays, cut.signature.inputs_to_parameters)
+
+# %% [markdown]
 # And `cut.gradient` is the bare pair: two jaxprs, `f` and `df`, with lists of positions that say how to
 # connect them. Here is a training step by hand, for a function without references: run `f`, pick what `df`
 # wants, run `df`.
@@ -361,9 +362,7 @@ results = jaxpr_as_fun(pair.df)(
     *(inputs[i] for i in pair.df_input_captured_inputs),
     *(outputs[i] for i in pair.df_input_captured_outputs),
 )
-print(f"f gives {pair.f_real_outputs} result and {len(outputs) - pair.f_real_outputs} more, for df")
-print("df takes inputs", pair.df_input_captured_inputs, "and outputs", pair.df_input_captured_outputs, "of f")
-print("df gives the gradients of inputs", pair.df_output_vjps)
+print(pair)
 print("as jax.grad:", bool(jnp.allclose(results[0], jax.grad(plain)(*inputs), rtol=1e-5)))
 
 # %% [markdown]

@@ -41,8 +41,10 @@ from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
 from jointcut.partition.mincut import min_cut, save_all
 from jointcut.partition.plandiff import diff
-from jointcut.partition.policy import DEAR, Constraint, Demand
+from jointcut.partition.primitives import DEAR
+from jointcut.partition.problem import Problem
 from jointcut.partition.roles import Side
+from jointcut.partition.rules import Constraint, Demand
 
 plt.rcParams.update({"figure.dpi": 90, "font.size": 10})
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
@@ -187,7 +189,7 @@ def demands(graph):
 
 
 def ruled(graph):
-    return replace(min_cut(graph, demands(graph)), strategy="min_cut with demands")
+    return replace(min_cut(Problem.of(graph, constraints=demands(graph))), strategy="min_cut with demands")
 
 
 tell(on_usual.partition().plan, on_usual.partition(ruled).plan)
@@ -205,7 +207,7 @@ def no_softplus(graph):
             yield Constraint(op.outputs[0], Demand.RECOMPUTE, "no softplus is kept")
 
 
-on_usual.partition(lambda graph: min_cut(graph, no_softplus(graph)))
+on_usual.partition(lambda graph: min_cut(Problem.of(graph, constraints=no_softplus(graph))))
 
 # %% [markdown]
 # That rule is one of cost. A `Planner` knows prices where `min_cut` knows rules, so there the same demand has
@@ -214,7 +216,7 @@ on_usual.partition(lambda graph: min_cut(graph, no_softplus(graph)))
 
 # %%
 def without_softplus(graph):
-    planner = Planner(graph, usual, no_softplus(graph))
+    planner = Planner(Problem.of(graph, usual, no_softplus(graph)))
     return planner.plan(planner.front.best(10_000_000), "no softplus")
 
 
@@ -282,17 +284,34 @@ wrapped = pre_compile([RealPairs()], Target(filtered, convention))
 print("\n".join(map(str, wrapped.target.convention.inputs)))
 
 # %% [markdown]
-# The simpler function has four real arguments, and that is what is traced, cut and compiled. Around it the
-# other half of the wrapper makes the function that the caller knows. `jax.grad` goes through both, and gives
-# the complex gradient.
+# The simpler function has four real arguments. Around it the other half of the wrapper makes the function
+# that the caller knows. With `wrappers=` both are part of a function of ours, in every way of calling:
+# what is traced, cut and compiled is the simpler function with the wrapper around it, and the gradient
+# goes through both.
 
 # %%
-compiled = aot.function(wrapped.target.function, argnums=(0, 1))
-ours = wrapped.post_compile(compiled)
 plain = wrapped.post_compile(wrapped.target.function)
+ours = aot.function(filtered, wrappers=[RealPairs()])
 print("the law:     ", np.array_equal(plain(*arguments), filtered(*arguments)))
-print("the gradient:", np.allclose(jax.grad(ours)(*arguments), jax.grad(filtered)(*arguments), atol=1e-7))
-print(compiled.trace(*[a for b in arguments for a in ([b.real, b.imag] if is_complex(b) else [b])]))
+print("the gradient:", np.allclose(ours.grad(*arguments), jax.grad(filtered)(*arguments), atol=1e-7))
+print("around it:   ", np.allclose(jax.grad(ours)(*arguments), jax.grad(filtered)(*arguments), atol=1e-7))
+print(ours.trace(*arguments))
+
+# %% [markdown]
+# On the other side of the cut, a wrapper with `pre_lower` is given each half as a jaxpr before XLA
+# compiles it, and may return another one with the same inputs and outputs. This one only looks:
+
+
+# %%
+class Counting:
+    """Count the equations of each half."""
+
+    def pre_lower(self, half, jaxpr):
+        print(f"{half}: {len(jaxpr.eqns)} equations")
+        return jaxpr
+
+
+_ = aot.function(filtered, wrappers=[RealPairs(), Counting()]).trace(*arguments).partition()
 
 # %% [markdown]
 # Often it takes less. If the arrays that belong together are a class of yours, a *container*, jointcut opens
@@ -378,13 +397,14 @@ def worth(plan):
 
 
 def darts(graph: Graph, tries: int = 1500) -> Plan:
-    planner, random = Planner(graph, usual), np.random.default_rng(3)
-    rest = {"facts": planner.facts, "verdicts": planner.verdicts, "strategy": "darts"}
-    early = [v.id for v in graph.values if v.maker is not None and not planner.facts.is_late(v.id)]
+    problem, random = Problem.of(graph, usual), np.random.default_rng(3)
+    planner = Planner(problem)
+    early = [v.id for v in graph.values if v.maker is not None and not problem.sides.is_late(v.id)]
     best = planner.priced(save_all(graph))
     for _ in range(tries):
         try:
-            plan = planner.priced(Plan.of(graph, {*best.values} ^ {int(random.choice(early))}, **rest))
+            saved = {*best.values} ^ {int(random.choice(early))}
+            plan = planner.priced(Plan.of(problem, saved, strategy="darts"))
         except PlanError:
             continue
         thrown.append((plan.bytes_saved, plan.seconds))
@@ -456,7 +476,7 @@ photographs = parse("\n".join(lines))
 # The planner needs no more than that. It finds the whole front at once, with its proof.
 
 # %%
-planner = Planner(photographs, usual)
+planner = Planner(Problem.of(photographs, usual))
 everything = planner.priced(save_all(photographs))
 print(f"saving all takes {everything.bytes_saved / 1e6:.0f} MB\n")
 for megabytes_left in (100, 60, 30, 10):
@@ -469,5 +489,5 @@ tell(everything, planner.plan(planner.front.best(30_000_000), "front"))
 
 # %% [markdown]
 # Each of these was a function of ten or fifteen lines. If yours turns out well, the places where ours stand
-# are `partition/cost.py`, `partition/policy.py`, `wrappers/` and `partition/mincut.py`; each folder lists its
+# are `partition/cost.py`, `partition/rules.py`, `wrappers/` and `partition/mincut.py`; each folder lists its
 # files in the order in which to read them.

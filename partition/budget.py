@@ -1,10 +1,10 @@
 """List the plans worth trying for a budget, with the peak and the time of each.
 
-A `Planner` knows one program and its prices. Its *menu* are plans worth trying: the default cut, the vertices of the
-front of (bytes saved, seconds recomputed) and cuts between them, divisions of the forward into pieces that run again
-one at a time (`chain`: below the knee, where what is recomputed outweighs what is saved), and long loops in segments.
-Each has its time, what it computes again and what it writes and reads of memory, and its predicted peak from a replay.
-For a large program a replay takes seconds, so `by_time` replays a plan only when its turn comes.
+A `Planner` knows one program and its prices. Its *menu* is the list of plans worth trying: the default cut, the
+vertices of the front of (bytes saved, seconds recomputed) and cuts between them, divisions of the forward into pieces
+that run again one at a time (`chain`: for small budgets, where recomputed values take more memory than saved ones), and
+long loops in segments. Each plan has a time, for recomputing and for writing and reading what it saves, and a predicted
+peak from a replay. For a large program a replay takes seconds, so `by_time` replays a plan only when its turn comes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from functools import cached_property
 
 import numpy as np
 
-from jointcut.partition import segments
-from jointcut.partition.backend import PORTABLE, Backend
 from jointcut.partition.chain import divisions
-from jointcut.partition.classify import classify
-from jointcut.partition.cost import CostModel, Roofline, op_seconds, recompute_seconds, saving_bytes
-from jointcut.partition.emit import Halves
-from jointcut.partition.errors import PlanError
+from jointcut.partition.cost import Roofline, op_seconds
+from jointcut.partition.errors import PlanError, message
 from jointcut.partition.front import Choice, Front, front
-from jointcut.partition.graph import TOP, Graph
+from jointcut.partition.graph import TOP
 from jointcut.partition.jaxprs import paused_collection
-from jointcut.partition.memory import Replay, replay, spared
-from jointcut.partition.mincut import min_cut, save_all
+from jointcut.partition.mincut import min_cut, residuals_of_jax, save_all
 from jointcut.partition.network import Network, network
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import FUSED, Constraint, Demand, Verdict, judge
+from jointcut.partition.primitives import FUSED
+from jointcut.partition.problem import Problem
+from jointcut.partition.replay import Replay, Replayer, Rows, spared
+from jointcut.partition.reruns import best_length, segmentable
+from jointcut.partition.rules import Demand, Verdict
+from jointcut.partition.schedule import schedule
 
 #: How many plans of the front are replayed, by the most ops that the program may have for it.
 _SAMPLES = ((3_000, 24), (20_000, 10))
@@ -38,8 +38,10 @@ _FEWEST_SAMPLES = 5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with what the model promises: `peak_bytes` of temporaries, and `step_seconds` beyond those that every plan
-    takes: recomputation, and writing and reading what is saved.
+    """A plan with the figures of the model.
+
+    `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
+    values; the time that every plan takes is not in it.
     """
 
     plan: Plan
@@ -48,37 +50,28 @@ class Candidate:
 
 
 class Planner:
-    """The plans of one program.
+    """The plans of one problem, whose ops have prices in seconds.
 
-    `model` prices ops in seconds; a `Roofline` becomes that of as much as the program keeps at most. `constraints` are
-    demands on single values. Without a budget's pressure a plan saves a byte rather than spend more on it than
-    `model.saving_seconds(1)`, what it takes to write and read it. `told` is called before each replay with its number
-    and with how many plans there are.
+    `model` is the problem's; a `Roofline` is taken `within` the most bytes that the program may save. Where no budget
+    forbids it, a plan saves a byte if computing it again would take longer than `model.saving_seconds(1)`, the time to
+    write and read it. `told` is called before each replay with its number and with how many plans there are.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        model: CostModel,
-        constraints: Iterable[Constraint] = (),
-        backend: Backend = PORTABLE,
-        told: Callable[[int, int], None] = lambda number, most: None,
-    ) -> None:
-        """Price the values and the ops of a graph."""
-        self.graph, self.backend, self.told = graph, backend, told
-        self.constraints = tuple(constraints)
-        self.facts = classify(graph)
-        self.prices = saving_bytes(graph, self.facts)
-        self.model = model.within(save_all(graph).bytes_saved) if isinstance(model, Roofline) else model
-        self.verdicts = judge(graph, self.facts, self.constraints)
-        again = recompute_seconds(graph, self.facts, model)
-        # Computed within the loop of whatever reads it, an op of one instruction takes no time of its own.
-        self.seconds = [0.0 if op.name in FUSED else s for op, s in zip(graph.ops, again, strict=True)]
+    def __init__(self, problem: Problem, told: Callable[[int, int], None] = lambda number, most: None) -> None:
+        """Search for nothing yet. Raises `PlanError` where the ops of the problem have no prices in seconds."""
+        if problem.model is None:
+            cure = "Give it a cost model: problem.timed(model)."
+            raise PlanError(message("The problem", "has no prices in seconds.", cure))
+        self.problem, self.graph, self.told = problem, problem.graph, told
+        model = problem.model
+        most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
+        self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
+        self._replayer = Replayer(self.graph)
         self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
 
     @property
     def most_bytes_per_s(self) -> float:
-        """Bytes that are worth keeping to save a second: more take as long to write and read."""
+        """The bytes that are worth saving to spare a second: writing and reading them takes a second."""
         return 1 / self.model.saving_seconds(1)
 
     @property
@@ -88,7 +81,7 @@ class Planner:
 
     @cached_property
     def common_seconds(self) -> float:
-        """What every plan computes, once, by the model; what XLA fuses takes no time of its own."""
+        """The time that every plan takes by the model: each op once, except those that XLA fuses."""
         graph = self.graph
         ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
         trips = [graph.values[op.outputs[0]].copies for op in ops]
@@ -96,12 +89,12 @@ class Planner:
 
     @cached_property
     def network(self) -> Network:
-        """The flow network in which rules of cost have become seconds."""
-        return network(self.graph, self.facts, self.prices, self.verdicts, self.seconds)
+        """The flow network of the problem, in which seconds replace the rules of cost."""
+        return network(self.problem)
 
     @cached_property
     def front(self) -> Front:
-        """Fewest seconds for every number of bytes saved."""
+        """The front of the network, up to `most_bytes_per_s`."""
         return front(self.network, self.most_bytes_per_s)
 
     def plan(self, choice: Choice, strategy: str) -> Plan:
@@ -110,41 +103,41 @@ class Planner:
         at = np.flatnonzero(net.value_in >= 0)
         inner = net.value_in[at]
         saved = at[~side[inner] & side[inner + 1]].tolist()
-        return self.priced(self._of(saved, strategy, {v: _why(self.verdicts[v]) for v in saved}))
+        return self.priced(self._of(saved, strategy, {v: _why(self.problem.verdicts[v]) for v in saved}))
 
     def _of(self, saved: Iterable[int], strategy: str, reasons: Mapping[int, str]) -> Plan:
-        facts, verdicts = self.facts, self.verdicts
-        return Plan.of(self.graph, saved, strategy=strategy, reasons=reasons, facts=facts, verdicts=verdicts)
+        return Plan.of(self.problem, saved, strategy=strategy, reasons=reasons)
 
     def priced(self, plan: Plan) -> Plan:
-        """The plan with what it computes again in seconds, and the least that its bytes allow."""
-        seconds = float(sum(self.seconds[i] for i in (*plan.recomputed, *self._rerun(plan))))
+        """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
+        seconds = float(sum(self.problem.seconds[i] for i in (*plan.recomputed, *self._rerun(plan))))
         bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
     def _rerun(self, plan: Plan) -> Iterator[int]:
         """Ops that run again because their loop runs in segments."""
-        found = segments.segmentable(self.graph, self.facts, plan) if plan.segments else {}
+        loops = segmentable(self.problem, plan) if plan.segments else {}
         for loop, _ in plan.segments:
-            yield from found[loop].rerun_ops
+            yield from loops[loop].rerun_ops
 
     def step_seconds(self, plan: Plan) -> float:
-        """What a plan computes again, and writing and reading what it saves."""
+        """The time to run ops again, and to write and read the saved values."""
         return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved)
 
     def candidate(self, plan: Plan) -> Candidate:
-        """A plan with its figures."""
+        """Return a plan with its figures."""
         with paused_collection():
-            halves = self._halves(plan)
-            plan = spared(plan, halves)
-            return Candidate(plan, replay(halves, self.graph).peak_bytes, self.step_seconds(plan))
+            steps = schedule(self.problem, plan)
+            plan = spared(self.graph, plan, steps)
+            return Candidate(plan, self._replayer.rows(steps).peak_bytes, self.step_seconds(plan))
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
-        return replay(self._halves(plan), self.graph)
+        return self.rows(plan).replay()
 
-    def _halves(self, plan: Plan) -> Halves:
-        return segments.written(self.graph, self.facts, plan, self.backend)
+    def rows(self, plan: Plan) -> Rows:
+        """The rows of a plan's schedule: the buffers that each step makes and reads."""
+        return self._replayer.rows(schedule(self.problem, plan))
 
     # ------------------------------------------------------------------------------------------------- the menu
 
@@ -161,8 +154,8 @@ class Planner:
     def _plans(self) -> Iterator[Plan]:
         if (default := self.default()) is not None:
             yield default
-        if not self.constraints:
-            everything = save_all(self.graph)
+        if not self.problem.constraints:
+            everything = save_all(self.problem)
             yield self.priced(everything)
             if default is not None and len(self.graph.loops) > 1:
                 yield self.loops_kept(default, everything)
@@ -172,15 +165,15 @@ class Planner:
         yield from self.divided()
 
     def default(self) -> Plan | None:
-        """The default cut; None where a demand forbids what its rules of cost leave."""
+        """The default cut; None where no cut fits the rules of cost and the demands."""
         try:
-            return self.priced(min_cut(self.graph, self.constraints))
+            return self.priced(min_cut(self.problem))
         except PlanError:
             return None
 
     def loops_kept(self, outside: Plan, inside: Plan) -> Plan:
-        """What one plan saves outside loops with what another saves inside: segments have room for it."""
-        values, escaping = self.graph.values, self.facts.escaping
+        """A plan that saves what `outside` saves outside loops and `inside` saves in loops, to be run in segments."""
+        values, escaping = self.graph.values, self.problem.sides.escaping
         saved = [v for v in outside.values if values[v].loop == TOP or v in escaping]
         saved += [v for v in inside.values if values[v].loop != TOP]
         reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
@@ -188,21 +181,20 @@ class Planner:
 
     def divided(self) -> Iterator[Plan]:
         """Plans that divide the forward into pieces which run again one at a time."""
-        given = self.graph, self.facts, self.prices, self.seconds, self.verdicts, self.front
-        for found in divisions(*given, self.model.saving_seconds(1)):
-            yield self.priced(self._of(found.saved, str(found), found.reasons))
+        for division in divisions(self.problem, self.front, self.model.saving_seconds(1)):
+            yield self.priced(self._of(division.saved, str(division), division.reasons))
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         lengths, bytes_spared = [], 0
-        kept_whole = {self.graph.values[c.value].loop for c in self.constraints if c.demand is Demand.SAVE}
-        for loop, found in segments.segmentable(self.graph, self.facts, plan).items():
-            steps = segments.best_length(found.length, found.carry_bytes, found.residual_bytes)
-            kept = -(-found.length // steps) * found.carry_bytes + steps * found.residual_bytes
-            inside = any(loop in self.graph.ancestors[other] for other in kept_whole)
-            if kept < found.length * found.residual_bytes and not inside:
+        kept_whole = {self.graph.values[c.value].loop for c in self.problem.constraints if c.demand is Demand.SAVE}
+        for loop, sizes in segmentable(self.problem, plan).items():
+            steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
+            carries = -(-sizes.length // steps) * sizes.carry_bytes
+            holds_whole = any(loop in self.graph.ancestors[other] for other in kept_whole)
+            if carries + steps * sizes.residual_bytes < sizes.length * sizes.residual_bytes and not holds_whole:
                 lengths.append((loop, steps))
-                bytes_spared += found.length * found.residual_bytes - -(-found.length // steps) * found.carry_bytes
+                bytes_spared += sizes.length * sizes.residual_bytes - carries
         if lengths:
             strategy = f"{plan.strategy}, segments"
             yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
@@ -255,8 +247,8 @@ def spread(choices: Sequence[Choice], count: int) -> list[Choice]:
 
 
 def sampled(whole: Front, count: int) -> list[Choice]:
-    """At most `count` corners of the hull, and the best cuts found for as many budgets between its ends."""
+    """At most `count` cuts of the hull, and the best cuts known for as many budgets between its ends."""
     corners = spread(whole.choices, count)
     budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
-    between = [found for b in budgets if (found := whole.best(b)) is not None]
+    between = [choice for b in budgets if (choice := whole.best(b)) is not None]
     return sorted({(c.bytes, c.seconds): c for c in (*between, *corners)}.values(), key=lambda c: c.bytes)

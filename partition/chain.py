@@ -1,14 +1,15 @@
-"""Divide a chain of layers: what to keep of each, and which to run again together.
+"""Divide a chain of layers: what to save of each, and which to run again together.
 
-The backward undoes the stages of the forward (`stages`) from the last to the first. A *piece* are stages that follow
-each other: what passes its end is saved, of its inside what some cut of the front saves or nothing, and the rest is
-computed again when the backward comes to it (`undo`). While a piece is undone, what the pieces before it have saved is
-alive, and what it takes itself; so a later piece had better be shorter, and of the last one much is kept for nothing.
+The backward undoes the stretches of the forward (`stretches`) from the last to the first. A *piece* is a row of
+neighbouring stretches. The values that pass its end are saved. Of the values inside it, those that some cut of the
+front saves are saved, or none. The others are computed again when the backward comes to the piece (`undo`). While a
+piece is undone, the values that earlier pieces have saved are alive too. So later pieces should be shorter, and much of
+the last one can be saved without raising the peak.
 
-The cheapest division for a peak is found by dynamic programming from the first stage on, as by Rotor (Herrmann,
+The cheapest division for a peak is found by dynamic programming from the first stretch on, as by Rotor (Herrmann,
 Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains"), with several options for a piece as in Rockmate
-(Zhao et al. 2023). There a stage runs as often as it must; here twice at most. Bytes are not rounded to slots: pairs of
-bytes and cost are followed, of which none is better in both.
+(Zhao et al. 2023). There a stretch may run many times; here twice at most. Bytes are not rounded to slots: the
+programme follows pairs of bytes and cost, of which none betters another in both.
 """
 
 from __future__ import annotations
@@ -20,28 +21,27 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.partition.classify import Facts
 from jointcut.partition.figures import counted
 from jointcut.partition.front import Front
-from jointcut.partition.graph import Graph
 from jointcut.partition.plan import needed
-from jointcut.partition.policy import Verdict
-from jointcut.partition.stages import Row
+from jointcut.partition.problem import Problem
+from jointcut.partition.stretches import Stretches
 from jointcut.partition.undo import Figures, figures
 
-#: Into how many stages the forward is divided at most. A stage makes so many times the bytes that pass at its ends:
-#: first as many as make it worth to keep these, then fewer, for smaller stages.
-_MOST_STAGES = 72
+#: Into how many stretches the forward is divided at most; and how many times the bytes that pass its ends a stretch
+#: makes at least. The forward is divided twice: the larger factor makes it worth to save those bytes, the smaller one
+#: gives smaller stretches.
+_MOST_STRETCHES = 72
 _WORTHS = (2.0, 0.5)
 
-#: How many cuts are tried for each stage by itself, and for several together.
+#: How many cuts are tried for a piece of one stretch, and for pieces of several.
 _MOST_OPTIONS = 8
 _MOST_LEVELS = 5
 
-#: Slopes of the hull that differ less are equal: so like stages leave the cut one by one.
+#: Slopes of the hull that differ by less count as equal: stretches that are alike leave the cut one by one.
 _SAME = 1 + 1e-6
 
-#: How many pairs of bytes and seconds are followed from each stage on, and for how many peaks in all.
+#: How many pairs of bytes and cost are followed from each stretch on, and for how many peaks in all.
 _MOST_LABELS = 300
 _PEAKS = 24
 
@@ -54,10 +54,11 @@ _DEAR = "at this peak its bytes cost less than computing it again"
 
 @dataclass(frozen=True)
 class Piece:
-    """Stages from `start` up to `stop` that are undone together, with the figures of all of them.
+    """Stretches from `start` up to `stop` that are undone together, with the figures of all of them.
 
-    While the first of them is undone, `first_bytes` are alive at most, and `later_bytes` while others are, beyond what
-    stages before have saved. `reads` are values of these that they compute from, `passed` those that the others do.
+    While the first of them is undone, `first_bytes` are alive at most, and `later_bytes` while the others are, beyond
+    what earlier stretches have saved. `reads` are the values of earlier stretches from which all of them compute,
+    `passed` those from which all but the first do.
     """
 
     start: int
@@ -72,7 +73,7 @@ class Piece:
 
     @property
     def working_bytes(self) -> int:
-        """The most that is alive while it is undone, beyond what stages before have saved."""
+        """The most bytes alive while the piece is undone, beyond what earlier stretches have saved."""
         return max(self.first_bytes, self.later_bytes)
 
 
@@ -80,12 +81,12 @@ class Piece:
 class Division:
     """A way to divide the chain: what it saves and why, and its peak in bytes and its seconds by the model of `undo`.
 
-    Of `stages_kept` stages more is saved than what passes to the next piece.
+    In `stretches_kept` stretches more values are saved than pass to the next piece; plan files call them stages.
     """
 
     pieces: tuple[Piece, ...]
     reasons: Mapping[int, str]
-    stages_kept: int
+    stretches_kept: int
 
     @property
     def saved(self) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ class Division:
 
     @property
     def seconds(self) -> float:
-        """What is computed again."""
+        """The seconds of the ops that run again."""
         return sum(piece.seconds for piece in self.pieces)
 
     @property
@@ -109,7 +110,7 @@ class Division:
 
     def __str__(self) -> str:
         """`division into 7 pieces`, or `division into 7 pieces, 3 stages kept`."""
-        kept = f", {counted(self.stages_kept, 'stage')} kept" if self.stages_kept else ""
+        kept = f", {counted(self.stretches_kept, 'stage')} kept" if self.stretches_kept else ""
         return f"division into {counted(len(self.pieces), 'piece')}{kept}"
 
 
@@ -127,7 +128,7 @@ def peak_bytes(pieces: Iterable[Piece]) -> int:
 
 @dataclass(frozen=True)
 class _Labels:
-    """Ways to come to a stage, by rising bytes and falling cost: the last piece and the label before it."""
+    """Divisions up to a stretch, by rising bytes and falling cost: each as its last piece and the label before it."""
 
     bytes: np.ndarray
     cost: np.ndarray
@@ -136,10 +137,10 @@ class _Labels:
 
 
 class Programme:
-    """Divisions of a chain whose pieces are known: `ending[t]` are those that stop at stage t.
+    """A search among the divisions of a chain into known pieces: `ending[t]` are those that stop at stretch t.
 
-    A division costs its seconds and `byte_seconds` for each byte that it saves. No stage follows more than
-    `most_labels` pairs of bytes and cost.
+    A division costs its seconds and `byte_seconds` for each byte that it saves. At most `most_labels` pairs of bytes
+    and cost are followed from each stretch on.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Programme:
         self.cost = [np.array([self.costs([p]) for p in pieces]) for pieces in ending]
 
     def costs(self, pieces: Iterable[Piece]) -> float:
-        """What pieces cost, in seconds."""
+        """The cost of some pieces, in seconds."""
         return sum(p.seconds + self.byte_seconds * p.bytes_saved for p in pieces)
 
     def fastest(self, most_bytes: int) -> tuple[Piece, ...] | None:
@@ -164,9 +165,9 @@ class Programme:
 
     def smallest(self) -> tuple[Piece, ...]:
         """The division of the least peak."""
-        found = self._solved(None)
-        assert found is not None
-        return found
+        pieces = self._solved(None)
+        assert pieces is not None
+        return pieces
 
     def _solved(self, most_bytes: int | None) -> tuple[Piece, ...] | None:
         nothing = np.zeros(1, np.int64)
@@ -183,7 +184,7 @@ class Programme:
         return tuple(reversed(path))
 
     def _extended(self, labels: Sequence[_Labels], stop: int, most_bytes: int | None) -> _Labels:
-        """The labels of a stage: each piece that stops there after each label that it may follow."""
+        """The labels of a stretch: each piece that stops there after each label that it may follow."""
         start, working = self.start[stop], self.working[stop]
         counts = np.zeros_like(start)
         first = np.cumsum([0, *(len(before.bytes) for before in labels)])
@@ -219,12 +220,12 @@ class Programme:
 
 
 class Chain:
-    """The stages of a forward, and the pieces that they may be put into by the cuts of a front."""
+    """The stretches of a forward, and the pieces that they may be put into by the cuts of a front."""
 
-    def __init__(self, row: Row, front: Front) -> None:
-        """Look at a row of stages; the front is that of the same program under the same rules."""
+    def __init__(self, row: Stretches, front: Front) -> None:
+        """Look at a row of stretches; the front is that of the same program under the same rules."""
         self.row, self.front = row, front
-        self.cuttable = [[v for v in stage.values if front.net.value_in[v] >= 0] for stage in row.stages]
+        self.cuttable = [[v for v in stretch.values if front.net.value_in[v] >= 0] for stretch in row.stretches]
         nodes = [front.net.value_in[values] for values in self.cuttable]
         # A cut of the front saves a value if it lies between these two ranks.
         self.ranks = [(front.ranks[n].tolist(), front.ranks[n + 1].tolist()) for n in nodes]
@@ -232,20 +233,20 @@ class Chain:
 
     @cached_property
     def ending(self) -> tuple[tuple[Piece, ...], ...]:
-        """All pieces worth trying, by the stage at which they stop."""
-        found: list[tuple[Piece, ...]] = [()]
-        for stop in range(1, len(self.row.stages) + 1):
+        """All pieces worth trying, by the stretch at which they stop."""
+        ending: list[tuple[Piece, ...]] = [()]
+        for stop in range(1, len(self.row.stretches) + 1):
             rows = [self.alike(level, stop) for level in self.levels]
             pieces = [p for same in zip(*rows, strict=True) for p in best(same)]
             pieces += best(self.longer(stop - 1, inside, None, stop) for inside in self.options(stop - 1))
-            found.append(tuple(pieces))
-        return tuple(found)
+            ending.append(tuple(pieces))
+        return tuple(ending)
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Cuts of the front by which a piece of several stages is saved, and -1 for nothing.
+        """The cuts of the front that are tried for a piece of several stretches, and -1 for saving nothing.
 
-        They are corners of the hull: there like stages are cut alike.
+        They are corners of the hull, where stretches that are alike are cut alike.
         """
         sizes, times = (np.array([getattr(c, name) for c in self.front.choices]) for name in ("bytes", "seconds"))
         rises, falls = np.diff(sizes), -np.diff(times)
@@ -258,7 +259,7 @@ class Chain:
         return _NOTHING, *steps.tolist()
 
     def alike(self, level: int, stop: int) -> list[Piece]:
-        """The pieces that stop somewhere and save what one cut of the front saves, the longest first."""
+        """The pieces that end at `stop` and save what one cut of the front saves, the longest first."""
         pieces: list[Piece] = []
         for number in range(stop - 1, -1, -1):
             rest = pieces[-1] if pieces else None
@@ -266,12 +267,12 @@ class Chain:
         return pieces[::-1]
 
     def longer(self, number: int, inside: frozenset[int], rest: Piece | None, stop: int) -> Piece:
-        """A piece with one stage more before it, of which the values `inside` are saved too."""
+        """A piece with one stretch more before it, of which the values `inside` are saved too."""
         if rest is None:
             part = self.figures(number, inside, stop, frozenset())
             return Piece(number, stop, (part,), part.bytes_saved, part.seconds, part.peak_bytes, 0, part.reads)
         part = self.figures(number, inside, stop, rest.reads)
-        ahead = self.figures(number, inside, stop, rest.passed)  # what is there before the next stage is undone
+        ahead = self.figures(number, inside, stop, rest.passed)  # while stretches after the next one are undone
         later = max(part.held_bytes + rest.first_bytes, ahead.held_bytes + rest.later_bytes)
         return Piece(
             number,
@@ -286,91 +287,84 @@ class Chain:
         )
 
     def figures(self, number: int, inside: frozenset[int], stop: int, asked: frozenset[int]) -> Figures:
-        """What a stage takes in a piece up to `stop` if of its values `inside` are saved too, and later stages of the
-        piece compute from those `asked` for.
+        """The figures of a stretch in a piece up to `stop`.
+
+        Of its values those `inside` are saved too, and later stretches of the piece compute from those `asked` for.
         """
-        exports = self.row.stages[number].exports
+        exports = self.row.stretches[number].exports
         outer = frozenset(v for v, last in exports.items() if last >= stop)
         inner = asked.intersection(exports) - outer
         key = number, inside, outer, inner
         if key not in self.known:
-            self.known[key] = figures(self.row, self.row.stages[number], inside, outer, inner)
+            self.known[key] = figures(self.row, self.row.stretches[number], inside, outer, inner)
         return self.known[key]
 
     def at(self, number: int, level: int) -> frozenset[int]:
-        """What a cut of the front saves of a stage."""
+        """The values of a stretch that a cut of the front saves."""
         pairs = zip(self.cuttable[number], *self.ranks[number], strict=True)
         return frozenset(v for v, begin, end in pairs if begin <= level < end)
 
     def options(self, number: int) -> list[frozenset[int]]:
-        """What cuts of the front save of a stage, by rising bytes."""
+        """The sets of values of a stretch that cuts of the front save, by rising bytes."""
         pairs = zip(*self.ranks[number], strict=True)
         steps = {k for begin, end in pairs for k in (begin, end) if begin < end and k <= self.front.last}
-        found = {(inside := self.at(number, k)): sum(self.row.prices[v] for v in inside) for k in sorted(steps)}
-        sets = sorted(found, key=lambda inside: (found[inside], sorted(inside)))
+        sizes = {(inside := self.at(number, k)): sum(self.row.problem.prices[v] for v in inside) for k in sorted(steps)}
+        sets = sorted(sizes, key=lambda inside: (sizes[inside], sorted(inside)))
         chosen = np.linspace(0, len(sets) - 1, min(len(sets), _MOST_OPTIONS)).round().astype(int)
         return [sets[i] for i in chosen]
 
     def division(self, pieces: Sequence[Piece]) -> Division:
-        """The values that some pieces save, without those that the backward has no use for then, and why."""
+        """The division into some pieces: the values that they save, without needless ones, and why."""
         reasons: dict[int, str] = {}
         for piece in pieces:
-            for part, stage in zip(piece.parts, self.row.stages[piece.start : piece.stop], strict=True):
+            for part, stretch in zip(piece.parts, self.row.stretches[piece.start : piece.stop], strict=True):
                 for v in part.saved:
-                    verdict = self.row.verdicts[v]
+                    verdict = self.row.problem.verdicts[v]
                     if verdict.not_recomputed and not verdict.is_costly:
                         reasons[v] = f"not recomputed: {verdict.not_recomputed}"
                     else:
-                        reasons[v] = _PASSES if stage.exports.get(v, 0) >= piece.stop else _DEAR
-        reached = needed(self.row.graph, self.row.facts, frozenset(reasons))
-        read = {v for i in reached.ops for v in self.row.graph.ops[i].inputs} | self.row.facts.wanted
+                        reasons[v] = _PASSES if stretch.exports.get(v, 0) >= piece.stop else _DEAR
+        reached = needed(self.row.problem, frozenset(reasons))
+        read = {v for i in reached.ops for v in self.row.graph.ops[i].inputs} | self.row.sides.wanted
         used = {v: why for v, why in sorted(reasons.items()) if v in read}
         return Division(tuple(pieces), used, len({self.row.made_in[v] for v, why in used.items() if why == _DEAR}))
 
 
 def best(pieces: Iterable[Piece]) -> list[Piece]:
-    """Those pieces of the same stages that no other betters in all figures."""
-    found: list[Piece] = []
+    """Those pieces of the same stretches that no other betters in all figures."""
+    kept: list[Piece] = []
     for p in sorted(pieces, key=lambda p: (p.bytes_saved, p.seconds, p.working_bytes)):
-        if all(q.seconds > p.seconds or q.working_bytes > p.working_bytes for q in found):
-            found.append(p)
-    return found
+        if all(q.seconds > p.seconds or q.working_bytes > p.working_bytes for q in kept):
+            kept.append(p)
+    return kept
 
 
-def divisions(
-    graph: Graph,
-    facts: Facts,
-    prices: Sequence[int],
-    seconds: Sequence[float],
-    verdicts: Sequence[Verdict],
-    front: Front,
-    byte_seconds: float,
-    peaks: int = _PEAKS,
-) -> list[Division]:
+def divisions(problem: Problem, front: Front, byte_seconds: float, peaks: int = _PEAKS) -> list[Division]:
     """Divisions of least cost for several peaks, the fastest first.
 
-    `prices` are bytes of saving by value, `seconds` what each op takes if it runs again, `byte_seconds` what it takes
-    to write and read a byte. Nothing where the forward has no narrow place.
+    The ops of the problem have prices in seconds, `front` is the problem's own, and `byte_seconds` is the time to write
+    and read a byte. Returns an empty list where the forward has no narrow place.
     """
-    rows = [Row(graph, facts, prices, seconds, verdicts, _MOST_STAGES, worth) for worth in _WORTHS]
+    rows = [Stretches(problem, _MOST_STRETCHES, worth) for worth in _WORTHS]
     rows = list({row.cuts: row for row in rows if row.cuts}.values())
-    found: dict[tuple[int, ...], Division] = {}
+    by_values: dict[tuple[int, ...], Division] = {}
     for row in rows:
         chain = Chain(row, front)
         divided = spread(Programme(chain.ending, byte_seconds), peaks // len(rows))
-        found.update((d.saved, d) for d in map(chain.division, divided))
-    return sorted(found.values(), key=lambda d: (d.seconds + byte_seconds * d.bytes_saved, d.peak_bytes, d.saved))
+        by_values.update((d.saved, d) for d in map(chain.division, divided))
+    return sorted(by_values.values(), key=lambda d: (d.seconds + byte_seconds * d.bytes_saved, d.peak_bytes, d.saved))
 
 
 def spread(programme: Programme, peaks: int) -> list[tuple[Piece, ...]]:
-    """Divisions of least cost for so many peaks, from the least that there is to that of the fastest, evenly spread in
-    their logarithm. Each is faster than the one before.
+    """Divisions of least cost for so many peaks; each costs less than the one before.
+
+    The peaks lie between the least possible one and that of the fastest division, evenly spread in their logarithm.
     """
     least = peak_bytes(programme.smallest())
     most = peak_bytes(programme.fastest(_UNLIMITED) or ())
-    found: list[tuple[Piece, ...]] = []
+    chosen: list[tuple[Piece, ...]] = []
     for peak in np.geomspace(max(least, 1), max(most, 1), peaks):
         faster = programme.fastest(max(int(peak), least)) or ()
-        if not found or programme.costs(faster) < programme.costs(found[-1]):
-            found.append(faster)
-    return found
+        if not chosen or programme.costs(faster) < programme.costs(chosen[-1]):
+            chosen.append(faster)
+    return chosen

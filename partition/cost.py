@@ -5,8 +5,8 @@ the program cost nothing, since the caller holds them, and so do outputs, since 
 bytes is an exact integer.
 
 An op costs the seconds of one more run, which a *cost model* estimates. `Roofline` (Williams, Waterman and Patterson,
-2009) knows three rates of a device: an op takes as long as its flops or as its bytes, whichever is longer. What XLA
-fuses into a neighbour moves no bytes of its own and costs its flops alone.
+2009) knows three rates of a device: an op takes as long as its flops or as its bytes, whichever is longer. An op that
+XLA fuses into a neighbour moves no bytes of its own and costs its flops alone.
 """
 
 from __future__ import annotations
@@ -16,47 +16,53 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Protocol, Self, TypeGuard
 
-from jointcut.partition.classify import Facts
 from jointcut.partition.counts import PER_ELEMENT, Shape, Work, counted
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.flops import is_fused, moved_bytes, traffic, work
-from jointcut.partition.graph import LITERAL, SCAN, STEP, Graph, Op
-from jointcut.partition.policy import CALLS, heavy
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.primitives import CALLS
+from jointcut.partition.rules import heavy
+from jointcut.partition.sides import Sides
 
-#: Temporaries of fewer bytes, by the model, cost no pages: C libraries keep buffers up to 32 MB for the next call, and
-#: XLA takes about a quarter more than the model says.
+#: Below so many bytes of temporaries, by the model, no fresh memory is needed: C libraries keep buffers up to 32 MB for
+#: the next call, and XLA takes about a quarter more than the model says.
 REUSED_BYTES = 24_000_000
 
 
-def saving_bytes(graph: Graph, facts: Facts) -> list[int]:
-    """For each value the bytes that saving it keeps alive between the halves."""
-    free = {v for v, _ in graph.inputs} | facts.outputs
+def saving_bytes(graph: Graph, sides: Sides) -> list[int]:
+    """Return, for each value, the bytes that saving it keeps alive between the halves."""
+    free = {v for v, _ in graph.inputs} | sides.outputs
     return [0 if value.id in free else value.saved_bytes for value in graph.values]
 
 
 class CostModel(Protocol):
-    """What tells how long an op takes, and how fast bytes are written and read; users may bring their own."""
+    """An estimate of how long ops take, and how long bytes take to write and read; users may bring their own."""
 
     def seconds(self, graph: Graph, op: Op) -> float:
-        """What one run of the op takes, in seconds: finite, and not below zero."""
+        """The seconds that one run of the op takes: finite, and not below zero."""
         ...
 
     def saving_seconds(self, num_bytes: int) -> float:
-        """What writing so many bytes for the backward and reading them takes, in seconds.
+        """The seconds that writing so many bytes for the backward and reading them takes.
 
-        It is finite, above zero, and in proportion to the bytes.
+        They are finite, above zero, and in proportion to the bytes.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a device does in a second.
+    """The rates of a device, each per second.
 
-    `flops_per_s` are flops of matrix products and convolutions, `elementwise_per_s` additions of vectors, as which
-    everything else counts by its weight (see `counts`), `bytes_per_s` bytes read and written, `fresh_bytes_per_s` the
-    same for memory that a program is given anew: on a CPU the system hands out large buffers page by page, at a tenth
-    of the speed. None takes them to be equal. Raises `PlanError` for a rate that is not positive and finite.
+    Attributes:
+        flops_per_s: flops of matrix products and convolutions.
+        elementwise_per_s: additions of vectors. Every other operation counts as additions, by its weight in
+            `primitives`.
+        bytes_per_s: bytes read and written.
+        fresh_bytes_per_s: the same for memory that is newly handed to the program: on a CPU the system hands out large
+            buffers page by page, at a tenth of the speed. None means that this rate is `bytes_per_s`.
+
+    Raises `PlanError` for a rate that is not positive and finite.
     """
 
     flops_per_s: float
@@ -65,7 +71,7 @@ class Roofline:
     fresh_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse rates by which nothing can be divided."""
+        """Refuse rates that are not positive and finite."""
         for rate in fields(self):
             given = getattr(self, rate.name)
             if given is None and rate.name == "fresh_bytes_per_s":
@@ -75,7 +81,7 @@ class Roofline:
                 raise PlanError(message(f"Roofline.{rate.name}", f"is {given!r}, not a positive number.", cure))
 
     def seconds(self, graph: Graph, op: Op) -> float:
-        """The longer of computing and moving; of a kernel that says nothing of its flops, moving."""
+        """The time to compute or to move the bytes, the longer of the two; moving only if the flops are unknown."""
         if op.name in _FREE:
             return 0.0
         done = _work(graph, op)
@@ -84,11 +90,11 @@ class Roofline:
         return max(computing, moving)
 
     def saving_seconds(self, num_bytes: int) -> float:
-        """Written once and read once."""
+        """The seconds to write the bytes once and read them once."""
         return 2 * num_bytes / (self.fresh_bytes_per_s or self.bytes_per_s)
 
     def within(self, num_bytes: int) -> Self:
-        """The rates for a program that keeps at most so many bytes: few enough, and no memory is given anew."""
+        """The rates for a program that saves at most so many bytes; if they are few, it needs no fresh memory."""
         return replace(self, fresh_bytes_per_s=None) if num_bytes < REUSED_BYTES else self
 
 
@@ -102,16 +108,16 @@ def _is_finite(given: Any) -> TypeGuard[float]:
         return False
 
 
-_FREE = (STEP, LITERAL, SCAN)  # a scan's body lies in the graph itself, op by op
+_FREE = (STEP, LITERAL, OPEN_LOOP)  # a scan's body lies in the graph itself, op by op
 
 
 def _is_fused(graph: Graph, op: Op) -> bool:
-    """Whether XLA folds the op into a neighbour's loop; so it does with a call in which nothing is heavy."""
+    """Whether XLA folds the op into a neighbour's loop, as it also does with a call that holds nothing heavy."""
     return is_fused(op.name) or (op.name in CALLS and not heavy(graph, op))
 
 
 def _work(graph: Graph, op: Op) -> Work:
-    """The op's work, from its equation or else from shapes: then each primitive inside runs once on them."""
+    """The op's work, from its equation if there is one; else from its shapes, as if each primitive ran once on them."""
     if op.payload is not None:
         return work(op.payload) or Work()
     names = [op.name] if op.name in PER_ELEMENT else sorted(op.inner) or [op.name]
@@ -134,9 +140,9 @@ def _moved_bytes(graph: Graph, op: Op) -> int:
 
 
 def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
-    """What one run of an op takes: the figure it carries itself, else the model's.
+    """Return the seconds of one run of an op: the figure that the op carries itself, else the model's.
 
-    Raises `PlanError` where that is negative, infinite or no number.
+    Raises `PlanError` where the figure is negative, infinite or not a number.
     """
     if op.name in _FREE:
         return 0.0
@@ -148,12 +154,12 @@ def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))
 
 
-def recompute_seconds(graph: Graph, facts: Facts, model: CostModel) -> list[float]:
-    """For each op the seconds that running it again in the backward takes, over all trips of its loops.
+def recompute_seconds(graph: Graph, sides: Sides, model: CostModel) -> list[float]:
+    """Return, for each op, the seconds that running it again in the backward takes, over all trips of its loops.
 
-    Zero for an op that only the backward needs, since it runs once wherever it runs, and for pseudo-ops and loops.
+    Zero for an op that the forward does not need, since it runs once on either side, and for pseudo-ops and loops.
     """
     return [
-        op_seconds(graph, op, model) * graph.trips[graph.loop_of(op)] if op.id in facts.forward else 0.0
+        op_seconds(graph, op, model) * graph.trips[graph.loop_of(op)] if op.id in sides.forward else 0.0
         for op in graph.ops
     ]

@@ -1,8 +1,9 @@
 """Count what a primitive computes on arrays of given shapes.
 
-A count is that of the mathematics, not of a compiler: two for each product of a matrix product or a convolution, but
-none for a product with the zeros between dilated elements or outside an array; n log2 n comparisons for a sort; one for
-each element of most else. `WEIGHTS` says how many additions take as long as one `exp`, or as one of those comparisons.
+The counts are those of the mathematics, not of a compiler: two for each product of a matrix product or a convolution,
+but none for a product with the zeros between dilated elements or outside an array; n log2 n comparisons for a sort; one
+for each element in most other primitives. `WEIGHTS` says how many additions take as long as one `exp`, or as one of
+those comparisons.
 
 Counts of factorisations are the leading terms in Golub and Van Loan, *Matrix Computations* (2013); that of the fast
 Fourier transform is the usual 5 n log2 n. A random number takes a block of Threefry (Salmon et al., 2011) whatever its
@@ -16,44 +17,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jointcut.partition.policy import MOVEMENT, REDUCTIONS
+from jointcut.partition.primitives import CUMULATIVE, MOVEMENT, OPAQUE, PRODUCTS, REDUCTIONS, WEIGHTS
 
 Shape = tuple[int, ...]
-
-_CLASSES: dict[float, str] = {
-    0: "bitcast_convert_type copy name optimization_barrier stop_gradient",
-    4: "cholesky_update div nextafter sqrt",
-    10: "rsqrt",
-    20: "approx_top_k conv_general_dilated cos erf exp exp2 log log2 logistic sin tanh top_k",
-    30: "cosh expm1 log1p",
-    50: "acosh asinh atanh bessel_i0e bessel_i1e cumlogsumexp erf_inv erfc rem sinh",
-    100: "acos asin atan atan2 cbrt digamma lgamma pow tan",
-    200: "select_and_scatter select_and_scatter_add sort",
-    1000: "igamma igamma_grad_a igammac polygamma random_gamma",
-    4000: "regularized_incomplete_beta zeta",
-}
-
-#: How many additions one operation of a primitive takes as long as, where that is not one. Classes rather than figures:
-#: measured on XLA:CPU (where one `exp` takes as long as 20 to 40 fused additions), with what calls the C library there
-#: put lower. A sort compares by branches that nobody can predict; of convolutions only depthwise ones have a weight.
-WEIGHTS: dict[str, float] = {name: weight for weight, names in _CLASSES.items() for name in names.split()}
 
 #: Operations that make one random number.
 RANDOM_NUMBER = 120.0
 
-#: Kernels that say nothing of what they compute, unless a `cost_estimate` does.
-OPAQUE = frozenset({"ffi_call", "pallas_call"})
-
-#: Sums and the like along a dimension, all partial ones kept.
-CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
-
 
 @dataclass(frozen=True)
 class Work:
-    """Operations that something computes.
+    """Numbers of operations.
 
     `products` are flops of matrix products and convolutions. `others` is the number of all other operations, each
-    counted as one, and `weighted` the number of additions that take as long.
+    counted as one, and `weighted` is the number of additions that take as long as these others.
     """
 
     products: float = 0.0
@@ -61,12 +38,12 @@ class Work:
     weighted: float = 0.0
 
     def times(self, number: float) -> Work:
-        """The same work so many times."""
+        """The work of doing the same `number` times."""
         return Work(self.products * number, self.others * number, self.weighted * number)
 
     @staticmethod
     def sum(parts: Iterable[Work]) -> Work:
-        """All parts, one after the other."""
+        """The work of all parts together."""
         products, others, weighted = 0.0, 0.0, 0.0
         for part in parts:
             products, others, weighted = products + part.products, others + part.others, weighted + part.weighted
@@ -74,7 +51,7 @@ class Work:
 
     @staticmethod
     def largest(parts: Iterable[Work]) -> Work:
-        """At least what any one of the parts computes: of each kind the most."""
+        """An upper bound on the work of any one part: for each kind of operation the largest count."""
         given = list(parts)
         return Work(*(max(getattr(part, kind.name) for part in given) for kind in fields(Work))) if given else Work()
 
@@ -86,10 +63,11 @@ def counted(
     params: Mapping[str, Any] | None = None,
     is_complex: bool = False,
 ) -> Work | None:
-    """What a primitive without a jaxpr inside computes on operands and results of these shapes, None where unknown.
+    """The work of a primitive without a jaxpr inside, by the shapes it reads and writes; None where it is unknown.
 
-    Without `params` (an op of a graph text has none) the shapes decide: a product contracts what they leave over, a row
-    is the last dimension. A complex operation counts as four real ones.
+    Without `params`, which an op of a graph text does not have, they are inferred from the shapes: the contracted size
+    of a product is what the shapes leave over, and a row is the last dimension. A complex operation counts as four real
+    ones.
     """
     if name in OPAQUE:
         return None
@@ -98,7 +76,7 @@ def counted(
     arrays = Arrays(list(reads), list(writes), params or {})
     factor = 4.0 if is_complex and name != "fft" else 1.0
     count = factor * _COUNTS.get(name, _each)(arrays)
-    if name in _PRODUCTS and not _is_depthwise(arrays):
+    if name in PRODUCTS and not _is_depthwise(arrays):
         return Work(products=count)
     return Work(others=count, weighted=WEIGHTS.get(name, 1.0) * count)
 
@@ -113,7 +91,7 @@ class Arrays:
 
     @property
     def operand(self) -> Shape:
-        """The first operand, or what is known of it."""
+        """The first operand, or the first result where there is no operand."""
         return next(iter((*self.reads, *self.writes)), ())
 
     @property
@@ -203,7 +181,7 @@ def _met(length: int, taps: int, outs: int, low: int, stride: int, apart: int, s
 
     Output o and tap t look at place o*stride + t*step - low, where elements stand `apart` places from each other.
     """
-    if outs < taps:  # the two play one part: let the loop below be the shorter
+    if outs < taps:  # outputs and taps may be swapped: the loop below runs over the fewer of them
         outs, taps, stride, step = taps, outs, step, stride
     period, pairs = apart // math.gcd(stride, apart), 0
     for tap in range(taps):
@@ -238,12 +216,12 @@ def _fft(arrays: Arrays) -> float:
 
 
 def _steps(m: int, n: int, k: int) -> float:
-    """Elements of an m by n matrix in k steps of elimination, each of which leaves the next a row and a column less."""
+    """Elements that k steps of elimination touch in an m by n matrix, which loses a row and a column at each step."""
     return m * n * k - (m + n) * k * k / 2 + k**3 / 3
 
 
 def _eliminated(factor: float) -> Callable[[Arrays], float]:
-    """Gaussian elimination or reflections of all columns, at so many operations for each element of each step."""
+    """Gaussian elimination or reflections of all columns, at `factor` operations for each element of each step."""
 
     def count(arrays: Arrays) -> float:
         number, m, n = arrays.matrices
@@ -259,7 +237,7 @@ def _reflected(arrays: Arrays) -> float:
 
 
 def _applied(arrays: Arrays) -> float:
-    """Reflections applied to another matrix, which is as large as the result; each leaves alone a row more."""
+    """Reflections applied to another matrix, which is as large as the result; each leaves one row more unchanged."""
     _, m, n = arrays.matrices
     k = min(m, n)
     return 4.0 * math.prod(arrays.out) * (k - k * k / (2 * max(m, 1)))
@@ -316,7 +294,7 @@ def _top(arrays: Arrays) -> float:
 
 
 def _reduced(arrays: Arrays) -> float:
-    """One operation for each element read (exactly: for each but one of what makes an element of the result)."""
+    """One operation for each element read (exactly: one less for each element of the result)."""
     return float(arrays.size)
 
 
@@ -332,7 +310,7 @@ def _windows(arrays: Arrays) -> float:
 
 
 def _scattered_windows(arrays: Arrays) -> float:
-    """A comparison that picks for each element of each window from which a cotangent comes back."""
+    """One comparison for each element of each window, to find the element that gets the window's cotangent."""
     window = arrays.params.get("window_dimensions")
     return float(math.prod(arrays.out) if window is None else math.prod(window) * arrays.size)
 
@@ -348,10 +326,6 @@ def _random(arrays: Arrays) -> float:
 
 
 _ATTENTION = ("dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper")
-_PRODUCTS = frozenset(
-    {"conv_general_dilated", "dot_general", "ragged_dot_general", "scaled_dot", "symmetric_product", *_ATTENTION}
-)
-
 _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "approx_top_k": _top,
     "cholesky": _eliminated(1),
@@ -389,8 +363,6 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     **{f"scatter{how}": _scatter for how in ("", "-add", "-max", "-min", "-mul", "-sub")},
 }
 
-#: Primitives counted here although they may hold a jaxpr: it says what is done to one element.
+#: Primitives counted here although they may hold a jaxpr, which says what is done to one element. Where only that jaxpr
+#: says so, the primitive is in `BY_BODY`.
 PER_ELEMENT = frozenset(_COUNTS)
-
-#: Those of them that say in no other way what that is.
-BY_JAXPR = frozenset({"reduce", "reduce_window", "scatter"})

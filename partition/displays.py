@@ -7,11 +7,11 @@ from typing import Any
 
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.graph import Graph
+from jointcut.partition.notebook import Told, told
 from jointcut.partition.outline import PSEUDO
 from jointcut.partition.picture import JSON, graph_view, reason, short, times, type_of
 from jointcut.partition.plan import Plan, Saved, grouped, in_segments
 from jointcut.partition.plandiff import PlanDiff
-from jointcut.partition.shown import Told, told
 
 _SAVED_COLUMNS = ("bytes", "array", "made by", "source line", "why it is saved")
 
@@ -26,7 +26,7 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
 
 
 def table(plan: Plan, shown: int = 12) -> JSON:
-    """What a plan saves, a row for all that reads the same, those of most bytes first, as the table of a page."""
+    """The values that a plan saves as a table of a page: a row for each group that reads the same, largest first."""
     rows = grouped(plan.saved)
     columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
     cells = [_cells(s) for s in rows]
@@ -81,7 +81,7 @@ def _difference(shown: PlanDiff) -> Told:
 
 
 def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:
-    """What only the plan before does, and only the one after, in lines."""
+    """Lines about what only the plan before does, and lines about what only the plan after does."""
     sides = (
         (shown.saved_only_before, shown.recomputed_only_before, shown.segments_only_before),
         (shown.saved_only_after, shown.recomputed_only_after, shown.segments_only_after),

@@ -1,23 +1,25 @@
 """Write a schedule out as two jaxprs.
 
 The forward is `primals -> (outputs, residuals)`, the backward `(residuals, primals, cotangents) -> gradients`. Both are
-written step by step: a loop's forward scan gets new stacks for what is saved and loses those that are not, its backward
-scan gets the recomputation in its body. A value waits, or is written out, by an optimisation barrier. Equations keep
-their name stack and source line.
+written step by step: a loop's forward gets new stacks for what is saved and loses those that are not, its backward
+gets the recomputation in its body. A value waits, or is written out, by an optimisation barrier. Equations keep their
+name stack and source line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Op, Region
-from jointcut.partition.plan import Plan
+from jointcut.partition.follow import Scope, lengths_between
+from jointcut.partition.graph import TOP, Graph, Op, Region
+from jointcut.partition.kinds import KINDS
+from jointcut.partition.rewrite import renamed
 from jointcut.partition.roles import Role
-from jointcut.partition.steps import Enter, Round, Run, Schedule, Step, Wait, Write
+from jointcut.partition.steps import Enter, Keep, Schedule, Segments
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,16 @@ class Halves:
     residuals: tuple[Residual, ...]
     waits: bool = False
 
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes alive between the halves, beyond what the caller holds."""
+        backward, _ = jaxprs.opened(self.backward)
+        pairs = zip(backward.invars, self.residuals, strict=False)
+        return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
 
-def emit(graph: Graph, plan: Plan, schedule: Schedule) -> Halves:
-    """Write both halves as a schedule of the plan says.
+
+def emit(graph: Graph, schedule: Schedule) -> Halves:
+    """Write both halves as a schedule says.
 
     Raises `PlanError` where the graph was read from text.
     """
@@ -54,49 +63,57 @@ def emit(graph: Graph, plan: Plan, schedule: Schedule) -> Halves:
         what = "was read from text, so it has no equations that halves could be written of."
         raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
     with jaxprs.paused_collection():
-        backward, residuals = _backward(graph, plan, schedule.backward)
-        return Halves(_forward(graph, plan, schedule.forward), backward, residuals, plan.runs_again)
+        forward, starts = _forward(graph, schedule)
+        return Halves(forward, *_backward(graph, schedule, starts), schedule.runs_again)
 
 
-def _forward(graph: Graph, plan: Plan, steps: Iterable[Step]) -> Any:
-    shown = {v for v in graph.role_outputs(Role.OUTPUT) if v is not None}
-    handed = [v for v in plan.values if v not in shown]
-    top = _Scope(graph, graph.regions[TOP], None)
+def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[int, Any]]]:
+    """The forward, and what it hands over of segments: each as the value and its type."""
+    outputs = graph.role_outputs(Role.OUTPUT)
+    handed = [v for v in schedule.handed if v not in outputs]
+    top = _Writer(graph, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
-    invars = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in primals]
-    top.run(steps)
+    invars = [top.define(v, top.fresh(v, TOP)) for v in primals]
+    top.run(schedule.forward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
-    return jaxprs.build(invars, [*results, *map(top.want, handed)], top.eqns)
+    starts = [(v, atom) for v, atoms in top.starts.items() for atom in atoms]
+    closed = jaxprs.build(invars, [*results, *map(top.want, handed), *(atom for _, atom in starts)], top.eqns)
+    return closed, [(v, atom.aval) for v, atom in starts]
 
 
-def _backward(graph: Graph, plan: Plan, steps: Iterable[Step]) -> tuple[Any, tuple[Residual, ...]]:
-    top = _Scope(graph, graph.regions[TOP], None)
+def _backward(graph: Graph, schedule: Schedule, starts: Sequence[tuple[int, Any]]) -> tuple[Any, tuple[Residual, ...]]:
+    top = _Writer(graph, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
-    fed = {v: jaxprs.fresh(_lifted(graph, v, TOP)) for v in (*plan.values, *primals)}
-    cotangents = [top.define(v, jaxprs.fresh(graph.values[v].payload)) for v in graph.role_inputs(Role.COTANGENT)]
-    top.env.update(fed)
-    top.run(steps)
+    values = [*schedule.handed, *primals]
+    fed = [top.define(v, top.fresh(v, TOP)) for v in values]
+    first = [jaxprs.fresh(aval) for _, aval in starts]
+    for (v, _), var in zip(starts, first, strict=True):
+        top.starts.setdefault(v, []).append(var)
+    cotangents = [top.define(v, top.fresh(v, TOP)) for v in graph.role_inputs(Role.COTANGENT)]
+    top.run(schedule.backward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
     read.update(v for v in results if not isinstance(v, jaxprs.Literal))
-    residuals = tuple(r for r in _residuals(graph, plan) if fed[r.value] in read)
-    return jaxprs.build([*(fed[r.value] for r in residuals), *cotangents], results, top.eqns), residuals
+    places = _residuals(graph, schedule, [v for v, _ in starts])
+    residuals = [(r, var) for r, var in zip(places, [*fed, *first], strict=True) if var in read]
+    invars = [*(var for _, var in residuals), *cotangents]
+    return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
 
 
-def _residuals(graph: Graph, plan: Plan) -> Iterable[Residual]:
+def _residuals(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> Iterator[Residual]:
+    """Where the forward has what is handed over, the program's inputs, and the starts of segments."""
     outputs = graph.role_outputs(Role.OUTPUT)
-    places: dict[int | None, int] = {}
-    for i, v in enumerate(outputs):
-        places.setdefault(v, i)
     saved = 0
-    for v in plan.values:
-        if v in places:
-            yield Residual("output", places[v], v)
+    for v in schedule.handed:
+        if v in outputs:
+            yield Residual("output", outputs.index(v), v)
         else:
             yield Residual("saved", saved, v)
             saved += 1
     for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
         yield Residual("input", i, v)
+    for i, v in enumerate(starts, saved):
+        yield Residual("saved", i, v)
 
 
 def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
@@ -104,102 +121,41 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
     return [(v, lit) for (v, r), lit in pairs if r is role]
 
 
-def _lifted(graph: Graph, v: int, loop: int) -> Any:
-    """The abstract value of v as seen from a loop around its own: one axis for each loop between."""
-    value = graph.values[v]
-    lengths: list[int] = []
-    home = value.loop
-    while home != loop and home != TOP:
-        lengths.insert(0, graph.loops[home].length)
-        home = graph.loops[home].parent
-    return jaxprs.stacked(value.payload, lengths)
-
-
 @dataclass
-class _Scope:
-    """The equations of one region while they are written.
+class _Writer(Scope[Any]):
+    """The equations of one region while they are written; atoms are variables and literals.
 
-    `env` maps value ids to atoms at this level. `before` are the atoms of values that wait, to be put back. `held` are
-    those that stand for a value once a cotangent is there, `written` those that are in memory for their readers.
+    `starts` are, for a carried value of a loop in segments, what the loop carries where its segments start: a stack,
+    and the start of a shorter last segment.
     """
 
-    graph: Graph
-    region: Region
-    parent: _Scope | None
-    env: dict[int, Any] = field(default_factory=dict)
     eqns: list[Any] = field(default_factory=list)
-    consts: dict[int, Any] = field(default_factory=dict)
-    xs: dict[int, Any] = field(default_factory=dict)
-    before: dict[int, Any] = field(default_factory=dict)
-    held: dict[tuple[int, int], Any] = field(default_factory=dict)
-    written: set[Any] = field(default_factory=set)
+    starts: dict[int, list[Any]] = field(default_factory=dict)
 
-    def define(self, v: int, var: Any) -> Any:
-        self.env[v] = var
-        return var
+    def fresh(self, v: int, loop: int) -> Any:
+        """A new variable."""
+        return jaxprs.fresh(jaxprs.stacked(self.graph.values[v].payload, lengths_between(self.graph, v, loop)))
 
-    def want(self, v: int) -> Any:
-        """The atom that holds a value at this level, fetched from the level around it if need be."""
-        if v in self.env:
-            return self.env[v]
-        graph, value = self.graph, self.graph.values[v]
-        maker = graph.maker_of(v)
-        if maker is not None and maker.name == LITERAL:
-            return maker.payload
-        assert self.parent is not None, f"{graph.where(v)} is not at hand"
-        around = value.loop  # the innermost loop around both the value and this region
-        while around not in graph.ancestors[self.region.loop]:
-            around = graph.loops[around].parent
-        if around != self.region.loop:
-            self.consts[v] = jaxprs.fresh(_lifted(graph, v, around))
-            return self.define(v, self.consts[v])
-        stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
-        self.xs[stack] = jaxprs.fresh(_lifted(graph, v, self.region.loop))
-        return self.define(v, self.xs[stack])
+    def literal(self, payload: Any) -> Any:
+        """The literal itself."""
+        return payload
+
+    def barrier(self, atoms: Sequence[Any]) -> list[Any]:
+        """Write a barrier."""
+        eqn, held = jaxprs.barrier(atoms)
+        self.eqns.append(eqn)
+        return held
+
+    def rounded(self, v: int) -> Any:
+        """Write a rounding."""
+        eqn, rounded = jaxprs.reduce_precision(self.want(v))
+        self.eqns.append(eqn)
+        return rounded
 
     def read(self, region: Region, atom: Any) -> Any:
         """The atom that stands for one of the jaxpr's own, read in the region that it comes from."""
         name = atom if isinstance(atom, jaxprs.Literal) else region.names[atom]
         return self.want(name) if isinstance(name, int) else name
-
-    def run(self, steps: Iterable[Step]) -> None:
-        """Write steps, in order."""
-        for step in steps:
-            match step:
-                case Run():
-                    self.op(self.graph.ops[step.op], step.apart)
-                case Enter():
-                    self.loop(step)
-                case Wait():
-                    self.wait(step.value, step.cotangent)
-                case Write():
-                    self.write(step.value)
-                case Round():
-                    eqn, rounded = jaxprs.reduce_precision(self.want(step.value))
-                    self.eqns.append(eqn)
-                    self.define(step.value, rounded)
-            if isinstance(step, Run | Enter) and not step.again:
-                self.env.update(self.before)
-                self.before.clear()
-
-    def wait(self, v: int, cotangent: int) -> None:
-        """Hold a value back until a cotangent is there; as before, where it waited for the same one already."""
-        atom = self.want(v)
-        self.before.setdefault(v, atom)
-        if (v, cotangent) not in self.held:
-            # One barrier for each value: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
-            eqn, (held, _) = jaxprs.barrier([atom, self.want(cotangent)])
-            self.eqns.append(eqn)
-            self.held[v, cotangent] = held
-        self.define(v, self.held[v, cotangent])
-
-    def write(self, v: int) -> None:
-        """Keep XLA from fusing a value into what reads it from here on."""
-        atom = self.want(v)
-        if atom not in self.written:
-            eqn, (held,) = jaxprs.barrier([atom])
-            self.eqns.append(eqn)
-            self.written.add(self.define(v, held))
 
     def op(self, op: Op, apart: bool) -> None:
         """Write one op."""
@@ -212,21 +168,74 @@ class _Scope:
             self.define(v, var)
 
     def loop(self, step: Enter) -> None:
-        """Write one scan of a loop: its body first, which tells what the scan reads."""
-        graph, eqn = self.graph, self.graph.ops[step.op].payload
-        layout, body = jaxprs.scan_layout(eqn), graph.bodies[step.op]
-        a, b = layout.num_consts, layout.num_consts + layout.num_carry
-        inner = _Scope(graph, body, self)
-        carry = [inner.define(body.names[v], jaxprs.fresh(v.aval)) for v in layout.body.invars[a:b]]
+        """Write one equation of a loop."""
+        eqn, results, _ = self.entered(step)
+        self.eqns.append(eqn)
+        self.finish(step, results)
+
+    def entered(
+        self, step: Enter, starts: Sequence[int] | None = None, made: Sequence[int] = ()
+    ) -> tuple[Any, list[Any], list[int]]:
+        """One equation of a loop, its results, carried values first, and the stacks that it takes slices of.
+
+        With `starts` it carries these values alone, since the others do not change. They begin as new variables, as do
+        the stacks that are `made` in each segment. The body is written first: it tells what the equation reads.
+        """
+        graph, eqn, body = self.graph, self.graph.ops[step.op].payload, self.graph.bodies[step.op]
+        assert body.inside is not None, "equations are written of a graph that was read from equations"
+        carried = body.carried_in if starts is None else starts
+        carries = dict(zip(body.carried_in, body.inside.carries, strict=True))
+        region, home = graph.regions[body.region], graph.regions[graph.ops[step.op].region]
+        inner = _Writer(graph, region, self, unchanged=frozenset(body.carried_in).difference(carried))
+        carry = [inner.define(v, inner.fresh(v, body.loop)) for v in carried]
         inner.run(step.steps)
-        ends = [inner.read(body, v) for v in layout.body.outvars[: layout.num_carry]]
-        ends += [inner.want(v) for v in step.stacks] + [inner.read(body, v) for v in body.repeated]
-        closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], ends, inner.eqns)
-        home = graph.regions[graph.ops[step.op].region]
-        outvars = [self.define(home.names[v], jaxprs.fresh(v.aval)) for v in eqn.outvars[: layout.num_carry]]
-        outvars += [self.define(v, jaxprs.fresh(_lifted(graph, v, self.region.loop))) for v in step.stacks]
-        outvars += [self.define(v, jaxprs.fresh(graph.values[v].payload)) for v in body.own]
-        consts = [self.want(v) for v in inner.consts]
-        init = [self.read(home, v) for v in eqn.invars[a:b]]
-        xs = [self.want(v) for v in inner.xs]
-        self.eqns.append(jaxprs.scan(eqn, closed, consts, init, xs, outvars))
+        results = [inner.read(region, carries[v].following) for v in carried] + [inner.want(v) for v in step.stacks]
+        results += [inner.read(region, v) for v in body.repeated] if starts is None else []
+        closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], results, inner.eqns)
+        outvars = [jaxprs.fresh(v.aval) for v in carry] + [self.fresh(v, self.region.loop) for v in step.stacks]
+        outvars += [self.fresh(v, self.region.loop) for v in body.own] if starts is None else []
+        first = [self.read(home, carries[v].start) if starts is None else inner.fresh(v, body.loop) for v in carried]
+        whole = [self.read(home, carries[v].start) if v in inner.unchanged else self.want(v) for v in inner.consts]
+        sliced = [self.fresh(v, self.region.loop) if v in made else self.want(v) for v in inner.xs]
+        return KINDS[body.kind].equation(eqn, closed, (whole, first, sliced), outvars), outvars, list(inner.xs)
+
+    def finish(self, step: Enter, results: Iterable[Any]) -> None:
+        """Let the results of a loop stand for its values."""
+        body = self.graph.bodies[step.op]
+        for v, var in zip([*body.carried_out, *step.stacks, *body.own], results, strict=False):
+            self.define(v, var)
+
+    def keep(self, step: Keep) -> None:
+        """Write a loop that keeps where its segments start."""
+        eqn, made, _ = self.entered(step.loop)
+        body = self.graph.bodies[step.loop.op]
+        kept = [body.carried_in.index(v) for v in step.starts]
+        results = self.splice(KINDS[body.kind].sweep(eqn, kept, step.length), eqn.invars)
+        self.finish(step.loop, results)
+        starts = results[len(made) :]
+        self.starts.update((v, starts[i :: len(kept)]) for i, v in enumerate(step.starts))
+
+    def segments(self, step: Segments) -> None:
+        """Write a loop's backward in segments."""
+        lengths, reruns, starts = [step.length], [], step.starts
+        while isinstance(step.rerun, Keep) and isinstance(step.then, Segments):
+            reruns.append(self.entered(step.rerun.loop, starts)[0])
+            step = step.then
+            lengths.append(step.length)
+        assert isinstance(step.rerun, Enter) and isinstance(step.then, Enter)
+        made = step.rerun.stacks
+        reruns.append(self.entered(step.rerun, starts)[0])
+        back, _, sliced = self.entered(step.then, made=made)
+        fed = [made.index(v) if v in made else None for v in sliced]
+        rows = [self.starts[v] for v in starts]
+        program, operands = KINDS[self.graph.bodies[step.then.op].kind].unwind(reruns, back, fed, lengths)
+        self.finish(
+            step.then, self.splice(program, [*operands, *(v for kind in zip(*rows, strict=True) for v in kind)])
+        )
+
+    def splice(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """Write a whole program; returns its results."""
+        inner, _ = jaxprs.opened(program)
+        eqns, results = renamed(inner, dict(zip(inner.invars, operands, strict=True)))
+        self.eqns += eqns
+        return results

@@ -4,16 +4,16 @@ The tree of everything that jointcut raises on its own account::
 
     JointcutError
     ├── PlanError          a plan does not close, or two rules contradict each other
-    ├── BudgetError        a budget that says nothing, or that no plan was found to meet
+    ├── BudgetError        a budget that is not valid, or one for which no plan was found
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
     ├── NonFiniteError     a half made a NaN or an infinity, in debug mode (also a FloatingPointError)
-    ├── RecordError        a record has no JSON form, or a JSON text is none of ours
+    ├── RecordError        a record has no JSON form, or a JSON text was not written by jointcut
     ├── CacheError         a cache folder that cannot be used or trusted
     ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
-    ├── IdentityError      something that a cache would have to name has no identity
-    ├── CallError          a call that a program was not made for (also a TypeError and a ValueError)
+    ├── IdentityError      something in a cache key has no identity outside this process
+    ├── CallError          a call that does not fit its program (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
@@ -38,7 +38,7 @@ class PlanError(JointcutError, ValueError):
 
 
 class BudgetError(JointcutError, ValueError):
-    """A budget is no number of bytes and no fraction, or no plan was found that meets it."""
+    """A budget is neither a number of bytes nor a fraction, or no plan was found for it."""
 
 
 class StrategyError(JointcutError, ValueError):
@@ -66,15 +66,15 @@ class ArtefactError(JointcutError, ValueError):
 
 
 class CacheError(JointcutError, ValueError):
-    """A cache folder cannot be used or trusted, or was asked for something that is no key."""
+    """A cache folder cannot be used or trusted, or was asked for something that is not a key."""
 
 
 class IdentityError(JointcutError, ValueError):
-    """Something that a cache would have to name has no identity that another process would know."""
+    """Something in a cache key has no identity that another process would know."""
 
 
 class CallError(JointcutError, TypeError, ValueError):
-    """A call does not fit what a program was made for; JAX raises a TypeError or a ValueError, so this is both."""
+    """A call does not fit its program. JAX raises a TypeError or a ValueError for this, so CallError is both."""
 
 
 class TraceError(JointcutError, TypeError):
@@ -86,7 +86,7 @@ class DerivativeError(TraceError, NotImplementedError):
 
 
 class UncutWarning(UserWarning):
-    """Plain JAX runs in the place of a cut: the results are the same, the memory is what plain JAX takes."""
+    """Plain JAX runs instead of a cut: the results are the same, but memory is not reduced."""
 
 
 def message(where: str, what: str, cure: str) -> str:

@@ -7,7 +7,7 @@ BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, with the noun in the plural where there is not one of them.
+    """Return a count with its noun, which is in the plural unless the count is one.
 
     >>> counted(1, "array"), counted(1_200, "array")
     ('1 array', '1,200 arrays')
@@ -16,7 +16,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes as people read it, in decimal units.
+    """Return a number of bytes as people read it, in decimal units.
 
     >>> human_bytes(47_200_000), human_bytes(960), human_bytes(0)
     ('47.2 MB', '960 B', '0 B')
@@ -33,7 +33,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration as people read it.
+    """Return a duration as people read it.
 
     >>> human_seconds(0.00123), human_seconds(4.5e-05), human_seconds(2)
     ('1.23 ms', '45.0 µs', '2.00 s')

@@ -1,7 +1,7 @@
 """Count what one equation computes and moves.
 
-What is inside a call or a loop counts with it. Bytes are those of operands read and of results written, as if the
-equation ran alone; `is_fused` says of which it does not.
+A call or a loop counts with the equations inside it. Bytes are those of operands read and of results written, as if the
+equation ran alone; `is_fused` names the primitives that do not.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from jointcut.partition import jaxprs
-from jointcut.partition.counts import BY_JAXPR, CUMULATIVE, OPAQUE, PER_ELEMENT, WEIGHTS, Arrays, Work, counted
-from jointcut.partition.policy import CHEAP
+from jointcut.partition.counts import PER_ELEMENT, Arrays, Work, counted
+from jointcut.partition.primitives import BY_BODY, CHEAP, CUMULATIVE, OPAQUE, PICKING, REORDERING, WEIGHTS
 
-#: Movement that XLA does not always fold into the loop that reads the result: elements come from another order or from
-#: several arrays, so that a product or a reduction behind it reads a copy. The rest is an index computed differently.
-REORDERED = frozenset({"concatenate", "dynamic_update_slice", "gather", "stack", "transpose"})
-
-_FUSED = CHEAP - REORDERED
-_PICKED = frozenset({"dynamic_slice", "gather", "slice"})  # they read no more of their first operand than they return
+#: Primitives that XLA folds into the loop that reads the result. It does not always do so with one that takes elements
+#: in another order or from several arrays. Other movement only changes how an index is computed.
+_FUSED = CHEAP - REORDERING
 
 
 def flops(eqn: jaxprs.Equation) -> float | None:
-    """Flops of one run of an equation, None where it is a kernel that does not say.
+    """Flops of one run of an equation; None for a kernel that does not tell them.
 
-    What is no addition or multiplication counts as the additions that take as long: see `counts.WEIGHTS`.
+    An operation other than an addition or a multiplication counts as the additions that take as long: see
+    `primitives.WEIGHTS`.
     """
     done = work(eqn)
     return None if done is None else done.products + done.weighted
@@ -41,10 +39,11 @@ def jaxpr_flops(closed: Any) -> float:
 
 
 def work(eqn: jaxprs.Equation) -> Work | None:
-    """What one run of an equation computes, None where it is a kernel that does not say.
+    """The work of one run of an equation; None for a kernel that does not tell it.
 
-    A call counts what is inside, a scan its body once per trip, branches the most of each kind of work that one of them
-    does. How often a `while` runs is unknown: its body and its condition count once, so its count is a lower bound.
+    A call counts the equations inside, a scan counts its body once per trip. Of several branches, each kind of work
+    counts as in the branch that has most of it. How often a `while` runs is unknown: its body and its condition count
+    once, so its count is a lower bound.
     """
     name = eqn.primitive.name
     if name in OPAQUE:
@@ -58,13 +57,13 @@ def work(eqn: jaxprs.Equation) -> Work | None:
         return Work.sum(parts) if name == "while" else Work.largest(parts)
     reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
     is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
-    if name in BY_JAXPR and (done := counted(name, reads, writes, eqn.params)) is not None:
+    if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
         return Work.largest(map(_sequence, jaxprs.inner_jaxprs(eqn))).times(done.others)
     return counted(name, reads, writes, eqn.params, is_complex)
 
 
 def _told(flops: float, transcendentals: float) -> Work:
-    """What a kernel says of itself; its flops are taken for those of products."""
+    """The work that a kernel states in its `cost_estimate`; its flops are taken for those of products."""
     return Work(float(flops), float(transcendentals), WEIGHTS["exp"] * float(transcendentals))
 
 
@@ -75,9 +74,9 @@ def _sequence(jaxpr: jaxprs.Jaxpr) -> Work:
 def moved_bytes(eqn: jaxprs.Equation) -> int:
     """Bytes that one run of an equation on its own reads and writes.
 
-    What reads some elements only counts those. A call moves at least what it is given and returns, and at least what
-    the ops inside that cannot be fused move; a scan does so once per trip, branches count as the one that moves most,
-    and a `while` as one trip.
+    A primitive that reads only some elements counts only those. A call moves at least its operands and results, and at
+    least the bytes of the ops inside that are not fused. A scan counts so once per trip, branches count as the one that
+    moves most, and a `while` as one trip.
     """
     name = eqn.primitive.name
     if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:
@@ -106,10 +105,10 @@ def is_fused(name: str) -> bool:
 def traffic(name: str, reads: Sequence[int], writes: Sequence[int], row: int = 1) -> int:
     """Bytes that a primitive reads and writes, from those of its operands and results.
 
-    A cumulative sum along rows of length `row` passes log2(row) times over them: so it is computed in parallel.
+    A cumulative sum along rows of length `row` is computed in parallel, which passes over the rows log2(row) times.
     """
     written = sum(writes)
-    if name in _PICKED and reads:
+    if name in PICKING and reads:
         return min(reads[0], written) + sum(reads[1:]) + written
     passes = math.ceil(math.log2(max(2, row))) if name in CUMULATIVE else 1
     return passes * (sum(reads) + written)

@@ -2,10 +2,10 @@
 
 Saving costs bytes, recomputing costs seconds. The minimum cuts at all prices of a second (see `peel`) are the lower
 convex hull of (bytes, seconds) over all cuts, which is the linear relaxation of "fewest seconds within a budget of
-bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that no price finds. Those tried
-change over from one neighbour to the other somewhere in the program, or take steps of the hull out of their turn. They
-are the same whatever the budget, so that a larger budget never chooses more seconds. Where that is not enough,
-`scipy.optimize.milp` (HiGHS) solves what is left as an integer program.
+bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that are cheapest at no price.
+Two kinds of them are tried: some change over from one neighbour to the other somewhere in the program, others take
+steps of the hull out of their turn. The same cuts are tried whatever the budget, so that a larger budget never chooses
+more seconds. Where that is not enough, `scipy.optimize.milp` (HiGHS) solves the rest as an integer program.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from jointcut.partition.peel import Part, between, peel
 #: All seconds of a network together are fewer ticks than 2 to this power.
 _TICK_BITS = 60
 
-#: How many ties one after the other are followed to the last use of a node.
+#: How many infinite arcs in a row are followed to find the last use of a node.
 _LONGEST_TIE = 64
 
-#: A step of the hull is large if it saves more than this share of all bytes that any saves; it is tried in its turn,
-#: and so many steps earlier (later, where negative).
+#: A step of the hull is large if it saves more than this share of the bytes that all steps save. A large step is tried
+#: in its turn, and this many steps earlier (later, where negative).
 _LARGE = 1 / 16
 _MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8)
 
-#: How many cuts with two steps before their turn are tried, and how many steps before it at most.
+#: How many cuts with two early steps are tried, and how many steps early they may be.
 _MOST_PAIRS = 300_000
 _MOST_AHEAD = 32
 
-#: So many nodes at most are left open in an integer program.
+#: An integer program decides on at most so many nodes.
 _MOST_OPEN = 1500
 
-#: The largest cost in an integer program: HiGHS takes differences below 1e-6 for none.
+#: The largest cost in an integer program. HiGHS ignores differences below 1e-6.
 _LARGEST_COST = 1024.0
 
 
@@ -61,7 +61,7 @@ class Choice:
 
     @property
     def sink_side(self) -> np.ndarray:
-        """Which nodes lie on the sink's side (bool): what the backward has at hand or computes."""
+        """Which nodes lie on the sink's side (bool): those that the backward has at hand or computes."""
         return (self.ranks > self.step) & ~np.isin(self.ranks, self.ahead)
 
 
@@ -77,7 +77,7 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Table:
-    """Cuts by rising bytes and falling ticks: `step` counts in `chain`, `ahead` are two steps more, or 0."""
+    """Cuts by rising bytes and falling ticks: each is a `step` of a `chain`, with up to two steps `ahead` (0: none)."""
 
     bytes: np.ndarray
     ticks: np.ndarray
@@ -91,8 +91,8 @@ class Front:
     """The lower convex hull of (bytes, seconds) over all cuts of a network, from fewest bytes to fewest seconds.
 
     The first `ranks[node]` cuts of the hull have a node on the sink's side. `ticks` are the seconds of each arc in
-    units of `tick_seconds`, rounded down. Cuts after number `last` are dearer than the price asked for: no choice lies
-    beyond, but the bound takes them in.
+    units of `tick_seconds`, rounded down. Cuts after number `last` cost more bytes for a second than was asked for:
+    they are no choices, but the bound uses them.
     """
 
     net: Network
@@ -123,8 +123,8 @@ class Front:
         """The cut of fewest seconds found among those of at most so many bytes; None where there is none.
 
         Unpolished, a larger budget never gives more seconds. With `polish_seconds` an integer program looks further,
-        for about so long, and for this budget alone. If it ends by itself, the answer is the same in every run; and if
-        at most `_MOST_OPEN` nodes lie between the first choice and the last, none between these is better.
+        for about so long, and for this budget alone. If it ends before the time is up, the answer is the same in every
+        run; and if at most `_MOST_OPEN` nodes lie between the first choice and the last, no cut between them is better.
         """
         table = self._table
         k = _affordable(table.bytes, budget_bytes)
@@ -151,7 +151,7 @@ class Front:
 
     @cached_property
     def _keys(self) -> tuple[np.ndarray, np.ndarray]:
-        """By which a step's nodes leave the sink's side: to save the end of the program first, or its beginning."""
+        """Keys that order the nodes of a step, to save the end of the program first, or its beginning."""
         return -self.net.places, _last_uses(self.net, self.ranks)
 
     @cached_property
@@ -174,7 +174,7 @@ class Front:
 
     @cached_property
     def _table(self) -> _Table:
-        """The cuts to choose from: no other is better in one of bytes and ticks and as good in the other."""
+        """The cuts to choose from, without any that another one equals or betters in both bytes and ticks."""
         rows = [*_fills(self.net, _measured(self.net, self.ticks, self._ranks_of(0)))]
         for number in range(1 + len(self._keys) * (len(_MOVES) if self._large.any() else 1)):
             chain = _measured(self.net, self.ticks, self._ranks_of(number))
@@ -189,7 +189,7 @@ class Front:
 
 
 def front(net: Network, max_price: float | None = None) -> Front:
-    """The hull of a network, from fewest bytes up to `max_price` bytes for a second, or to fewest seconds.
+    """Return the hull of a network, from fewest bytes up to `max_price` bytes for a second, or to fewest seconds.
 
     Raises `PlanError` where every cut is infinite.
     """
@@ -242,7 +242,7 @@ def _refined(ranks: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _last_uses(net: Network, ranks: np.ndarray) -> np.ndarray:
-    """The last place among what leaves with a node, in the same step, because infinite arcs lead there from it."""
+    """For each node the last place in the program to which infinite arcs lead from it within its step of the hull."""
     tied = (net.capacities >= INFINITE) & (ranks[net.tails] == ranks[net.heads])
     tails, heads = net.tails[tied], net.heads[tied]
     last = net.places
@@ -256,14 +256,14 @@ def _last_uses(net: Network, ranks: np.ndarray) -> np.ndarray:
 
 
 def _fills(net: Network, hull: _Chain) -> Iterator[np.ndarray]:
-    """Rows of the table: cuts of the hull with a step or two before their turn, if better than the hull's own cuts.
+    """Rows of the table: cuts of the hull with one or two steps taken early, if better than the hull's own cuts.
 
-    A step may come before others that no arc joins it to, and costs what it costs in its turn.
+    A step may be taken before others if no arc joins it to them; it then costs the same as in its turn.
     """
     tails, heads, cuts = hull.ranks[net.tails], hull.ranks[net.heads], len(hull.bytes)
     low, high = np.minimum(tails, heads), np.maximum(tails, heads)
     joined = (low > 0) & (high < cuts) & (low < high)
-    needs = np.zeros(cuts, np.int64)  # by step, the last one before it that it is joined to
+    needs = np.zeros(cuts, np.int64)  # for each step, the last earlier step that an arc joins it to
     np.maximum.at(needs, high[joined], low[joined])
     rises, falls = np.diff(hull.bytes, prepend=hull.bytes[0]), -np.diff(hull.ticks, prepend=hull.ticks[0])
     most_ahead = min(_MOST_AHEAD, math.isqrt(2 * _MOST_PAIRS // cuts))
@@ -280,16 +280,16 @@ def _fills(net: Network, hull: _Chain) -> Iterator[np.ndarray]:
 
 
 def _polished(whole: Front, choice: Choice, budget_bytes: int, seconds: float) -> Choice:
-    """The choice, or a better one between two neighbours on the hull, or between two cuts further away."""
+    """The choice, or a better one that an integer program finds between two cuts of the hull around it."""
     k = _affordable(whole._hull.bytes[: whole.last + 1], budget_bytes)
     if k == whole.last or choice.seconds <= whole.bound_seconds(budget_bytes):
         return choice
     begin = time.monotonic()
     spans = list(dict.fromkeys([(k, k + 1), _widest(whole, k)]))
     for number, (first, last) in enumerate(spans, start=1):
-        found = _solved(whole, first, last, budget_bytes, begin + seconds * number / len(spans))
-        if found is not None and found.seconds < choice.seconds:
-            choice = found
+        solved = _solved(whole, first, last, budget_bytes, begin + seconds * number / len(spans))
+        if solved is not None and solved.seconds < choice.seconds:
+            choice = solved
     return choice
 
 
@@ -305,7 +305,7 @@ def _widest(whole: Front, k: int) -> tuple[int, int]:
 def _solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: float) -> Choice | None:
     """The best cut between two of the hull, by integer program; None where it finds none before the deadline.
 
-    The program's budget is one of floating point: it is lowered where a solution turns out to exceed the real one.
+    The program's budget is in floating point: where a solution exceeds the real budget, the program's is lowered.
     """
     part = between(whole.net, whole.ticks, whole.ranks > first, whole.ranks > last)
     if not part.ticks.any():
@@ -323,16 +323,16 @@ def _solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: fl
             return None
         sink_side = whole.ranks > last
         sink_side[part.nodes[result.x[is_node] > 0.5]] = True
-        found = whole.measure(sink_side)
-        if found is None or found.bytes <= budget_bytes:
-            return found
-        lowered = max(found.bytes - budget_bytes, 2 * lowered)
+        solution = whole.measure(sink_side)
+        if solution is None or solution.bytes <= budget_bytes:
+            return solution
+        lowered = max(solution.bytes - budget_bytes, 2 * lowered)
         room -= lowered
     return None
 
 
 def _program(part: Part) -> tuple[np.ndarray, csr_array, np.ndarray]:
-    """Costs, rows that may not exceed 0, and the row of bytes.
+    """The costs of all variables, the rows that may not exceed 0, and the row of bytes.
 
     One variable for each node, 1 on the sink's side, and one for each finite arc, 1 if it is severed.
     """

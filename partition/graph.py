@@ -3,7 +3,7 @@
 A `Graph` is flat: the bodies of paired loops lie in the same list of ops as the rest, each in its own *region*, and a
 value that one loop hands to another step by step is one value, whether it is stacked in between or not. So a cut
 through the graph is a cut through all loops at once. Ids are dense and follow program order; an op's equation is an
-opaque payload that only `loops` and `emit` open.
+opaque payload that only `loops` and `emit` open. An op whose program lies in regions has a `Body`.
 
 Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
@@ -14,21 +14,22 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jointcut.partition.bodies import Body
 from jointcut.partition.jaxprs import scope_of
+from jointcut.partition.notebook import Shown
 from jointcut.partition.places import line_of
 from jointcut.partition.roles import Role, Side
-from jointcut.partition.shown import Shown
 
 TOP = 0
 
 STEP = "step"  # one step's slice of a stacked value
 LITERAL = "literal"  # a constant written in the program
-SCAN = "loop"  # a scan whose body is a region of this graph; one that stays closed is called "scan"
+OPEN_LOOP = "loop"  # an op whose body is a region of this graph; a scan that stays closed is called "scan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +129,18 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A list of ops that run in order: the whole program, or the body of one scan of a loop.
+    """A list of ops that run in order: the whole program, or one that an op holds, its `holder`.
 
-    `names` maps the variables of the body to value ids (or to literals). `carried` are the values that a body hands to
-    its next step, None where that is a literal, `stacks` its stacked results; `own` are those among them that no op of
-    the body makes (a constant, repeated), `repeated` the atoms that they repeat.
+    `names` maps the variables of its jaxpr to value ids (or to literals).
     """
 
     id: int
     loop: int
     parent: int | None = None
-    scan: int | None = None
+    holder: int | None = None
     origin: Side = Side.FORWARD
     ops: tuple[int, ...] = ()
     names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    carried: tuple[int | None, ...] = ()
-    stacks: tuple[int, ...] = ()
-    own: tuple[int, ...] = ()
-    repeated: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -157,6 +152,7 @@ class Graph(Shown):
         inputs: ids of the values that enter, with their roles.
         outputs: ids of the values that leave, with their roles; None where an output is a literal of the program.
         literals: the outputs that are literals.
+        bodies: the programs that ops hold, by op id, in the order of their regions.
     """
 
     values: tuple[Value, ...]
@@ -166,6 +162,7 @@ class Graph(Shown):
     inputs: tuple[tuple[int, Role], ...]
     outputs: tuple[tuple[int | None, Role], ...]
     literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""
@@ -208,22 +205,27 @@ class Graph(Shown):
             out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
         return tuple(out)
 
-    @cached_property
-    def bodies(self) -> dict[int, Region]:
-        """The body of each scan that belongs to a loop, by the scan's op id."""
-        return {region.scan: region for region in self.regions if region.scan is not None}
-
     def maker_of(self, value_id: int) -> Op | None:
         """The op that computes a value, None for an input."""
         maker = self.values[value_id].maker
         return None if maker is None else self.ops[maker]
 
-    def scan_of(self, region_id: int) -> Op:
-        """The scan whose body a region is. Raises `ValueError` for the top of the program, which is no body."""
-        scan = self.regions[region_id].scan
-        if scan is None:
-            raise ValueError(f"region {region_id} is no body of a scan")
-        return self.ops[scan]
+    @cached_property
+    def _origins(self) -> dict[int, tuple[str, str]]:
+        return {}
+
+    def origin_of(self, op: Op) -> tuple[str, str]:
+        """The scope and the source line of an op, looked up once."""
+        if op.id not in self._origins:
+            self._origins[op.id] = op.scope, op.source
+        return self._origins[op.id]
+
+    def holder_of(self, region_id: int) -> Op:
+        """The op that holds a region. Raises `ValueError` for the top of the program, which no op holds."""
+        holder = self.regions[region_id].holder
+        if holder is None:
+            raise ValueError(f"region {region_id} is no body of an op")
+        return self.ops[holder]
 
     def whole(self, value_id: int) -> int:
         """The stack that a step was taken from; any other value itself."""

@@ -1,6 +1,6 @@
 """Borrow from JAX's internals here, and nowhere else.
 
-The only file that imports `jax._src`, `jax.extend` or `jax.interpreters`, or that asks for a version. It serves
+No other file imports `jax._src`, `jax.extend` or `jax.interpreters`, or asks for JAX's version. The file supports
 JAX 0.10.2 to 0.12: 0.11 merged `ClosedJaxpr` into `Jaxpr` and replaced scan's `num_consts`/`num_carry` by flat
 trees; 0.12 keeps optimisation barriers on CPU until scheduling.
 """
@@ -64,7 +64,7 @@ def opened(closed: Any) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class ScanLayout:
-    """How the operands and results of a scan equation fall into constants, carry and per-step values."""
+    """How a scan equation's operands and results divide into constants, carry and per-step values."""
 
     num_consts: int
     num_carry: int
@@ -121,7 +121,7 @@ def touches_references(eqn: Equation) -> bool:
 
 
 def effect_names(eqn: Equation, ordered: bool = False) -> list[str]:
-    """What an equation does to the world outside, touched references apart; only what happens `ordered`, if asked."""
+    """Names of an equation's effects on the world outside, without references; with `ordered`, only ordered ones."""
     effects = [e for e in eqn.effects if not hasattr(e, "input") and type(e).__name__ not in _INWARD]
     return sorted(str(e) for e in effects if not ordered or _effects.ordered_effects.contains(e))
 
@@ -142,16 +142,16 @@ def aval_bytes(aval: Any) -> int:
     """Bytes of one array of this abstract value; random keys count as their raw data, references as nothing."""
     if not hasattr(aval, "shape") or is_reference(aval):
         return 0
-    return math.prod(aval.shape) * dtype_facts(aval.dtype)[1]
+    return math.prod(aval.shape) * dtype_bytes(aval.dtype)
 
 
 @functools.cache
-def dtype_facts(dtype: Any) -> tuple[str, int]:
-    """Name and bytes of one element of a dtype."""
+def dtype_bytes(dtype: Any) -> int:
+    """Bytes of one element of a dtype; a random key counts as its raw data."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return dtype.name, math.prod(data.shape) * data.dtype.itemsize
-    return dtype.name, 0 if dtype == jax.dtypes.float0 else dtype.itemsize
+        return math.prod(data.shape) * data.dtype.itemsize
+    return 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
 
 def scope_of(eqn: Equation) -> str:
@@ -184,7 +184,7 @@ def is_dropped(var: Any) -> bool:
 
 
 def rebound(eqn: Equation, invars: Sequence[Atom], outvars: Sequence[Var]) -> Equation:
-    """The same equation between other variables; effects on references follow their operands."""
+    """The same equation with other operands and results; effects on references are moved to the new operands."""
     effects = eqn.effects
     if touches_references(eqn):
         renamed = {old: new for old, new in zip(eqn.invars, invars, strict=True) if isinstance(old, Var)}
@@ -216,9 +216,10 @@ def check(closed: ClosedJaxpr) -> None:
 
 
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr without constants made pure: references become arrays, and their last states trailing results.
+    """The pure form of a jaxpr: references become arrays, and their last states become trailing results.
 
-    Raises `NotImplementedError` where JAX has no rule for a primitive that touches them.
+    The jaxpr has no constants. Raises `NotImplementedError` where JAX has no rule for a primitive that touches a
+    reference.
     """
     jaxpr, consts = opened(_discharge.discharge_state(closed, lower=False))
     assert not consts, "JAX's rules for references make no constants"
@@ -226,14 +227,14 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
-    """A barrier over the given variables (`held`), and the variables it returns."""
+    """A barrier equation over the given variables (see `held`), and the variables that it returns."""
     outs = [fresh(v.aval) for v in atoms]
     eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_p(), {}, frozenset())
     return eqn, outs
 
 
 def called(eqn: Equation) -> Equation:
-    """An equation in a computation of its own, which XLA does not inline: what the compiler adds to it stays there."""
+    """The equation as a call that XLA does not inline, so that whatever the compiler adds to it stays in the call."""
 
     def apart(*values: Any) -> Any:
         out = eqn.primitive.bind(*values, **eqn.params)
@@ -245,7 +246,7 @@ def called(eqn: Equation) -> Equation:
 
 
 def _not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function in a computation that XLA leaves a call to the end."""
+    """Wrap a function in a call that XLA never inlines."""
 
     def call(*operands: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
@@ -255,7 +256,7 @@ def _not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def held(values: Sequence[Any]) -> list[Any]:
-    """Let values wait for each other, as `lax.optimization_barrier`, wherever they are used from here on."""
+    """Return the values behind a barrier, as `lax.optimization_barrier`: a reader of one waits for all of them."""
     return list(_barrier_p().bind(*values)) if values else []
 
 
@@ -384,12 +385,12 @@ def outside() -> Iterator[None]:
 
 
 def on_all_devices(aval: Any) -> Any:
-    """The abstract value of what is the same on all devices, and of the same type otherwise."""
+    """The same abstract value, for an array that is equal on all devices of a mesh."""
     return aval.update(manual_axis_type=type(aval.manual_axis_type)()) if varying(aval) else aval
 
 
 def varied(var: Var, aval: Any) -> Equation:
-    """Take what is the same on all devices for an array that varies over the axes that an abstract value states."""
+    """An equation that casts an array which is equal on all devices to one that varies over the axes of `aval`."""
     axes = tuple(axis for axis in aval.sharding.mesh.axis_names if axis in varying(aval))
     return jex.new_jaxpr_eqn([var], [fresh(aval)], _core.pvary_p, {"axes": axes}, frozenset())
 
@@ -408,7 +409,7 @@ def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
 
 
 def typed(x: Any, aval: Any) -> Any:
-    """A number as an array of the dtype and weak type that an abstract value states, varying over the same axes."""
+    """The array `x` with the dtype and weak type of an abstract value, varying over the axes that it varies over."""
     x = _lax._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
     axes = varying(aval) - varying(jax.typeof(x))
     return lax.pcast(x, tuple(axes), to="varying") if axes else x
@@ -420,12 +421,12 @@ def full(aval: Any, number: Any) -> Any:
 
 
 def tracing() -> bool:
-    """Whether the caller stands inside some JAX transformation (jit, grad, vmap, scan and the like)."""
+    """Whether the caller is inside a JAX transformation (jit, grad, vmap, scan and the like)."""
     return not _core.trace_state_clean()
 
 
 def is_tracer(x: Any) -> bool:
-    """Whether a value stands for one that is not known yet."""
+    """Whether a value is one of JAX's tracers."""
     return isinstance(x, jax.core.Tracer)
 
 
@@ -457,9 +458,9 @@ def barriers_expand(platform: str) -> bool:
 
 
 def mapped(closed: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[ClosedJaxpr, list[Any], list[Any]]:
-    """A jaxpr over one more axis, which lies at `dims` of its inputs (None where an input has none).
+    """A jaxpr over one more axis, given its position in each input (None where an input does not have the axis).
 
-    Returns a jaxpr without constants, the values of its new leading inputs, and where the axis lies in its outputs.
+    Returns a jaxpr without constants, the values of its new leading inputs, and the axis's position in each output.
     """
     made, out_dims = _batching.batch_jaxpr2(closed, axis, tuple(dims))
     jaxpr, consts = opened(made)
@@ -469,40 +470,41 @@ def mapped(closed: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[
 
 
 class CallRules(abc.ABC):
-    """How a call of ours is run, differentiated and mapped; what it computes is a jaxpr beside it."""
+    """How a call of ours is run, differentiated and mapped. The jaxpr in its parameters says what it computes."""
 
     @abc.abstractmethod
     def run(self, *flat: Any) -> list[Any]:
-        """The outputs, outside of all transformations."""
+        """The outputs, computed outside of all transformations."""
 
     @abc.abstractmethod
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """The outputs and their tangents; None for a tangent says that it is zero."""
+        """The outputs and their tangents; None stands for a tangent that is zero."""
 
     @abc.abstractmethod
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """The same function over one more axis of its inputs, as in `mapped`, and where it lies in the outputs."""
+        """The same function over one more axis, as in `mapped`, and the axis's position in each output."""
 
     @property
     @abc.abstractmethod
     def forward(self) -> CallRules:
-        """The rules for `jax.linearize`, after which no backward is asked for."""
+        """The rules for `jax.linearize`, which asks for no backward."""
 
     def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
-        """What can be computed from the inputs that are known, and the function of the others that gives the rest.
+        """The leading outputs, computed from the known inputs, and a function of the other inputs for the rest.
 
-        None, as it is by default, where all waits for all. An input that is not known is None here.
+        An input that is not known is None in `known`. Returns None, as it does by default, where every output needs
+        every input.
         """
         del known
 
     def __init_subclass__(cls) -> None:
-        """Let no cache of JAX's hold an object alive because it is a parameter of a primitive."""
+        """Make JAX's caches hold objects of this class weakly, although they are parameters of a primitive."""
         _util.weakref_cache_key_types.add(cls)
 
 
 @dataclass(frozen=True)
 class Early:
-    """The call within a call that can be made before all is known: of some inputs, for the first outputs."""
+    """The part of a call that can run before all inputs are known: it takes `inputs` and gives the first outputs."""
 
     prim: Any
     jaxpr: ClosedJaxpr
@@ -513,7 +515,7 @@ class Early:
 def call_primitive(name: str, early: Callable[[Any], Early] | None = None) -> Any:
     """A primitive `p(*flat, jaxpr=ClosedJaxpr, rules=CallRules)`: a jaxpr with rules of its own.
 
-    `early` gives for its rules the call that `jax.checkpoint` can make at once.
+    `early` returns, for the rules of a call, the part of the call that `jax.checkpoint` can run at once.
     """
     prim = jex.Primitive(name)
     prim.multiple_results = True
@@ -567,7 +569,7 @@ def _call_parted(prim: Any, trace: Any, *tracers: Any, rules: CallRules, **param
 def _call_under_checkpoint(
     early: Callable[[Any], Early], saveable: Any, unknown: Any, at_hand: Any, eqn: Equation
 ) -> Any:
-    """Make the early call at once where its inputs are known; all else, and that again, is left for later."""
+    """Run the early call at once where its inputs are known. The whole call, with that part, is left for later."""
     del saveable
     first = early(eqn.params["rules"])
     outputs = eqn.outvars[: len(opened(first.jaxpr)[0].outvars)]
@@ -609,11 +611,11 @@ def _call_checked(*given: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LinearRules:
-    """What a linear map needs to know of itself: its results' avals, its value and its transpose.
+    """The functions that define a linear map: the avals of its results, its value and its transpose.
 
-    All take `(residuals, linear)` as flat lists; `transpose` takes `(residuals, cotangents)`, where None is a cotangent
-    known to be zero, and returns None for a result that is. `twice` is called where the map is differentiated itself,
-    which JAX does by its value.
+    All take `(residuals, linear)` as flat lists, except `transpose`, which takes `(residuals, cotangents)`. There None
+    stands for a zero, both among the cotangents and among the results. `twice` is called when the map itself is
+    differentiated, which is then done through `apply`.
     """
 
     avals: Callable[..., list[Any]]
@@ -622,7 +624,7 @@ class LinearRules:
     twice: Callable[[], None] = lambda: None
 
     def mapped(self, axis: Any, residuals: Sequence[int | None], linear: Sequence[int | None]) -> LinearRules:
-        """The same map over one more axis of its operands, None where one has none; it leads in all results."""
+        """The same map over one more axis, given its position in each operand (None: absent); it leads each result."""
         over = functools.partial(
             jax.vmap, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or None
         )
@@ -696,12 +698,12 @@ _util.weakref_cache_key_types.add(LinearRules)
 
 @functools.lru_cache(maxsize=1)
 def _barrier_p() -> Any:
-    """An optimisation barrier, by its name the same as JAX's, that also holds on XLA:CPU up to JAX 0.11.
+    """An optimisation barrier, with the name of JAX's own, that also holds on XLA:CPU up to JAX 0.11.
 
     There XLA expands barriers before it schedules, but never inlines a call marked `inlineable="false"`: it fuses,
-    merges and moves nothing across, and copies nothing for it. So a barrier is lowered as such a call; not in a program
-    for several platforms or for symbolic sizes, of which all calls are inlined before XLA sees it. Operands may vary
-    over different axes of a mesh, which JAX 0.10 does not allow its own.
+    merges and moves nothing across such a call, and copies nothing for it. So a barrier is lowered to such a call. It
+    is not in a program for several platforms or for symbolic sizes, where all calls are inlined before XLA sees them.
+    Operands may vary over different axes of a mesh, which JAX 0.10 does not allow for its own barrier.
     """
     prim: Any = jex.Primitive("optimization_barrier")
     prim.multiple_results, prim.cache_key = True, "jointcut: a barrier"
@@ -717,7 +719,7 @@ def _barrier_p() -> Any:
         is_for_one = len(module.platforms) == 1 and not module.shape_poly_state.dim_vars
         if not (is_for_one and barriers_expand(module.platforms[0])):
             return _hlo.OptimizationBarrierOp(operands).results
-        # Without axes of a mesh, which a call inside of `shard_map` would look for in vain.
+        # The types name no axes of a mesh: a call inside `shard_map` could not find them.
         plain = [jax.core.ShapedArray(v.shape, v.dtype) for v in ctx.avals_in]
         call = mlir.lower_fun(_not_inlined(optimization_barrier), multiple_results=True)
         return call(ctx.replace(avals_in=plain), *operands)

@@ -1,8 +1,9 @@
 """Say when each buffer of a plan lives.
 
-The replay of `memory`, written out: a row of steps, forward then backward, and for each buffer the steps from the one
-that writes it to the last one that reads it. What XLA computes within its readers takes no step. A loop's body stands
-in the row once, between the buffers around it, so the most bytes at one step are the peak of the replay.
+This is a replay, written out: the steps of the forward, then those of the backward, and for each buffer the steps from
+the one that writes it to the last one that reads it. An op that XLA computes inside its readers takes no step. The
+steps of a loop's body are listed once, while the buffers around the loop are alive, so the most bytes at one step are
+the peak of the replay.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from jointcut.partition import jaxprs
-from jointcut.partition.emit import Halves
-from jointcut.partition.graph import Graph
-from jointcut.partition.jaxprs import Equation, Var
-from jointcut.partition.memory import Sweep, sweep_of
+from jointcut.partition.graph import OPEN_LOOP, Graph, Op
+from jointcut.partition.jaxprs import Equation
+from jointcut.partition.memory import Level, Row, Stack, type_of
 from jointcut.partition.places import Place, place_of
+from jointcut.partition.replay import Rows
 from jointcut.partition.roles import Side
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of the row: what runs, in which half, where it comes from, and how often it runs."""
+    """One step: the op that runs, in which half, where it comes from, and how often it runs."""
 
     op: str
     side: Side
@@ -33,7 +33,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """One buffer: its `bytes`, its type, what wrote it and where, and the first and the last step of its life."""
+    """One buffer: its `bytes`, its type, the op that wrote it and where, and the first and last step of its life."""
 
     bytes: int
     type: str
@@ -82,53 +82,49 @@ class Lifetimes:
         return tuple(sorted((b for b in self.buffers if b.first <= step <= b.last), key=lambda b: -b.bytes))
 
 
-def lifetimes(halves: Halves, graph: Graph) -> Lifetimes:
-    """Write out what the two halves of a graph's plan hold at each step."""
-    sweep, count = sweep_of(halves, graph)
-    row = _Row([], [])
-    row.write(sweep, lambda i: Side.FORWARD if i < count else Side.BACKWARD, 1)
-    return Lifetimes(tuple(row.moments), tuple(sorted(row.buffers, key=lambda b: (b.first, b.last))))
+def lifetimes(rows: Rows, graph: Graph) -> Lifetimes:
+    """Return the steps of both halves of a graph's schedule, and the buffers alive at each."""
+    line = _Line(graph, [], [])
+    line.write(rows.level, lambda i: Side.FORWARD if i < rows.forward else Side.BACKWARD, 1)
+    return Lifetimes(tuple(line.moments), tuple(sorted(line.buffers, key=lambda b: (b.first, b.last))))
 
 
 @dataclass
-class _Row:
+class _Line:
+    graph: Graph
     moments: list[Moment]
     buffers: list[Lifetime]
 
-    def write(self, sweep: Sweep, side_of: Callable[[int], Side], trips: int) -> None:
+    def write(self, level: Level, side_of: Callable[[int], Side], trips: int) -> None:
         """Append the steps of one level, those of bodies in between, and the buffers of the level."""
-        spans = [self._step(sweep, i, side_of(i), trips) for i in range(len(sweep.eqns))]
-        for i, ending in enumerate(sweep.ending()):
-            replaced = sweep.replaced(i, ending) if i < len(spans) else []
-            for v in ending:
-                made = sweep.made[v]
-                if sweep.has_buffer(v, made):
-                    last = (
-                        len(self.moments) - 1 if i >= len(spans) else spans[i][0] - 1 if v in replaced else spans[i][1]
-                    )
-                    self._buffer(sweep.eqns[made], v, spans[made][0], last)
+        counted = level.lives[1]
+        spans = [
+            self._step(row, any(counted[b] for b in row.makes), side_of(i), trips) for i, row in enumerate(level.rows)
+        ]
+        for i, ending in enumerate(level.ending):
+            replaced = level.replaced(i) if i < len(spans) else []
+            for b in ending:
+                end = len(self.moments) - 1 if i >= len(spans) else spans[i][0] - 1 if b in replaced else spans[i][1]
+                self._buffer(level, b, spans[level.made[b]][0], end)
 
-    def _step(self, sweep: Sweep, i: int, side: Side, trips: int) -> tuple[int, int]:
-        """Append what one equation runs; its first and last step, or the next one and the last where it takes none."""
-        first, eqn = len(self.moments), sweep.eqns[i]
-        if sweep.inside(i)[0] and (body := sweep.body(i)) is not None:
-            self.write(body, lambda _: side, trips * eqn.params.get("length", 1))
-        elif any(sweep.made.get(v) == i and v not in sweep.fused for v in eqn.outvars):
-            self.moments.append(Moment(eqn.primitive.name, side, place_of(eqn), trips))
+    def _step(self, row: Row, is_written: bool, side: Side, trips: int) -> tuple[int, int]:
+        """Append the steps of one row; return its first and last step, or the next and the last if it takes none."""
+        first = len(self.moments)
+        if row.inside is not None and row.inside.peak[0]:
+            self.write(row.inside, lambda _: side, trips * row.trips)
+        elif is_written:
+            self.moments.append(Moment(row.name, side, _place(row.source), trips))
         return first, len(self.moments) - 1
 
-    def _buffer(self, eqn: Equation, v: Var, first: int, last: int) -> None:
-        size, type_, maker = jaxprs.aval_bytes(v.aval), v.aval.str_short(), _maker(eqn, v)
-        self.buffers.append(Lifetime(size, type_, maker.primitive.name, place_of(maker), first, last))
+    def _buffer(self, level: Level, b: int, first: int, last: int) -> None:
+        """Append a buffer; a stack is named after the op in the loop's body that makes the stacked value."""
+        row, held = level.rows[level.made[b]], level.types[b]
+        maker = self.graph.maker_of(held.value.id) if isinstance(held, Stack) else None
+        inside = maker if maker is not None and maker.name != OPEN_LOOP else None
+        name, place = (row.name, _place(row.source)) if inside is None else (inside.name, _place(inside))
+        self.buffers.append(Lifetime(level.sizes[b], type_of(held), name, place, first, last))
 
 
-def _maker(eqn: Equation, v: Var) -> Equation:
-    """The equation that computes a result: of what a scan stacks the one in its body that makes a step's part."""
-    if eqn.primitive.name != "scan":
-        return eqn
-    layout, place = jaxprs.scan_layout(eqn), eqn.outvars.index(v)
-    part = layout.body.outvars[place]
-    if place < layout.num_carry or isinstance(part, jaxprs.Literal):
-        return eqn
-    inner = next((e for e in reversed(layout.body.eqns) if part in e.outvars), None)
-    return eqn if inner is None else _maker(inner, part)
+def _place(source: Op | Equation | None) -> Place:
+    assert source is not None, "each row of a schedule has an op"
+    return place_of(source.payload if isinstance(source, Op) else source)

@@ -1,10 +1,10 @@
-"""Read a joint jaxpr into a graph, with each forward scan joined to the scans that read it.
+"""Read a joint jaxpr into a graph, with each forward loop joined to the loops that read it.
 
-A residual of a scan is a stack of `length` copies that leaves the forward scan and enters the backward scan. Both
+A residual of a loop is a stack of `trips` copies that leaves the forward loop and enters the backward loop. Both
 bodies see it one step at a time, so here it is one value, made in the forward body and read in the backward body;
-whether it is stacked, or computed again from something smaller, is left to the cut. Scans of one length form a
-*loop* when one reads a stack that another wrote and the group holds scans of both sides. Everything else that has a
-body (`cond`, `while`, a scan on its own) stays one closed op.
+whether it is stacked, or computed again from something smaller, is left to the cut. Equations whose program can be
+opened (`kinds`) and that run it equally often form a *loop* when one reads a stack that another wrote and the group
+holds equations of both sides. Everything else that has a body (`cond`, `while`, a loop on its own) stays one closed op.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition import jaxprs
+from jointcut.partition.bodies import Body, Inside
 from jointcut.partition.errors import GraphError, message
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Loop, Op, Region, Value
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
+from jointcut.partition.kinds import inside
 from jointcut.partition.roles import Role, Roles, Side
 
 
 @dataclass
 class _Member:
-    """One list of equations at some level: the whole program, or one scan body of a loop."""
+    """One list of equations at some level: the whole program, or one body of a loop."""
 
     region: int
     eqns: Sequence[Any]
@@ -30,21 +32,22 @@ class _Member:
 
 
 @dataclass
-class _Scan:
-    """One scan equation of a loop, before its body is read."""
+class _Holder:
+    """One equation of a loop, the program inside it, and what becomes of both: an op, and the fields of its body."""
 
     member: _Member
     eqn: Any
-    layout: jaxprs.ScanLayout
+    inside: Inside
     origin: Side
     op: int = -1
+    body: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Scans that may be one loop, by their numbers, with the stacks that they make and the values they read whole."""
+    """Equations that may be one loop, by number, with the stacks that they make and the values they read whole."""
 
-    scans: list[int]
+    holders: list[int]
     stacks: set[int]
     whole: set[int]
 
@@ -54,7 +57,7 @@ class _Group:
 
     def with_all_of(self, other: _Group) -> _Group:
         """Both as one."""
-        return _Group(sorted(self.scans + other.scans), self.stacks | other.stacks, self.whole | other.whole)
+        return _Group(sorted(self.holders + other.holders), self.stacks | other.stacks, self.whole | other.whole)
 
 
 @dataclass
@@ -64,6 +67,7 @@ class _Builder:
     values: list[dict[str, Any]] = field(default_factory=list)
     ops: list[dict[str, Any]] = field(default_factory=list)
     regions: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=lambda: [Loop(TOP, TOP, 1)])
     copies: list[int] = field(default_factory=lambda: [1])
     alias: dict[int, int] = field(default_factory=dict)
@@ -89,7 +93,7 @@ class _Builder:
         self.regions.append({"ops": [], **fields})
         return len(self.regions) - 1
 
-    # One level: name all results, find the loops among the scans, make the ops, then open the loops' bodies.
+    # One level: name all results, find the loops among the equations, make the ops, then open the loops' bodies.
 
     def level(self, loop: int, members: Sequence[_Member]) -> None:
         for member in members:
@@ -98,13 +102,13 @@ class _Builder:
                     if var not in member.names:
                         member.names[var] = self.value(var.aval, loop)
         groups = self.groups(members)
-        scans = {id(scan.eqn): scan for group in groups for scan in group}
+        holders = {id(holder.eqn): holder for group in groups for holder in group}
         for member in members:
             for eqn, origin in zip(member.eqns, member.origins, strict=True):
-                scan = scans.get(id(eqn))
-                if scan is not None and scan.member is member:
-                    scan.op = self.op(member.region, SCAN, (), (), origin=origin, payload=eqn)
-                    self.regions[member.region]["ops"].append(scan.op)
+                holder = holders.get(id(eqn))
+                if holder is not None and holder.member is member:
+                    holder.op = self.op(member.region, OPEN_LOOP, (), (), origin=origin, payload=eqn)
+                    self.regions[member.region]["ops"].append(holder.op)
                 else:
                     self.plain(member, eqn, origin)
         for group in groups:
@@ -124,96 +128,104 @@ class _Builder:
         )
         self.regions[member.region]["ops"].append(op)
 
-    def groups(self, members: Sequence[_Member]) -> list[list[_Scan]]:
-        """Scans of one length that read each other's stacks step by step, where both sides take part.
+    def groups(self, members: Sequence[_Member]) -> list[list[_Holder]]:
+        """Equations that run equally often and read each other's stacks step by step, where both sides take part.
 
         One that reads a stack of the others whole, as a decoder that attends to all states of an encoder, is another
         loop: in the body of a loop the name of its stack stands for the part of one step.
         """
-        scans = [s for m in members for s in map(lambda e, o, m=m: _openable(m, e, o), m.eqns, m.origins) if s]
+        holders = [h for m in members for h in map(lambda e, o, m=m: _openable(m, e, o), m.eqns, m.origins) if h]
         maker: dict[int, int] = {}
         groups: list[_Group] = []
-        for i, scan in enumerate(scans):
-            lay = scan.layout
-            stacks = {self.named(scan.member, v) for v in scan.eqn.outvars[lay.num_carry :]}
-            operands = [self.named(scan.member, v) for v in scan.eqn.invars]
-            whole, steps = operands[: lay.num_consts + lay.num_carry], operands[lay.num_consts + lay.num_carry :]
-            groups.append(_Group([i], stacks, set(whole) - {-1}))
-            read = {maker[v] for v in steps if v in maker}
-            # With the scan that it undoes, the latest of the forward, sooner than with others.
-            for source in sorted(read, key=lambda j: (scans[j].origin is Side.BACKWARD, -j)):
+        for i, holder in enumerate(holders):
+            lay, member = holder.inside, holder.member
+            stacks = {self.named(member, result) for _, result in lay.stacks}
+            whole = {self.named(member, v) for v in (*(v for _, v in lay.whole), *(c.start for c in lay.carries))}
+            groups.append(_Group([i], stacks, whole - {-1}))
+            read = {maker[v] for v in (self.named(member, stack) for _, stack in lay.sliced) if v in maker}
+            # With the one that it undoes, the latest of the forward, sooner than with others.
+            for source in sorted(read, key=lambda j: (holders[j].origin is Side.BACKWARD, -j)):
                 theirs, mine = groups[source], groups[i]
-                if theirs is not mine and scans[source].layout.length == lay.length and theirs.fits(mine):
+                if theirs is not mine and holders[source].inside.trips == lay.trips and theirs.fits(mine):
                     both = theirs.with_all_of(mine)
-                    for number in both.scans:
+                    for number in both.holders:
                         groups[number] = both
             maker.update(dict.fromkeys(stacks, i))
-        found = {id(group): [scans[i] for i in group.scans] for group in groups}
-        return [g for g in found.values() if {s.origin for s in g} == set(Side)]
+        found = {id(group): [holders[i] for i in group.holders] for group in groups}
+        return [g for g in found.values() if {h.origin for h in g} == set(Side)]
 
     def named(self, member: _Member, atom: Any) -> int:
         name = None if isinstance(atom, jaxprs.Literal) else member.names[atom]
         return self.find(name) if isinstance(name, int) else -1
 
-    def join(self, parent: int, group: Sequence[_Scan]) -> None:
-        """Open the bodies of one loop's scans, and read them as one level."""
-        loop = len(self.loops)
-        self.loops.append(Loop(loop, parent, group[0].layout.length))
-        self.copies.append(self.copies[parent] * group[0].layout.length)
-        members = [self.body(loop, scan) for scan in group]
+    def join(self, parent: int, group: Sequence[_Holder]) -> None:
+        """Open the bodies of one loop, and read them as one level."""
+        loop, trips = len(self.loops), group[0].inside.trips
+        assert trips is not None, "a loop is of bodies that are known to run equally often"
+        self.loops.append(Loop(loop, parent, trips))
+        self.copies.append(self.copies[parent] * trips)
+        members = [self.body(loop, holder) for holder in group]
         self.level(loop, members)
-        for scan, member in zip(group, members, strict=True):
-            carried = [self.read(member, v) for v in scan.layout.body.outvars[: scan.layout.num_carry]]
-            self.regions[member.region]["carried"] = tuple(v if isinstance(v, int) else None for v in carried)
-            repeated = [self.read(member, v) for v in self.regions[member.region]["repeated"]]
-            self.ops[scan.op]["operands"] += [v for v in (*carried, *repeated) if isinstance(v, int)]
+        for holder, member in zip(group, members, strict=True):
+            ends = [self.read(member, carry.following) for carry in holder.inside.carries]
+            holder.body["carried"] = tuple(v if isinstance(v, int) else None for v in ends)
+            repeated = [self.read(member, v) for v in holder.body["repeated"]]
+            self.ops[holder.op]["operands"] += [v for v in (*ends, *repeated) if isinstance(v, int)]
+            self.bodies.append(holder.body)
 
     @staticmethod
     def read(member: _Member, atom: Any) -> Any:
         return atom if isinstance(atom, jaxprs.Literal) else member.names[atom]
 
-    def body(self, loop: int, scan: _Scan) -> _Member:
-        """Name the inputs of one scan body, and hand the ids of its stacks to the values that fill them."""
-        lay, outer, names = scan.layout, scan.member, {}
-        consts, carry, xs = _split(lay, lay.body.invars)
-        const_ops, init_ops, xs_ops = _split(lay, scan.eqn.invars)
-        for var, atom in zip(consts, const_ops, strict=True):
-            names[var] = self.read(outer, atom)
-        made = {v for eqn in lay.body.eqns for v in eqn.outvars}
-        stacks = list(zip(scan.eqn.outvars[lay.num_carry :], lay.body.outvars[lay.num_carry :], strict=True))
-        own: list[tuple[int, Any]] = []
-        for var, atom in zip(xs, xs_ops, strict=True):
+    def body(self, loop: int, holder: _Holder) -> _Member:
+        """Name the inputs of one body, and hand the ids of its stacks to the values that fill them."""
+        inside, outer = holder.inside, holder.member
+        names = {var: self.read(outer, atom) for var, atom in inside.whole}
+        for var, atom in inside.sliced:
             names[var] = self.step_of(loop, outer, atom)
-        for stack, inner in stacks:
-            v = outer.names[stack]
-            if isinstance(inner, jaxprs.Literal):
-                own.append((v, inner))
-            elif inner in made or inner in carry:
-                self.hand_over(names, inner, v, loop)
-            elif inner in xs:
-                self.alias[v] = self.whole(names[inner])
-            else:
-                own.append((v, inner))
+        own = self.stacks(loop, holder, names)
+        carry = [c.variable for c in inside.carries]
         for var in carry:
             if var not in names:
                 names[var] = self.value(var.aval, loop)
-        region = self.region(loop=loop, parent=outer.region, scan=scan.op, origin=scan.origin, names=names)
-        self.regions[region].update(own=tuple(v for v, _ in own), repeated=tuple(atom for _, atom in own))
-        self.regions[region]["stacks"] = tuple(outer.names[stack] for stack, _ in stacks)
-        finals = [outer.names[v] for v in scan.eqn.outvars[: lay.num_carry]]
-        self.ops[scan.op]["operands"] = [v for a in init_ops if isinstance(v := self.read(outer, a), int)]
-        made_by_scan = [*finals, *(names[v] for v in carry), *(v for v, _ in own)]
-        self.ops[scan.op]["outputs"] = made_by_scan
-        for v in made_by_scan:
-            self.values[v]["maker"] = scan.op
-        return _Member(region, lay.body.eqns, names, [scan.origin] * len(lay.body.eqns))
+        region = self.region(loop=loop, parent=outer.region, holder=holder.op, origin=holder.origin, names=names)
+        starts = (self.read(outer, carry.start) for carry in inside.carries)
+        holder.body = {
+            "op": holder.op,
+            "kind": holder.eqn.primitive.name,
+            "regions": (region,),
+            "loop": loop,
+            "trips": inside.trips,
+            "starts": tuple(v if isinstance(v, int) else None for v in starts),
+            "carried_in": tuple(names[v] for v in carry),
+            "carried_out": tuple(outer.names[c.result] for c in inside.carries),
+            "stacks": tuple(outer.names[stack] for _, stack in inside.stacks),
+            "own": tuple(v for v, _ in own),
+            "repeated": tuple(atom for _, atom in own),
+            "inside": inside,
+        }
+        outputs = [v for name in ("carried_out", "carried_in", "own") for v in holder.body[name]]
+        self.ops[holder.op].update(operands=list(holder.body["starts"]), outputs=outputs)
+        for v in outputs:
+            self.values[v]["maker"] = holder.op
+        return _Member(region, inside.program.eqns, names, [holder.origin] * len(inside.program.eqns))
 
-    def hand_over(self, names: dict[Any, Any], inner: Any, stack: int, loop: int) -> None:
-        if inner in names:
-            self.alias[stack] = names[inner]
-            return
-        names[inner] = stack
-        self.values[stack].update(loop=loop, payload=inner.aval)
+    def stacks(self, loop: int, holder: _Holder, names: dict[Any, Any]) -> list[tuple[int, Any]]:
+        """Hand the ids of stacks to the values that fill them; returns the other stacks, with the atoms they repeat."""
+        inside, outer = holder.inside, holder.member.names
+        made = {v for eqn in inside.program.eqns for v in eqn.outvars} | {c.variable for c in inside.carries}
+        sliced = dict(inside.sliced)
+        own: list[tuple[int, Any]] = []
+        for inner, stack in inside.stacks:
+            v = outer[stack]
+            if isinstance(inner, jaxprs.Literal) or inner not in made | sliced.keys():
+                own.append((v, inner))
+            elif inner in names:
+                self.alias[v] = self.whole(names[inner]) if inner in sliced else names[inner]
+            else:
+                names[inner] = v
+                self.values[v].update(loop=loop, payload=inner.aval)
+        return own
 
     def whole(self, v: int) -> int:
         """The stack that a step was taken from, or the value itself if it lives in the loop."""
@@ -223,14 +235,14 @@ class _Builder:
         return self.ops[maker]["operands"][0]
 
     def step_of(self, loop: int, outer: _Member, atom: Any) -> int:
-        """One step of a scanned operand: the value that fills the stack if that lives in this loop, else a slice."""
+        """One step of an operand: the value that fills the stack if that lives in this loop, else a slice."""
         if isinstance(atom, jaxprs.Literal):
             stack = self.value(atom.aval, self.loops[loop].parent)
             self.op(outer.region, LITERAL, (), (stack,), payload=atom)
         else:
             name = outer.names[atom]
             if not isinstance(name, int):
-                raise GraphError(message("a scan", "scans over a literal of its loop.", "Report this program."))
+                raise GraphError(message("a loop", "steps over a literal of its loop.", "Report this program."))
             stack = self.find(name)
         if self.inside(stack, loop):
             return stack
@@ -260,8 +272,10 @@ class _Builder:
         values = [_value(i, fields, self.copies) for i, fields in enumerate(self.values)]
         ops = [_op(i, fields, resolve) for i, fields in enumerate(self.ops)]
         regions = [_region(i, fields, resolve) for i, fields in enumerate(self.regions)]
+        bodies = sorted((_body(fields, resolve) for fields in self.bodies), key=lambda body: body.regions)
         ends = tuple((None if v is None else resolve[v], role) for v, role in outputs)
-        return Graph(tuple(values), tuple(ops), tuple(regions), tuple(self.loops), inputs, ends, literals)
+        held = {body.op: body for body in bodies}
+        return Graph(tuple(values), tuple(ops), tuple(regions), tuple(self.loops), inputs, ends, literals, held)
 
 
 def read(joint: Any, roles: Roles) -> Graph:
@@ -305,23 +319,19 @@ def _origins(jaxpr: Any, roles: Roles) -> list[Side]:
     return origins
 
 
-def _openable(member: _Member, eqn: Any, origin: Side) -> _Scan | None:
-    """A scan whose body may be read as a region: without references and without constants of its own."""
-    if eqn.primitive.name != "scan" or jaxprs.touches_references(eqn):
+def _openable(member: _Member, eqn: Any, origin: Side) -> _Holder | None:
+    """An equation whose program may be read as a region: run a known number of times, and without references or
+    constants of its own.
+    """
+    if jaxprs.touches_references(eqn) or (found := inside(eqn)) is None or found.trips is None:
         return None
-    layout = jaxprs.scan_layout(eqn)
-    return None if layout.body_consts or layout.body.constvars else _Scan(member, eqn, layout, origin)
-
-
-def _split(layout: jaxprs.ScanLayout, items: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    a, b = layout.num_consts, layout.num_consts + layout.num_carry
-    return list(items[:a]), list(items[a:b]), list(items[b:])
+    return None if found.constants or found.program.constvars else _Holder(member, eqn, found, origin)
 
 
 def _value(i: int, fields: dict[str, Any], copies: Sequence[int]) -> Value:
     aval = fields["payload"]
     shape = tuple(getattr(aval, "shape", ()))
-    dtype = jaxprs.dtype_facts(aval.dtype)[0] if hasattr(aval, "dtype") else str(aval)
+    dtype = aval.dtype.name if hasattr(aval, "dtype") else str(aval)
     size = jaxprs.aval_bytes(aval)
     loop = fields["loop"]
     return Value(i, shape, dtype, size, copies[loop], loop, fields["maker"], fields["label"], aval)
@@ -335,7 +345,10 @@ def _op(i: int, fields: dict[str, Any], resolve: Sequence[int]) -> Op:
 
 def _region(i: int, fields: dict[str, Any], resolve: Sequence[int]) -> Region:
     names = {var: resolve[v] if isinstance(v, int) else v for var, v in fields["names"].items()}
-    carried = tuple(None if v is None else resolve[v] for v in fields.get("carried", ()))
-    stacks = tuple(resolve[v] for v in fields.get("stacks", ()))
-    ops = tuple(fields["ops"])
-    return Region(**{**fields, "id": i, "names": names, "carried": carried, "stacks": stacks, "ops": ops})
+    return Region(**{**fields, "id": i, "names": names, "ops": tuple(fields["ops"])})
+
+
+def _body(fields: dict[str, Any], resolve: Sequence[int]) -> Body:
+    names = ("starts", "carried", "stacks")
+    read = {name: tuple(None if v is None else resolve[v] for v in fields[name]) for name in names}
+    return Body(**{**fields, **read})

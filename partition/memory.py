@@ -1,50 +1,53 @@
-"""Replay a plan and count the bytes alive at every step.
+"""Count the bytes alive at every step of a program.
 
-The two halves are walked equation by equation as one program: a buffer lives from the equation that writes it to the
-last one that reads it. What XLA fuses into its readers has no buffer, and its operands live until those readers run; a
-reshape or a barrier is another name for the same buffer; an elementwise result takes the place of an operand of its
-size that ends there. The body of a loop adds its own peak once. Arguments, outputs and gradients lie in buffers of
-their own and are not counted, as in XLA's `temp_size_in_bytes`. This is a model: the compiler reorders, copies and
-reuses as it likes, and its own account decides whether a budget holds.
+A buffer lives from the row that writes it to the last one that reads it. A result that XLA fuses into its readers has
+no buffer, and its operands live until those readers run. A reshape or a barrier is another name for the same buffer. An
+elementwise result overwrites an operand of its size that nothing reads later. The body of a loop adds its own peak
+once. Arguments, outputs and gradients lie in buffers of their own and are not counted, as in XLA's
+`temp_size_in_bytes`. This is a model: the compiler reorders, copies and reuses as it likes, and its own account decides
+whether a budget holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from jointcut.partition import jaxprs
-from jointcut.partition.emit import Halves
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.graph import Graph
+from jointcut.partition.graph import Op, Value
 from jointcut.partition.jaxprs import Equation, Literal, Var
+from jointcut.partition.kinds import inside
 from jointcut.partition.places import line_of
-from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CALLS, DEAR, ELEMENTWISE, MOVEMENT, REDUCTIONS
-from jointcut.partition.roles import Role, Side
+from jointcut.partition.primitives import (
+    CALLS,
+    DEAR,
+    ELEMENTWISE,
+    LOOPS,
+    MOVEMENT,
+    PACKING,
+    REDUCTIONS,
+    RENAMING,
+    UPDATING,
+)
 
-_BARRIER = "optimization_barrier"
+BARRIER = "optimization_barrier"
 
-#: Another name for the same bytes.
-RENAMING = frozenset({_BARRIER, "copy_p", "expand_dims", "reshape", "squeeze", "random_unwrap", "random_wrap"})
-
-#: XLA computes them within what reads them, or within what they read.
+#: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
 FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
 
-#: They write into an operand if nothing reads it later.
-UPDATING = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+#: Primitives that may write over an operand that nothing reads later.
+_IN_PLACE = ELEMENTWISE | CALLS | UPDATING | LOOPS
 
-#: They may write over an operand that nothing reads later.
-_IN_PLACE = ELEMENTWISE | CALLS | UPDATING | {"while", "scan"}
+#: Primitives that take too long to be computed once for each reader.
+_DEAR = DEAR | CALLS
 
-#: They bring an operand into the layout that they like by themselves.
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-
-
-#: They have no body, which most equations are told by without a look at their parameters.
-_BODILESS = (ELEMENTWISE | MOVEMENT | REDUCTIONS | RENAMING | _PRODUCTS) - CALLS
+#: Primitives without a body: for most equations this saves a look at the parameters.
+_BODILESS = (ELEMENTWISE | MOVEMENT | REDUCTIONS | RENAMING | PACKING) - CALLS
 
 
 @dataclass(frozen=True)
@@ -62,206 +65,252 @@ class Buffer:
         return f"{human_bytes(self.bytes)} {self.type} {self.op}{where}"
 
 
-@dataclass(frozen=True)
-class Replay:
-    """The peak of a program in bytes, the side and the op where it is reached, and what is alive there, largest first.
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The stack of a value: an axis for each of some loops, then the value's own axes."""
 
-    Inside a loop what lies around the loop counts too.
+    value: Value
+    lengths: tuple[int, ...]
+
+
+def type_of(held: Any) -> str:
+    """The type of a value, a stack or an abstract value of JAX, such as `float32[8,16]`."""
+    if not isinstance(held, Value | Stack):
+        return held.str_short()
+    value, lengths = (held.value, held.lengths) if isinstance(held, Stack) else (held, ())
+    return f"{value.dtype}[{','.join(map(str, (*lengths, *value.shape)))}]"
+
+
+class Row(NamedTuple):
+    """One op of a level, which runs the level `inside` it, if there is one, `trips` times; buffers are numbers.
+
+    `into` is the buffer of its first operand, None for a literal. `source` is the op or equation of the row, if known.
     """
 
-    peak_bytes: int
-    side: Side
-    op: str
-    alive: tuple[Buffer, ...]
+    name: str
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    into: int | None
+    inside: Level | None
+    source: Op | Equation | None
+    trips: int = 1
 
 
-def residual_bytes(halves: Halves) -> int:
-    """Bytes alive between the halves, beyond what the caller holds."""
-    backward, _ = jaxprs.opened(halves.backward)
-    pairs = zip(backward.invars, halves.residuals, strict=False)
-    return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+@dataclass
+class Level:
+    """The rows of one level of a program, in order, and its buffers: their sizes, and a value, stack or type of each.
 
-
-def spared(plan: Plan, halves: Halves) -> Plan:
-    """The plan, with what its loops in segments do not hand over."""
-    if not plan.segments:
-        return plan
-    return replace(plan, bytes_spared=sum(s.bytes for s in plan.saved) - residual_bytes(halves))
-
-
-def replay(halves: Halves, graph: Graph) -> Replay:
-    """Walk the two halves of a graph's plan as one program."""
-    sweep, count = sweep_of(halves, graph)
-    peak, at, alive = sweep.peak()
-    side = Side.FORWARD if at < count else Side.BACKWARD
-    name = sweep.eqns[at].primitive.name if sweep.eqns else ""
-    return Replay(peak, side, name, tuple(sorted(alive, key=lambda b: -b.bytes)))
-
-
-def sweep_of(halves: Halves, graph: Graph) -> tuple[Sweep, int]:
-    """The two halves of a graph's plan as one program, and how many equations of it are the forward's."""
-    forward, _ = jaxprs.opened(halves.forward)
-    backward, _ = jaxprs.opened(halves.backward)
-    count = len(graph.role_outputs(Role.OUTPUT))
-    places = {"input": forward.invars, "output": forward.outvars, "saved": forward.outvars[count:]}
-    pairs = zip(backward.invars, halves.residuals, strict=False)
-    handed = {var: atom for var, r in pairs if isinstance(atom := places[r.kind][r.index], Var)}
-    ends = [*forward.outvars[:count], *(handed.get(v, v) for v in backward.outvars if isinstance(v, Var))]
-    given = [*forward.invars, *(v for v in backward.invars if v not in handed)]
-    eqns = [*forward.eqns, *backward.eqns]
-    return Sweep(eqns, given, [v for v in ends if isinstance(v, Var)], handed), len(forward.eqns)
-
-
-class Sweep:
-    """The equations of one level, in order, with what is known of each buffer.
-
-    `given` and `ends` lie in buffers of somebody else; `handed` are other names for variables. In the body of a loop
-    `carried` results are kept until its end, and `stacks` go into their stacks at once.
+    `free` buffers belong to somebody else and are not counted; so do `ends`, which are kept until the end. In the body
+    of a loop, `carried` buffers are kept until the body's end, and those of `stacks` go into a stack at once. `written`
+    buffers lie in memory for their readers. Nothing may be added once a figure has been asked for.
     """
 
-    def __init__(
-        self,
-        eqns: Sequence[Equation],
-        given: Iterable[Var],
-        ends: Iterable[Var],
-        handed: Mapping[Var, Any] | None = None,
-        carried: Iterable[Var] = (),
-        stacks: Iterable[Var] = (),
-    ) -> None:
-        self.eqns = eqns
-        self._peaks: dict[int, tuple[int, list[Buffer]]] = {}
-        self.names: dict[Var, Var] = dict(handed or {})
-        self.made: dict[Var, int] = {}
-        self.reads: list[tuple[Var, ...]] = []
-        for i, eqn in enumerate(eqns):
-            self.reads.append(tuple(dict.fromkeys(self.name(v) for v in eqn.invars if not isinstance(v, Literal))))
-            if eqn.primitive.name in RENAMING:
-                pairs = zip(eqn.outvars, eqn.invars, strict=False)
-                self.names.update((out, self.name(v)) for out, v in pairs if not isinstance(v, Literal))
-            self.made.update((v, i) for v in eqn.outvars if v not in self.names)
-        self.ends = {self.name(v) for v in ends}
-        self.free = {self.name(v) for v in given} | self.ends
-        self.carried = {self.name(v) for v in carried}
-        barriers = (v for eqn in eqns if eqn.primitive.name == _BARRIER for v in eqn.invars)
-        self.written = {self.name(v) for v in barriers if not isinstance(v, Literal)} | self.carried | self.ends
-        self.stacks = {self.name(v) for v in stacks}
-        self.last = self._last_reads()
-        for i in range(len(eqns) - 1, -1, -1):  # what a result of somebody else's buffer is made of lies there already
-            eqn = eqns[i]
-            if eqn.primitive.name in UPDATING and self.name(eqn.outvars[0]) in self.free:
-                updated = self.name(eqn.invars[0]) if not isinstance(eqn.invars[0], Literal) else None
-                if updated is not None and self.last.get(updated) == i:
-                    self.free.add(updated)
+    rows: list[Row] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)
+    free: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
+    carried: set[int] = field(default_factory=set)
+    stacks: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
 
-    def inside(self, i: int) -> tuple[int, list[Buffer]]:
-        """The peak of the bodies of an equation, beyond what it reads and returns, and what is alive there."""
-        if i not in self._peaks:
-            body = self.body(i)
-            peak, _, alive = (0, 0, []) if body is None else body.peak()
-            self._peaks[i] = peak, alive
-        return self._peaks[i]
+    def buffer(self, size: int, held: Any) -> int:
+        """A new buffer."""
+        self.sizes.append(size)
+        self.types.append(held)
+        return len(self.sizes) - 1
 
-    def body(self, i: int) -> Sweep | None:
-        """What runs inside an equation, None for one that has no body."""
-        return None if self.eqns[i].primitive.name in _BODILESS else _inside(self.eqns[i])
+    def given(self, size: int, held: Any) -> int:
+        """A new buffer that belongs to somebody else."""
+        number = self.buffer(size, held)
+        self.free.add(number)
+        return number
 
-    def name(self, v: Any) -> Any:
-        """The variable that a buffer goes by."""
-        return self.names.get(v, v)
+    # ---------------------------------------------------------------------------------------------- who reads what
 
-    def _last_reads(self) -> dict[Var, int]:
-        """For each variable that has a buffer the last equation that reads it, itself or through fused ones."""
-        readers: dict[Var, list[int]] = {}
-        for i, eqn in enumerate(self.eqns):
-            if eqn.primitive.name not in RENAMING:
-                for v in self.reads[i]:
-                    readers.setdefault(v, []).append(i)
-        last = {v: self.made.get(v, 0) for v in self.stacks} | {v: len(self.eqns) for v in self.ends | self.carried}
-        self.fused: set[Var] = set()
-        for i in range(len(self.eqns) - 1, -1, -1):
-            eqn = self.eqns[i]
-            if eqn.primitive.name in RENAMING:
-                continue
-            out = eqn.outvars[0] if len(eqn.outvars) == 1 else None
-            when = i
-            if out is not None and self._is_fused(i, out, readers.get(out, ())):
-                self.fused.add(out)
-                when = last.pop(out, i)
-            for v in self.reads[i]:
-                last[v] = max(last.get(v, -1), when)
-        return last
+    @cached_property
+    def made(self) -> list[int]:
+        """For each buffer the row that writes it, -1 where it is given."""
+        made = [-1] * len(self.sizes)
+        for i, row in enumerate(self.rows):
+            for b in row.makes:
+                made[b] = i
+        return made
 
-    def _is_fused(self, i: int, out: Var, readers: Sequence[int]) -> bool:
-        """Whether XLA computes a result within each equation that reads it, so that it has no buffer."""
-        name = self.eqns[i].primitive.name
-        if name not in FUSED_AWAY or out in self.written or (name in CALLS and self.inside(i)[0]):
+    @cached_property
+    def lives(self) -> tuple[list[int], list[bool]]:
+        """For each buffer the last row that reads it, directly or through fused rows, or -1; and whether it counts."""
+        rows, made = self.rows, self.made
+        last, fused = self._last_reads()
+        free = self.free | self.ends
+        for i in range(len(rows) - 1, -1, -1):  # the operand of an in-place update lies where its result lies
+            row = rows[i]
+            if row.name in UPDATING and row.makes[0] in free and row.into is not None and last[row.into] == i:
+                free.add(row.into)
+        counted = [made[b] >= 0 and end >= 0 and b not in free and not fused[b] for b, end in enumerate(last)]
+        return last, counted
+
+    def _last_reads(self) -> tuple[list[int], list[bool]]:
+        rows, made = self.rows, self.made
+        readers, others, products = ([0] * len(self.sizes) for _ in range(3))  # all, those that fuse nothing, products
+        for row in rows:
+            fuses_nothing, is_product = row.name not in READS_FUSED, row.name in PACKING
+            for b in row.reads:
+                readers[b] += 1
+                others[b] += fuses_nothing
+                products[b] += is_product
+        last, fused = [-1] * len(self.sizes), [False] * len(self.sizes)
+        for b in self.stacks:
+            last[b] = max(made[b], 0)
+            readers[b] += 1
+        for b in self.ends | self.carried:
+            last[b] = len(rows)
+        for i in range(len(rows) - 1, -1, -1):
+            row, when = rows[i], i
+            if row.name in FUSED_AWAY and len(row.makes) == 1:
+                out = row.makes[0]
+                # A product transposes an operand by itself.
+                in_memory = others[out] - (products[out] if row.name == "transpose" else 0)
+                if not in_memory and self._is_fused(row, out, readers[out]):
+                    fused[out] = True
+                    when = max(last[out], i)
+            for b in row.reads:
+                if last[b] < when:
+                    last[b] = when
+        return last, fused
+
+    def _is_fused(self, row: Row, out: int, readers: int) -> bool:
+        """Whether XLA computes a result inside each reader, so that it has no buffer, if all readers can be fused."""
+        if out in self.written or out in self.carried or out in self.ends:
             return False
-        repeated = name in DEAR or name in CALLS
-        if repeated and len(readers) + (out in self.stacks) > 1:
-            return False
-        moved = name == "transpose"
-        return all(
-            (found := self.eqns[r].primitive.name) in READS_FUSED or (moved and found in _PRODUCTS) for r in readers
-        )
+        if row.name not in _DEAR:
+            return True
+        holds_arrays = row.name in CALLS and row.inside is not None and row.inside.peak[0] > 0
+        return readers <= 1 and not holds_arrays
 
-    def peak(self) -> tuple[int, int, list[Buffer]]:
-        """The most bytes at once, the equation where, and the buffers that are alive there."""
-        ending = self.ending()
+    # ----------------------------------------------------------------------------------------------------- figures
+
+    @cached_property
+    def peak(self) -> tuple[int, int]:
+        """The most bytes alive at once, and the row at which they are."""
+        ending, (_, counted), sizes = self.ending, self.lives, self.sizes
         now = most = at = 0
-        for i, eqn in enumerate(self.eqns):
-            reused = sum(jaxprs.aval_bytes(v.aval) for v in self.replaced(i, ending[i]))
-            now += sum(jaxprs.aval_bytes(v.aval) for v in eqn.outvars if self.has_buffer(v, i))
-            inside, _ = self.inside(i)
-            if now - reused + inside > most:
-                most, at = now - reused + inside, i
-            now -= sum(jaxprs.aval_bytes(v.aval) for v in ending[i])
-        return most, at, self._alive(at)
+        for i, row in enumerate(self.rows):
+            for b in row.makes:
+                if counted[b]:
+                    now += sizes[b]
+            top = now if row.inside is None else now + row.inside.peak[0]
+            if top > most:
+                top -= sum(sizes[b] for b in self.replaced(i))
+                if top > most:
+                    most, at = top, i
+            for b in ending[i]:
+                now -= sizes[b]
+        return most, at
 
-    def ending(self) -> list[list[Var]]:
-        """For each equation, and for the end, the buffers that nothing reads after it."""
-        found: list[list[Var]] = [[] for _ in range(len(self.eqns) + 1)]
-        for v, i in self.last.items():
-            if v in self.made and v not in self.free:
-                found[max(i, self.made[v])].append(v)
-        return found
+    @cached_property
+    def ending(self) -> list[list[int]]:
+        """For each row, and for the end, the buffers that nothing reads after it."""
+        ending: list[list[int]] = [[] for _ in range(len(self.rows) + 1)]
+        last, counted = self.lives
+        for b, is_counted in enumerate(counted):
+            if is_counted:
+                ending[max(last[b], self.made[b])].append(b)
+        return ending
 
-    def replaced(self, i: int, ending: Iterable[Var]) -> list[Var]:
-        """Of the buffers that end with an equation, those whose place its results take."""
-        if self.eqns[i].primitive.name not in _IN_PLACE:
+    def replaced(self, i: int) -> list[int]:
+        """The buffers that end with a row and that its results overwrite."""
+        if self.rows[i].name not in _IN_PLACE:
             return []
-        dying = [v for v in ending if self.made[v] < i]
-        found: list[Var] = []
-        for out in self.eqns[i].outvars:
-            if self.has_buffer(out, i):
-                size = jaxprs.aval_bytes(out.aval)
-                fitting = next((v for v in dying if jaxprs.aval_bytes(v.aval) == size), None)
+        counted, sizes = self.lives[1], self.sizes
+        dying = [b for b in self.ending[i] if self.made[b] < i]
+        replaced: list[int] = []
+        for out in self.rows[i].makes:
+            if counted[out]:
+                fitting = next((b for b in dying if sizes[b] == sizes[out]), None)
                 if fitting is not None:
                     dying.remove(fitting)
-                    found.append(fitting)
-        return found
+                    replaced.append(fitting)
+        return replaced
 
-    def has_buffer(self, v: Var, i: int) -> bool:
-        """Whether an equation writes a result into a buffer of its own."""
-        return self.made.get(v) == i and v not in self.free and v not in self.fused and v in self.last
-
-    def _alive(self, at: int) -> list[Buffer]:
-        """The buffers that are there while an equation runs, those inside its loop included."""
-        found = [
-            Buffer(jaxprs.aval_bytes(v.aval), v.aval.str_short(), eqn.primitive.name, line_of(eqn))
-            for v, last in self.last.items()
-            if v in self.made and v not in self.free and v not in self.fused and self.made[v] <= at <= last
-            for eqn in [self.eqns[self.made[v]]]
+    def alive(self, at: int) -> list[Buffer]:
+        """The buffers that are alive while a row runs, those inside it included."""
+        if not self.rows:
+            return []
+        last, counted = self.lives
+        mine = [
+            Buffer(self.sizes[b], type_of(self.types[b]), *_op_and_line(self.rows[self.made[b]]))
+            for b in range(len(self.sizes))
+            if counted[b] and self.made[b] <= at <= last[b]
         ]
-        return found + (self.inside(at)[1] if self.eqns else [])
+        inside = self.rows[at].inside
+        return mine if inside is None else mine + inside.alive(inside.peak[1])
 
 
-def _inside(eqn: Equation) -> Sweep | None:
-    """The body of an equation, of several that with the highest peak."""
-    if eqn.primitive.name == "scan":
-        layout = jaxprs.scan_layout(eqn)
-        body = layout.body
-        carried = [v for v in body.outvars[: layout.num_carry] if isinstance(v, Var)]
-        stacks = [v for v in body.outvars[layout.num_carry :] if isinstance(v, Var)]
-        return Sweep(body.eqns, body.invars, [], None, carried, stacks)
-    bodies = [Sweep(b.eqns, b.invars, [v for v in b.outvars if isinstance(v, Var)]) for b in jaxprs.inner_jaxprs(eqn)]
-    return max(bodies, key=lambda body: body.peak()[0], default=None)
+def _op_and_line(row: Row) -> tuple[str, str]:
+    """The name of a row's op, and the user's line that it comes from."""
+    source = row.source
+    return row.name, "" if source is None else source.source if isinstance(source, Op) else line_of(source)
+
+
+# ------------------------------------------------------------------------------------------------ closed programs
+
+
+def body_of(eqn: Equation) -> Level | None:
+    """The body of an equation, the one with the highest peak if there are several; None if there is none."""
+    if eqn.primitive.name in _BODILESS:
+        return None
+    if (nested := inside(eqn)) is not None:
+        names = Names()
+        names.give([*nested.program.constvars, *nested.program.invars])
+        names.run(nested.program.eqns)
+        handed, stacked = [carry.following for carry in nested.carries], [end for end, _ in nested.stacks]
+        names.level.carried.update(b for b in map(names.read, handed) if b is not None)
+        names.level.stacks.update(b for b in map(names.read, stacked) if b is not None)
+        return names.level
+    return max(map(_level_of, jaxprs.inner_jaxprs(eqn)), key=lambda level: level.peak[0], default=None)
+
+
+def _level_of(jaxpr: Any) -> Level:
+    names = Names()
+    names.give([*jaxpr.constvars, *jaxpr.invars])
+    names.run(jaxpr.eqns)
+    names.level.ends.update(b for v in jaxpr.outvars if (b := names.read(v)) is not None)
+    return names.level
+
+
+class Names:
+    """One level while it is read from equations, and the buffer of each variable."""
+
+    def __init__(self) -> None:
+        """Begin with an empty level."""
+        self.level = Level()
+        self.env: dict[Var, int] = {}
+
+    def give(self, invars: Iterable[Var]) -> None:
+        """Let variables stand for buffers that belong to somebody else."""
+        self.env.update((v, self.level.given(jaxprs.aval_bytes(v.aval), v.aval)) for v in invars)
+
+    def read(self, atom: Any) -> int | None:
+        """The buffer of an atom, None for a literal."""
+        return None if isinstance(atom, Literal) else self.env[atom]
+
+    def run(self, eqns: Iterable[Equation]) -> None:
+        """Add a row for each equation that makes something."""
+        level = self.level
+        for eqn in eqns:
+            name, operands = eqn.primitive.name, [self.read(v) for v in eqn.invars]
+            if name == BARRIER:
+                level.written.update(b for b in operands if b is not None)
+            renamed = operands if name in RENAMING else ()
+            makes = []
+            for v, same in zip_longest(eqn.outvars, renamed[: len(eqn.outvars)]):
+                if same is None:
+                    makes.append(level.buffer(jaxprs.aval_bytes(v.aval), v.aval))
+                self.env[v] = makes[-1] if same is None else same
+            if name not in RENAMING or makes:
+                reads = tuple(dict.fromkeys(b for b in operands if b is not None)) if name not in RENAMING else ()
+                nested = inside(eqn)
+                trips = 1 if nested is None or nested.trips is None else nested.trips
+                into = operands[0] if operands else None
+                level.rows.append(Row(name, reads, tuple(makes), into, body_of(eqn), eqn, trips))

@@ -1,36 +1,36 @@
 """Find the cheapest set of values to save.
 
 Minimum cut by maximum flow, exact for integer capacities up to 2**60. scipy's solver holds 32 bits and silently
-truncates wider ones, so it is run on quantised capacities first: each round augments a flow in the residual network
-of the one before, in units small enough that what is left fits 32 bits, until the unit is one byte. The flow that
-comes out equals the cut's weight, which proves both optimal. Among cheapest cuts the one nearest to the backward is
-taken: it recomputes least, and it is unique, hence the same in every process.
+truncates wider integers, so it is run in several rounds, on capacities in coarse units first. Each round augments the
+flow in the residual network of the round before, in a unit in which the rest fits 32 bits, until the unit is one byte.
+In the end the flow equals the cut's weight, which proves that both are optimal. Of several cheapest cuts, the one
+nearest to the backward is taken: it recomputes least, and it is unique, hence the same in every process.
 
 Flow algorithm: Dinic (1970), as in `scipy.sparse.csgraph.maximum_flow`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jointcut.partition.classify import Facts, classify
-from jointcut.partition.cost import saving_bytes
 from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Value
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import FUSED, Constraint, Verdict, judge
+from jointcut.partition.primitives import FUSED
+from jointcut.partition.problem import Problem, as_problem
 from jointcut.partition.roles import Role, Side
+from jointcut.partition.rules import Verdict
 
-_WORD = 2**30 - 1  # scipy holds 32 bits, and a residual arc takes what flows both ways
+_WORD = 2**30 - 1  # scipy holds 32 bits, and a residual arc holds the sum of the flows in both directions
 
 
 @dataclass(frozen=True)
-class Cut:
+class MinimumCut:
     """A minimum cut: the arcs it severs, their weight, and a flow of the same value as its proof."""
 
     severed: tuple[int, ...]
@@ -38,8 +38,8 @@ class Cut:
     flow: int
 
 
-def minimum_cut(net: Network) -> Cut:
-    """The minimum cut of a network that lies nearest to its sink.
+def minimum_cut(net: Network) -> MinimumCut:
+    """Return the minimum cut of a network that lies nearest to its sink.
 
     Raises `PlanError` where every cut is infinite: two rules contradict each other along some path.
     """
@@ -50,7 +50,7 @@ def minimum_cut(net: Network) -> Cut:
     severed = np.flatnonzero(~sink_side[net.tails] & sink_side[net.heads])
     weight = int(net.capacities[severed].sum())
     assert weight == flow, f"a cut of {weight} bytes under a flow of {flow} bytes"
-    return Cut(tuple(severed.tolist()), weight, flow)
+    return MinimumCut(tuple(severed.tolist()), weight, flow)
 
 
 def _saturated(net: Network) -> tuple[csr_array, int]:
@@ -78,7 +78,7 @@ def _saturated(net: Network) -> tuple[csr_array, int]:
             return residual, total
         crossing = _reaching_sink(csr_array(words - csr_array(pushed.flow)))
         open_arcs = int(np.count_nonzero(~crossing[net.tails] & crossing[net.heads]))
-        bound = open_arcs * unit + 1  # what the coarser units could not carry
+        bound = open_arcs * unit + 1  # more than the flow that the coarser unit has left
         unit = min(_unit(bound), unit // 2)
 
 
@@ -97,31 +97,31 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
     return reached
 
 
-def min_cut(graph: Graph, constraints: Iterable[Constraint] = ()) -> Plan:
-    """Least bytes saved with nothing heavy recomputed."""
-    facts = classify(graph)
-    verdicts, prices = judge(graph, facts, constraints), saving_bytes(graph, facts)
-    unit, ranked = with_ties(graph, prices)
-    net = network(graph, facts, ranked, verdicts)
+def min_cut(program: Graph | Problem) -> Plan:
+    """Return the plan that saves fewest bytes and recomputes nothing heavy; prices in seconds play no part."""
+    problem = as_problem(program)
+    unit, ranked = with_ties(problem)
+    net = network(replace(problem, prices=ranked, seconds=()))
     cut = minimum_cut(net)
     value_of = {int(node): v for v, node in enumerate(net.value_in) if node >= 0}
     saved = [value_of[int(net.tails[arc])] for arc in cut.severed]
-    reasons = {v: _why(verdicts[v]) for v in saved}
-    return Plan.of(graph, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow // unit, facts=facts)
+    reasons = {v: _why(problem.verdicts[v]) for v in saved}
+    return Plan.of(problem, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow // unit)
 
 
-def with_ties(graph: Graph, prices: Sequence[int]) -> tuple[int, list[int]]:
-    """Prices that decide between cuts of equally many bytes: `unit` times the bytes, and one more for some.
+def with_ties(problem: Problem) -> tuple[int, tuple[int, ...]]:
+    """Return `unit`, and prices that decide between equal cuts: `unit` times the bytes, plus one for some values.
 
-    What a light elementwise op makes, XLA fuses into its readers; saved, it must be written beside the product or the
-    like that it is made from, which is written anyway. So the product is saved, and the op runs again, fused. Not so in
-    a loop, where either must be written into a stack.
+    XLA fuses a light elementwise op into its readers. If its result is saved, the result must be written in addition to
+    its operand, a product say, which is written anyway. So the operand is saved, and the op runs again, fused. Not so
+    in a loop, where either of them must be written into a stack.
     """
+    graph, prices = problem.graph, problem.prices
     fused = [bool(price) and _is_fused(graph, value) for price, value in zip(prices, graph.values, strict=True)]
     unit = 1 << sum(fused).bit_length()
     if sum(prices) >= INFINITE // unit:
-        return 1, list(prices)
-    return unit, [price * unit + more for price, more in zip(prices, fused, strict=True)]
+        return 1, prices
+    return unit, tuple(price * unit + more for price, more in zip(prices, fused, strict=True))
 
 
 def _is_fused(graph: Graph, value: Value) -> bool:
@@ -134,22 +134,27 @@ def _why(verdict: Verdict) -> str:
     return "no larger than what it would be recomputed from"
 
 
-def save_all(graph: Graph) -> Plan:
-    """What JAX itself would keep: every forward value that an equation of the backward reads."""
-    facts = classify(graph)
+def save_all(program: Graph | Problem) -> Plan:
+    """Return the plan of JAX itself, which saves every forward value that an equation of the backward reads."""
+    problem = as_problem(program)
+    reasons = dict.fromkeys(residuals_of_jax(problem), "the backward reads it")
+    return Plan.of(problem, reasons, strategy="save_all", reasons=reasons)
+
+
+def residuals_of_jax(problem: Problem) -> frozenset[int]:
+    """The values that JAX itself would save, whatever is demanded of them."""
+    graph = problem.graph
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    saved = [v for v in map(graph.whole, read | gradients) if _traced_forward(graph, facts, v)]
-    reasons = dict.fromkeys(saved, "the backward reads it")
-    return Plan.of(graph, saved, strategy="save_all", reasons=reasons, facts=facts)
+    return frozenset(v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
 
 
-def _traced_forward(graph: Graph, facts: Facts, v: int) -> bool:
-    maker = graph.values[v].maker
-    if maker is None or facts.is_late(v):
+def _traced_forward(problem: Problem, v: int) -> bool:
+    graph, maker = problem.graph, problem.graph.values[v].maker
+    if maker is None or problem.sides.is_late(v):
         return False
     return graph.ops[maker].origin is Side.FORWARD and graph.ops[maker].name not in (STEP, LITERAL)
 
 
 #: The strategies that need no prices of time, by name.
-STRATEGIES: dict[str, Callable[[Graph], Plan]] = {"min_cut": min_cut, "save_all": save_all}
+STRATEGIES: dict[str, Callable[[Graph | Problem], Plan]] = {"min_cut": min_cut, "save_all": save_all}

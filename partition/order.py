@@ -15,27 +15,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from jointcut.partition.backend import Backend, ends_chain
-from jointcut.partition.classify import Facts
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.backend import ends_chain
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.plan import Plan
-from jointcut.partition.policy import CALLS, CHEAP, DEAR, REDUCTIONS, heavy, light, rerunnable
+from jointcut.partition.primitives import CALLS, CHEAP, DEAR, REDUCTIONS, REPEATING
+from jointcut.partition.problem import Problem
 from jointcut.partition.roles import Role
-
-#: They repeat what they read: what waits for the result had better wait for that, which is smaller.
-REPEATING = frozenset({"broadcast", "broadcast_in_dim"})
+from jointcut.partition.rules import heavy, light, rerunnable
 
 #: A recomputed value is *near* for as many products, convolutions and the like: the two by which the gradient passes a
 #: layer. Later it is recomputed once more where that costs little, so that it need not stay alive, or else held again.
 NEAR = 2
 
+#: Ops that the gradient passes within a layer.
+_NOT_HEAVY = CHEAP | REDUCTIONS
+
 #: How often the backward runs a light op.
 MOST_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One op of the backward, the ops recomputed just before it, and what these wait for.
 
     Each pair of `waits` is a value from which these ops start, and the cotangent that it waits for. With `whole` the op
@@ -62,7 +63,7 @@ class Rerun:
 
 
 @dataclass
-class _Progress:
+class Progress:
     """How far the walk through one region has come.
 
     `have` are the values at hand, `reads` those that it took from regions around it, `passed` how many heavy ops
@@ -79,6 +80,10 @@ class _Progress:
     runs: Counter[int] = field(default_factory=Counter)
     stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
 
+    def has(self, values: Iterable[int]) -> bool:
+        """Whether values are at hand, and none of them was recomputed."""
+        return all(v in self.have and v not in self.made_at for v in values)
+
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""
         return self.passed - self.made_at.get(v, self.passed) > NEAR
@@ -92,6 +97,22 @@ class _Progress:
         if v not in self.waited or self.passed - self.waited[v][0] > NEAR:
             self.waited[v] = self.passed, anchor
         return self.waited[v][1]
+
+    def is_dropped(self, graph: Graph, v: int) -> bool:
+        """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
+        op = graph.maker_of(v)
+        if op is None or not self.is_far(v):
+            return False
+        return self.runs[op.id] < MOST_RUNS and light(graph, op)
+
+    def note(self, op: Op) -> None:
+        """Note that an op of the backward runs."""
+        self.passed += op.name not in _NOT_HEAVY
+
+    def note_again(self, op: Op) -> None:
+        """Note that an op is recomputed."""
+        self.runs[op.id] += 1
+        self.made_at.update(dict.fromkeys(op.outputs, self.passed))
 
     def is_near(self, v: int) -> bool:
         """Whether a value was recomputed just now."""
@@ -110,10 +131,10 @@ class Order:
     reruns: Mapping[int, Rerun] = field(default_factory=dict)
 
 
-def ordered(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> dict[int, Order]:
+def ordered(problem: Problem, plan: Plan) -> dict[int, Order]:
     """The order of every region that runs in the backward, by region id."""
-    scheduler = _Scheduler(graph, facts, backend, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
-    results = [v for v in graph.role_outputs(Role.GRADIENT) if v is not None]
+    scheduler = _Scheduler(problem, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
+    results = [v for v in problem.graph.role_outputs(Role.GRADIENT) if v is not None]
     scheduler.region(TOP, results)
     return scheduler.orders
 
@@ -121,19 +142,19 @@ def ordered(graph: Graph, facts: Facts, plan: Plan, backend: Backend) -> dict[in
 class _Scheduler:
     """Walk the regions of the backward, outermost first, and place what must be recomputed."""
 
-    def __init__(
-        self, graph: Graph, facts: Facts, backend: Backend, saved: frozenset[int], again: Iterable[int]
-    ) -> None:
-        self.graph, self.facts, self.backend, self.saved = graph, facts, backend, saved
+    def __init__(self, problem: Problem, saved: frozenset[int], again: Iterable[int]) -> None:
+        self.graph, self.sides, self.backend, self.saved = problem.graph, problem.sides, problem.backend, saved
+        graph = problem.graph
+        self.special = {OPEN_LOOP, *self.backend.taken_apart, *self.backend.read_written}
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
-        self.backward = {r.id: [i for i in r.ops if i in facts.backward] for r in graph.regions}
+        self.backward = {r.id: [i for i in r.ops if i in problem.sides.backward] for r in graph.regions}
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since what they read must be computed before."""
-        progress = _Progress(self.graph.regions[region_id].loop)
+        progress = Progress(self.graph.regions[region_id].loop)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
         last = self.missing(results, progress)
         reruns = {scan: self.rerun(self.graph.ops[scan], stacks) for scan, stacks in progress.stacked.items()}
@@ -141,33 +162,42 @@ class _Scheduler:
         self.orders[region_id] = order
         return order
 
-    def step(self, op: Op, progress: _Progress) -> Turn:
+    def step(self, op: Op, progress: Progress) -> Turn:
         """One op with what it needs recomputed; `progress` is extended."""
+        if op.name not in self.special and progress.has(op.inputs):
+            progress.have.update(op.outputs)
+            progress.note(op)
+            return Turn(op.id)
         demands = self.demands(op)
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
         written = self.written(op, progress) if op.name in self.backend.read_written else ()
+        waits = self.waits(op, demands, again, whole, progress) if again or whole else ()
+        for i in again:
+            progress.note_again(self.graph.ops[i])
+        progress.have.update(op.outputs)
+        progress.note(op)
+        return Turn(op.id, again, waits, whole, written)
+
+    def waits(
+        self, op: Op, demands: Iterable[int], again: Iterable[int], whole: bool, progress: Progress
+    ) -> tuple[tuple[int, int], ...]:
+        """The values from which ops start that run again before an op, each with the cotangent that it waits for."""
         waiting = [self.graph.ops[i] for i in again] + [op] * whole
         made = {v for o in waiting for v in o.outputs} | {v for scan in progress.stacked.values() for v in scan}
-        reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.facts.is_late(v))
+        reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.sides.is_late(v))
         roots = tuple(v for v in reads if not progress.is_near(v))
-        late = (self.repeated(v) for v in demands if roots and self.facts.is_late(v))
+        late = (self.repeated(v) for v in demands if roots and self.sides.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
-        waits = () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
-        for i in again:
-            progress.runs[i] += 1
-            progress.made_at.update(dict.fromkeys(self.graph.ops[i].outputs, progress.passed))
-        progress.have.update(op.outputs)
-        progress.passed += op.name not in CHEAP | REDUCTIONS
-        return Turn(op.id, again, waits, whole, written)
+        return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def stacked_by_reruns(self, again: Iterable[int]) -> dict[int, list[int]]:
         """What each loop that may run again would have to stack, by the op id of its scan."""
         stacks: dict[int, list[int]] = {scan: [] for scan in self.rerunnable}
         for op in (self.graph.ops[i] for i in again):
-            scan = self.graph.regions[op.region].scan
+            scan = self.graph.regions[op.region].holder
             if scan in stacks:
-                stacks[scan] += [v for v in op.outputs if v in self.facts.escaping or self.is_stacked_again(op)]
+                stacks[scan] += [v for v in op.outputs if v in self.sides.escaping or self.is_stacked_again(op)]
         return stacks
 
     def inputs(self, op: Op) -> tuple[int, ...]:
@@ -180,7 +210,7 @@ class _Scheduler:
         What another scan of the same loop makes at a step is read from that one's stack.
         """
         graph, home = self.graph, self.graph.ancestors[self.graph.loop_of(scan)]
-        inside = graph.within(graph.bodies[scan.id].id)
+        inside = graph.within(graph.bodies[scan.id].region)
         ops: set[int] = set()
         reads: dict[int, None] = {}
         seen: set[int] = set()
@@ -204,30 +234,33 @@ class _Scheduler:
                 work.extend(maker.inputs)
         return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))
 
-    def written(self, op: Op, progress: _Progress) -> tuple[int, ...]:
+    def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """What an op reads of the elementwise chains that the backward computes in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
         return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """What an op reads at its own level; for a scan also what its body reads from there."""
-        if op.name != SCAN:
+        if op.name != OPEN_LOOP:
             return op.inputs
         body = self.graph.bodies[op.id]
         home = self.graph.ancestors[self.graph.loop_of(op)]
         carried = [v for v in body.carried if isinstance(v, int)]
-        inner = self.region(body.id, [*carried, *body.stacks])
+        inner = self.region(body.region, [*carried, *body.stacks])
         own = [v for v in op.inputs if self.graph.values[v].loop in home]
         return tuple(dict.fromkeys([*own, *inner.reads]))
 
-    def missing(self, demands: Iterable[int], progress: _Progress) -> tuple[int, ...]:
+    def missing(self, demands: Iterable[int], progress: Progress) -> tuple[int, ...]:
         """Ops to run again before `demands` are at hand, in program order; `progress` is extended."""
+        have, made_at = progress.have, progress.made_at
+        stack = [v for v in demands if v not in have or (v in made_at and progress.is_dropped(self.graph, v))]
+        if not stack:
+            return ()
         ops: set[int] = set()
         fresh: set[int] = set()
-        stack = list(demands)
         while stack:
             v = stack.pop()
-            if v in fresh or (v in progress.have and not self.is_dropped(v, progress)):
+            if v in fresh or (v in progress.have and not progress.is_dropped(self.graph, v)):
                 continue
             fresh.add(v)
             progress.have.add(v)
@@ -241,11 +274,11 @@ class _Scheduler:
                     progress.stacked[scan.id][v] = None
             elif maker is not None and maker.name == STEP:
                 progress.reads[maker.inputs[0]] = None
-            elif maker is None or v in self.saved or self.facts.is_late(v) or maker.name == LITERAL:
+            elif maker is None or v in self.saved or self.sides.is_late(v) or maker.name == LITERAL:
                 continue
             elif self.is_stacked_again(maker):
                 progress.reads[v] = None
-            elif maker.name != SCAN:
+            elif maker.name != OPEN_LOOP:
                 stack.extend(self.again(maker, ops, fresh, progress))
             elif self.graph.bodies[maker.id].loop == value.loop:
                 progress.reads.update({v: None} if maker.id in self.rerunnable else {})
@@ -253,14 +286,14 @@ class _Scheduler:
                 stack.extend(self.again(maker, ops, fresh, progress))
         return tuple(sorted(ops))
 
-    def again(self, op: Op, ops: set[int], fresh: set[int], progress: _Progress) -> tuple[int, ...]:
+    def again(self, op: Op, ops: set[int], fresh: set[int], progress: Progress) -> tuple[int, ...]:
         """Run an op again; returns what it reads. A loop runs once, whatever is read of it."""
         here = {v for v in op.outputs if self.graph.values[v].loop == progress.loop}
         fresh.update(here)
         progress.have.update(here)
-        if op.name == SCAN and op.id in progress.stacked:
+        if op.name == OPEN_LOOP and op.id in progress.stacked:
             return ()
-        if op.name == SCAN:
+        if op.name == OPEN_LOOP:
             progress.stacked[op.id] = {}
         ops.add(op.id)
         return self.inputs(op)
@@ -268,10 +301,10 @@ class _Scheduler:
     def scan_to_rerun(self, v: int) -> Op | None:
         """The scan that must run again for a value of a loop inside, None where the value's stack is kept."""
         graph, maker = self.graph, self.graph.values[v].maker
-        if maker is None or v in self.saved or self.facts.is_late(v):
+        if maker is None or v in self.saved or self.sides.is_late(v):
             return None
         op = graph.ops[maker]
-        scan = op if op.name == SCAN and graph.bodies[op.id].loop == graph.values[v].loop else self.around(op)
+        scan = op if op.name == OPEN_LOOP and graph.bodies[op.id].loop == graph.values[v].loop else self.around(op)
         return scan if scan is not None and scan.id in self.rerunnable else None
 
     def is_stacked_again(self, op: Op) -> bool:
@@ -286,15 +319,8 @@ class _Scheduler:
 
     def around(self, op: Op) -> Op | None:
         """The scan in whose body an op stands."""
-        scan = self.graph.regions[op.region].scan
+        scan = self.graph.regions[op.region].holder
         return None if scan is None else self.graph.ops[scan]
-
-    def is_dropped(self, v: int, progress: _Progress) -> bool:
-        """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
-        op = self.graph.maker_of(v)
-        if op is None or not progress.is_far(v):
-            return False
-        return progress.runs[op.id] < MOST_RUNS and light(self.graph, op)
 
     def repeated(self, v: int) -> int:
         """What a cotangent repeats, if it does: a barrier would have to write all of it out."""

@@ -1,9 +1,9 @@
 """Arrange the ops of a graph in the scopes that the user sees.
 
 The scopes form a tree: loops, and within and around them the names of `places`. Layers that share a name (a function
-or a module that is called again) are told apart: a name that is left and entered again is a new scope where the new op
-depends on what came in between, and so is a call that begins again at its first line. An op that was moved out of a
-loop stands beside the loop. An op of the backward goes where the forward ops stand that read or make what it reads.
+or a module that is called again) are told apart: a name that is left and entered again is a new scope if the new op
+depends on an op in between, and so is a call that begins again at its first line. An op that was moved out of a loop
+stands beside the loop. An op of the backward goes beside the forward ops that make or read its operands.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jointcut.partition.roles import Side
 #: Pseudo-ops, which run nothing.
 PSEUDO = frozenset({STEP, LITERAL})
 
-_MOST_READERS = 16  # that are asked where they stand
+_MOST_READERS = 16  # of a value, whose scopes are looked at
 
 
 @dataclass(frozen=True)
 class Scope:
-    """One scope: its name, the scope around it (None for the root), its kind, and what else there is to say."""
+    """One scope: the scope around it (None for the root), its name, its kind, and a detail such as a loop's length."""
 
     parent: int | None
     name: str
@@ -41,13 +41,13 @@ class Outline:
     lines: Sequence[str]
 
     def path(self, scope: int) -> str:
-        """The names from below the root down to a scope, joined by slashes; the root's own for the root."""
-        found: list[str] = []
+        """The names from below the root down to a scope, joined by slashes; for the root its own name."""
+        upwards: list[str] = []
         at: int | None = scope
         while at is not None:
-            found.append(self.scopes[at].name)
+            upwards.append(self.scopes[at].name)
             at = self.scopes[at].parent
-        return "/".join(reversed(found[:-1])) or found[-1]
+        return "/".join(reversed(upwards[:-1])) or upwards[-1]
 
 
 def outline(graph: Graph, title: str = "program") -> Outline:
@@ -65,7 +65,7 @@ def outline(graph: Graph, title: str = "program") -> Outline:
 
 @dataclass
 class _Entered:
-    """A scope, the line at which its call began, and whether it has gone on from there."""
+    """A scope, the line at which its call began, and whether another line of the call has been met since."""
 
     scope: Scope
     begun: str = ""
@@ -74,10 +74,10 @@ class _Entered:
 
 @dataclass
 class _Tree:
-    """The scopes as they are found.
+    """The scopes so far.
 
-    `alike` lists the scopes of a name within another, the newest last; `touched` for each value the scopes, as bits of
-    a number, on which it depends through an op outside of them.
+    `alike` lists the scopes of one name within one parent, the newest last. `touched` holds for each value the scopes,
+    as bits of a number, on which the value depends through an op outside of them.
     """
 
     graph: Graph
@@ -89,15 +89,15 @@ class _Tree:
     lines: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look at every op once."""
+        """Find the line and the path of names of every op."""
         graph = self.graph
         places = [NOWHERE if op.payload is None or op.name in PSEUDO else place_of(op.payload) for op in graph.ops]
         self.lines = [p.line for p in places]
         own = [_within(self.scopes[0].scope.name, path) for path in names(places)]
         loops: dict[int, tuple[Name, ...]] = {TOP: ()}
         for region in graph.regions:
-            if region.scan is not None and region.loop not in loops:
-                around = _below(loops[graph.loops[region.loop].parent], own[region.scan])
+            if region.holder is not None and region.loop not in loops:
+                around = _below(loops[graph.loops[region.loop].parent], own[region.holder])
                 loops[region.loop] = (*around, Name("loop", str(region.loop)))
         homes = self._homes(own, loops)
         self.names = [
@@ -108,7 +108,10 @@ class _Tree:
     def _homes(
         self, own: Sequence[tuple[Name, ...]], loops: Mapping[int, tuple[Name, ...]]
     ) -> dict[tuple[Name, ...], tuple[Name, ...]]:
-        """What stands around the loop in whose body a name comes first: an op with that name was moved out of it."""
+        """For a name that comes first in a loop's body, the names around the loop.
+
+        An op outside of loops with that name was moved out of the loop.
+        """
         homes: dict[tuple[Name, ...], tuple[Name, ...]] = {}
         for op in self.graph.ops:
             around = loops[self.graph.loop_of(op)]
@@ -118,7 +121,7 @@ class _Tree:
         return homes
 
     def place_forward(self, op: Op) -> None:
-        """Find or make the scope of an op; a new one where the old would have to run before and after another."""
+        """Find or make the scope of an op: a new one where the old one would run both before and after another."""
         reads = 0
         for v in op.inputs:
             reads |= self.touched.get(v, 0)
@@ -135,16 +138,16 @@ class _Tree:
             self.touched[v] = reads
 
     def _entered(self, parent: int, name: Name, reads: int) -> int:
-        """The scope of a name, begun anew where it is another call, or where what is read forbids the old one."""
+        """The scope of a name: a new one if this is another call, or if the scopes in `reads` contain the old one."""
         alike = self.alike.get((parent, name.kind, name.text))
         if alike is None or reads >> alike[-1] & 1:
             return self._new(parent, name)
-        found = alike[-1]
-        known = self.scopes[found]
+        newest = alike[-1]
+        known = self.scopes[newest]
         if name.at and name.at == known.begun and known.is_under_way:
             return self._new(parent, name)
         known.is_under_way |= name.at != known.begun
-        return found
+        return newest
 
     def _around(self, scope: int) -> int:
         """A scope and those around it, the root left out, as bits."""
@@ -158,9 +161,11 @@ class _Tree:
         return len(self.scopes) - 1
 
     def place_backward(self, op: Op) -> None:
-        """Place an op beside those of its names that make or read what it reads: those of its own line before others
-        of the forward, and these before those of the backward, which may be another layer's. Where there are none it
-        goes into those scopes of its names that are nearest to what it reads.
+        """Place an op of the backward beside an op of the same names that makes or reads one of its operands.
+
+        Forward ops of the same line decide first, then other forward ops, then ops of the backward, which may belong to
+        another layer. If there is no such op, each name goes into the scope that holds most makers and readers of the
+        operands.
         """
         votes: dict[int, list[int]] = {}
         for other in self._kin(op):
@@ -178,7 +183,7 @@ class _Tree:
         self.scope_of[op.id] = at
 
     def _kin(self, op: Op) -> Iterator[Op]:
-        """The ops with a scope that make or read what an op reads."""
+        """The ops with a scope that make or read an operand of an op."""
         for v in op.inputs:
             maker = self.graph.values[v].maker
             for other in (*([] if maker is None else [maker]), *self.graph.consumers[v][:_MOST_READERS]):
@@ -201,7 +206,7 @@ class _Tree:
         return len(mine) == len(others) and all(a.text == b.text for a, b in zip(mine, others, strict=True))
 
     def numbered(self) -> Iterator[Scope]:
-        """The scopes, those of one name within one scope told apart by a number."""
+        """Yield the scopes; those of one name within one parent get numbers."""
         scopes = [entered.scope for entered in self.scopes]
         total = Counter((s.parent, s.name) for s in scopes)
         seen: Counter[tuple[int | None, str]] = Counter()
@@ -217,7 +222,7 @@ def _within(title: str, path: tuple[Name, ...]) -> tuple[Name, ...]:
 
 
 def _below(around: tuple[Name, ...], own: tuple[Name, ...]) -> tuple[Name, ...]:
-    """A path within another: what both begin with, loops aside, is not said twice."""
+    """A path within another: names that both begin with, loops aside, appear once."""
     outer = [name for name in around if name.kind != "loop"]
     same = 0
     while same < min(len(outer), len(own)) and outer[same].text == own[same].text:

@@ -1,14 +1,14 @@
-"""Peel a network: find what leaves the minimum cut as the price of a second rises.
+"""Peel a network: find the nodes that leave the minimum cut as the price of a second rises.
 
-A cut costs its bytes, and the seconds of the source's arcs at some price in bytes. Since nothing else grows with the
-price, the sink sides of minimum cuts shrink as it rises: the cuts are nested (Gallo, Grigoriadis, Tarjan 1989), and one
-rank per node tells all of them. They are found by the recursion of Eisner and Severance (1976): two cuts name the price
-at which they are equally dear; a cheaper cut at that price lies between them and splits the network in two, and where
-there is none, the two are neighbours on the lower convex hull of (bytes, seconds).
+A cut costs its bytes, plus the seconds of the arcs that it severs at the source, at some price in bytes for a second.
+Only these arcs cost more when the price rises, so the sink sides of minimum cuts shrink: the cuts are nested (Gallo,
+Grigoriadis, Tarjan 1989), and one rank per node describes all of them. They are found by the recursion of Eisner and
+Severance (1976). It takes the price at which two cuts cost the same. A cheaper cut at that price lies between them and
+splits the network in two; if there is none, the two are neighbours on the lower convex hull of (bytes, seconds).
 
 Every minimum cut is exact, in Python's own integers: scipy's solver holds 32 bits, and most of the networks are so
-small that calling it takes longer than solving them. It is the cut of a preflow (Karzanov 1974) that runs down in
-waves, along exact distances to the sink. Where a wave would bring little, as along a chain of layers that is full up to
+small that calling it takes longer than solving them. The cut is that of a preflow (Karzanov 1974), which is pushed in
+waves along exact distances to the sink. Where a wave would move little, as along a chain of layers that is full up to
 its end, distances rise node by node instead (Goldberg and Tarjan 1988).
 """
 
@@ -25,15 +25,16 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, refuse_infinite
 
-#: After so many waves, what they leave lying looks for its way node by node.
+#: After so many waves, the remaining excess is pushed node by node.
 _WAVES = 2
 
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes between two nested cuts, with what else there is drawn into the source and the sink.
+    """The nodes between two nested cuts; all other nodes are merged into the source or the sink.
 
-    `tails` and `heads` count within `nodes`; `from_source` and `to_sink` are bytes by node.
+    `tails` and `heads` are positions in `nodes`. `from_source` and `to_sink` are bytes by node, `ticks` those of the
+    arcs from the source.
     """
 
     nodes: np.ndarray
@@ -46,7 +47,7 @@ class Part:
 
 
 def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
-    """For each node the number of cuts of the hull that have it on the sink's side; these are the first ones.
+    """Return, for each node, how many cuts of the hull have it on the sink's side: so many from the first on.
 
     `ticks` are the seconds of each arc in a unit that makes them integers (int64). The first cut has the fewest ticks
     among those of fewest bytes, the last the fewest bytes among those of fewest ticks; between them are the corners of
@@ -59,11 +60,11 @@ def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
     if (early & late).any():
         refuse_infinite(net)
     costs = net.capacities + ticks > 0
-    loose = ~early  # what no cut need ever pay for, such as inputs: it would only tie parts together
+    loose = ~early  # nodes that no cut has to pay for, such as inputs: they would only tie parts together
     loose[net.heads[costs]] = False
     part = between(net, ticks, ~early, late | loose)
     part = _split(part, _sink_side(part, 1, 0))[1]
-    dearest = int(net.capacities[~tied].sum()) + 1  # more bytes than any cut has, so no tick is worth so much
+    dearest = int(net.capacities[~tied].sum()) + 1  # at this price one tick costs more than the bytes of any cut
     part, rest = _split(part, _sink_side(part, 1, dearest))
     ranks = np.zeros(net.num_nodes, np.int64)
     cuts = 1
@@ -86,7 +87,7 @@ def _reached(num_nodes: int, tails: np.ndarray, heads: np.ndarray, root: int) ->
 
 
 def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> Part:
-    """The part between two sink sides of finite cuts, of which `upper` holds `lower`."""
+    """The part between the sink sides of two finite cuts, where `upper` contains `lower`."""
     free = upper & ~lower
     nodes = np.flatnonzero(free)
     local = np.full(net.num_nodes, -1)
@@ -103,7 +104,7 @@ def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarra
 
 
 def _split(part: Part, side: np.ndarray) -> tuple[Part, Part]:
-    """The two parts that a sink side leaves: the nodes outside, and those of the side itself."""
+    """Split a part at a sink side: return the nodes outside, and those of the side itself."""
     tail_in, head_in = side[part.tails], side[part.heads]
     cut = head_in & ~tail_in
     from_source, to_sink = part.from_source.copy(), part.to_sink.copy()
@@ -150,10 +151,10 @@ def _sink_side(part: Part, byte_weight: int, tick_weight: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Preflow:
-    """What flows through a part, in exact integers, where a node may hold more than it hands on.
+    """A preflow through a part, in exact integers: a node may receive more than it passes on.
 
-    A node holds `excess`, or else may hand as much as `room` to the sink. `arcs` are those at each node: arc 2k at its
-    tail, and at its head 2k + 1, the same reversed. They lead to `heads` and have `free` capacity.
+    A node holds `excess`, or it can still pass `room` to the sink. `arcs` lists the arcs of each node: arc 2k at its
+    tail, and the same arc reversed, 2k + 1, at its head. An arc leads to `heads[arc]`, with `free[arc]` capacity left.
     """
 
     excess: list[int]
@@ -163,7 +164,7 @@ class _Preflow:
     arcs: list[list[int]]
 
     def distances(self) -> tuple[list[int], list[int]]:
-        """How far each node is from the sink along free arcs, 0 where no path is free; the others, nearest first."""
+        """Each node's distance to the sink along free arcs, 0 if there is no path; and the nodes with one, in order."""
         heads, free, arcs = self.heads, self.free, self.arcs
         order = [v for v, may in enumerate(self.room) if may]
         distance = [1 if may else 0 for may in self.room]
@@ -177,7 +178,7 @@ class _Preflow:
         return distance, order
 
     def run_down(self, distance: Sequence[int], order: Sequence[int]) -> bool:
-        """Push what is held down one wave along the distances; returns whether there was anything to push."""
+        """Push all excess towards the sink, in one wave along the distances; return whether there was any."""
         excess, moved = self.excess, False
         for v in reversed(order):
             if excess[v]:
@@ -186,9 +187,10 @@ class _Preflow:
         return moved
 
     def find_ways(self, distance: list[int], order: Sequence[int]) -> None:
-        """Push on what a wave has left lying; the distance of each such node rises until a free arc leads down from it.
+        """Push the excess that a wave has left; a node's distance rises until a free arc leads down from it.
 
-        What has no way to the sink would rise for long, so it ends after as much work as new distances take.
+        Excess that has no path to the sink would rise for long, so this ends after as much work as computing new
+        distances takes.
         """
         heads, free, arcs, excess = self.heads, self.free, self.arcs, self.excess
         waiting = deque(v for v in reversed(order) if excess[v])
@@ -204,7 +206,7 @@ class _Preflow:
                 waiting += self.push(v, distance)
 
     def push(self, v: int, distance: Sequence[int]) -> list[int]:
-        """Push what a node holds one step nearer to the sink; returns the nodes that held nothing before and do now."""
+        """Push a node's excess one step nearer to the sink; return the nodes that had no excess before."""
         heads, free, excess, room = self.heads, self.free, self.excess, self.room
         reached: list[int] = []
         left, below = excess[v], distance[v] - 1
@@ -231,7 +233,7 @@ class _Preflow:
 
 
 def _preflow(part: Part, byte_weight: int, tick_weight: int) -> _Preflow:
-    """The preflow in which each node has all that the source gives, and has handed on what the sink takes."""
+    """The first preflow: each node has received all that the source gives, and has passed on what the sink takes."""
     supply = zip(part.from_source.tolist(), part.ticks.tolist(), strict=True)
     given = [byte_weight * b + tick_weight * t for b, t in supply]
     taken = [byte_weight * b for b in part.to_sink.tolist()]
@@ -248,7 +250,7 @@ def _preflow(part: Part, byte_weight: int, tick_weight: int) -> _Preflow:
 
 
 def _independent(part: Part, places: np.ndarray) -> list[np.ndarray]:
-    """The nodes of a part by connected pieces, each as dear per second as the whole: the last in the program first."""
+    """The connected pieces of a part, the last in the program first; all have the same price of a second."""
     root = list(range(len(part.nodes)))
     for tail, head in zip(part.tails.tolist(), part.heads.tolist(), strict=True):
         while root[tail] != tail:

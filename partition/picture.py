@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.partition.classify import classify
 from jointcut.partition.graph import Graph, Op, Value
 from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.outline import PSEUDO, outline
 from jointcut.partition.places import Name, names
 from jointcut.partition.plan import Plan, runs_forward
+from jointcut.partition.sides import classify
 
 JSON = dict[str, Any]
 
-_MOST_STEPS = 1_200  # of a timeline: more are drawn no finer
-_MOST_ALIVE = 12  # arrays that are told at the peak
-_MOST_GROUPS = 8  # that have a colour of their own
-_LEAST_SHARE = 0.02  # of all bytes and steps, that a group must have to be told apart
+_MOST_STEPS = 1_200  # of a timeline; a longer one is thinned out
+_MOST_ALIVE = 12  # arrays that are listed at the peak
+_MOST_GROUPS = 8  # groups that have a colour of their own
+_LEAST_SHARE = 0.02  # of bytes times steps; a smaller group does not count towards `_MOST_GROUPS`
 _REST = "everything else"
 
 
@@ -34,7 +34,7 @@ _REST = "everything else"
 
 
 def short(line: str) -> str:
-    """A `file:line (function)` without the folders above what tells the file.
+    """A `file:line (function)` with the file's own folder and none above.
 
     >>> short("/home/me/train/model.py:40 (loss)"), short("In[3]:7 (loss)")
     ('train/model.py:40 (loss)', 'In[3]:7 (loss)')
@@ -53,7 +53,7 @@ def file_and_line(line: str) -> str:
 
 
 def shared(paths: Iterable[Sequence[str]]) -> int:
-    """How many names all paths begin with, the last name of each, and empty ones, left out.
+    """How many leading names all paths share; the last name of a path does not count, nor do empty paths.
 
     >>> shared([("loss", "apply", "norm"), ("loss", "apply", "step", "block"), ()])
     2
@@ -69,7 +69,7 @@ def type_of(dtype: str, shape: Sequence[int], copies: int = 1) -> str:
 
 
 def times(rows: Sequence[Any]) -> str:
-    """What stands before a figure of one of several rows that read the same.
+    """The text before the figure of one of several rows that read the same.
 
     >>> times(["a", "b"]), times(["a"])
     ('2 × ', '')
@@ -110,11 +110,11 @@ def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more
 
 
 def _alive(row: Lifetimes) -> list[JSON]:
-    """The largest arrays at the peak, those of one type and one line as one."""
-    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    """The largest arrays at the peak, those of one type, op and line as one."""
+    sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     for b in row.alive(row.peak):
-        found[b.type, b.op, short(b.place.line)] += b.bytes
-    largest = sorted(found.items(), key=lambda item: -item[1])[:_MOST_ALIVE]
+        sizes[b.type, b.op, short(b.place.line)] += b.bytes
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:_MOST_ALIVE]
     return [{"bytes": size, "type": type_, "op": op, "source": line} for (type_, op, line), size in largest]
 
 
@@ -137,17 +137,17 @@ def _kept(row: Lifetimes) -> list[int]:
     if count <= _MOST_STEPS:
         return list(range(count))
     halves = ((0, row.boundary), (row.boundary, count))
-    found: list[int] = []
+    steps: list[int] = []
     for start, end in halves:
         share = max(1, _MOST_STEPS * (end - start) // count)
         for part in np.array_split(np.arange(start, end), min(share, end - start) or 1):
             if part.size:
-                found.append(max(part.tolist(), key=lambda i: (row.totals[i], -i)))
-    return found
+                steps.append(max(part.tolist(), key=lambda i: (row.totals[i], -i)))
+    return steps
 
 
 def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JSON]:
-    """Bytes by group at the steps that are drawn: what holds most at the peak and on average, then the rest."""
+    """Bytes by group at the steps that are drawn: the groups largest at the peak and on average, then the rest."""
     members: dict[str, list[Lifetime]] = defaultdict(list)
     for buffer, key in zip(row.buffers, keys, strict=True):
         members[key].append(buffer)
@@ -171,7 +171,7 @@ def _paths(row: Lifetimes) -> list[tuple[Name, ...]]:
 
 
 def _modules(row: Lifetimes) -> list[str]:
-    """The path of each buffer, as deep as there are colours: what holds most is told apart first."""
+    """The module path of each buffer, as deep as there are colours for; the largest group is divided first."""
     paths = [tuple(name.text for name in path) for path in names([b.place for b in row.buffers])]
     weight = [b.bytes * (b.last - b.first + 1) for b in row.buffers]
     members: dict[tuple[str, ...], list[int]] = {(): list(range(len(paths)))}
@@ -196,11 +196,11 @@ def _modules(row: Lifetimes) -> list[str]:
 def _named(members: Mapping[tuple[str, ...], Sequence[int]], count: int) -> list[str]:
     """The group of each buffer, without the names that all groups begin with."""
     start = shared(members)
-    found = [""] * count
+    group_of = [""] * count
     for group, own in members.items():
         for i in own:
-            found[i] = "/".join(group[start:]) or "no module known"
-    return found
+            group_of[i] = "/".join(group[start:]) or "no module known"
+    return group_of
 
 
 def _text(path: Iterable[Name]) -> str:
@@ -213,9 +213,9 @@ def _text(path: Iterable[Name]) -> str:
 def graph_view(
     graph: Graph, plan: Plan | None, seconds: Sequence[float] | None = None, root: str = "program", **more: Any
 ) -> JSON:
-    """The ops by scope and half, and what each hands to the others; without a plan nothing is saved or run twice.
+    """The ops by scope and half, and the values handed on; without a plan nothing is saved or run twice.
 
-    `seconds` prices each op, `root` names what all scopes lie in; `more` are further keys of the section.
+    `seconds` prices each op, `root` names the scope around all others; `more` are further keys of the section.
     """
     return {"kind": "graph", "cut": plan is not None, **_View(graph, plan, seconds).section(root), **more}
 
@@ -225,18 +225,18 @@ class _View:
 
     def __init__(self, graph: Graph, plan: Plan | None, seconds: Sequence[float] | None) -> None:
         self.graph, self.plan = graph, plan
-        facts = classify(graph)
+        sides = classify(graph)
         again = frozenset() if plan is None else frozenset(plan.recomputed)
         deferred = frozenset() if plan is None else frozenset(plan.deferred)
         if plan is None:
-            forward = frozenset(op.id for op in graph.ops) - facts.backward
+            forward = frozenset(op.id for op in graph.ops) - sides.backward
         else:
-            forward = runs_forward(graph, facts, plan)
+            forward = runs_forward(graph, sides, plan.values)
         self.seconds = seconds
         roles: dict[str, Callable[[int], bool]] = {
             "forward": lambda i: i in forward,
             "recomputed": lambda i: i in again,
-            "backward": lambda i: i in facts.backward or i in deferred,
+            "backward": lambda i: i in sides.backward or i in deferred,
         }
         ops = sorted((op for op in graph.ops if op.name not in PSEUDO), key=self._turn)
         self.nodes = [(op.id, role) for role, runs in roles.items() for op in ops if runs(op.id)]
@@ -244,22 +244,22 @@ class _View:
         self.late = {op: n for n, (op, role) in enumerate(self.nodes) if role != "forward"}
 
     def _turn(self, op: Op) -> tuple[int, ...]:
-        """When an op runs: by its id, in a loop's body right after the loop."""
-        scan = self.graph.regions[op.region].scan
+        """A sort key for when an op runs: its id; for an op in a loop's body, right after the loop."""
+        scan = self.graph.regions[op.region].holder
         return (op.id,) if scan is None else (*self._turn(self.graph.ops[scan]), op.id)
 
     def section(self, root: str) -> JSON:
-        """All of it but the kind."""
+        """The section without its kind."""
         graph = self.graph
-        found = outline(graph, root)
-        lines = [short(line) for line in found.lines]
+        tree = outline(graph, root)
+        lines = [short(line) for line in tree.lines]
         sources = list(dict.fromkeys(["", *lines]))
         at = {line: i for i, line in enumerate(sources)}
         texts = list(dict.fromkeys(s.reason for s in self.plan.saved)) if self.plan else []
-        scopes = [{"parent": s.parent, "name": s.name, "kind": s.kind, "detail": s.detail} for s in found.scopes]
+        scopes = [{"parent": s.parent, "name": s.name, "kind": s.kind, "detail": s.detail} for s in tree.scopes]
         nodes = {
             "name": [graph.ops[op].name for op, _ in self.nodes],
-            "scope": [found.scope_of[op] for op, _ in self.nodes],
+            "scope": [tree.scope_of[op] for op, _ in self.nodes],
             "role": [role for _, role in self.nodes],
             "source": [at[lines[op]] for op, _ in self.nodes],
             "seconds": [0.0 if self.seconds is None else float(f"{self.seconds[op]:.3g}") for op, _ in self.nodes],
@@ -293,7 +293,7 @@ class _View:
         return sorted({*edges["value"], *saved}), edges, dict(arguments)
 
     def _maker(self, value: Value, role: str, saved: frozenset[int]) -> int | None:
-        """The node that a reader gets a value from: of what is not saved, the one in its own half."""
+        """The node from which a reader gets a value; if the value is not saved, the one in the reader's own half."""
         assert value.maker is not None
         if role == "forward" or value.id in saved or value.maker not in self.late:
             return self.early.get(value.maker)

@@ -1,8 +1,8 @@
 """Record a decision: what is saved, what is recomputed, and why.
 
-A `Plan` may come from a solver or from a hand: `Plan.of(graph, saved=[...])` completes a list of value ids. It *closes*
-when everything that the backward reads is an input, is saved, or can be computed from such values by ops that may run
-again; `checked` raises where it does not, and names the value.
+A `Plan` may come from a solver or be written by hand: `Plan.of(graph, saved=[...])` completes a list of value ids. A
+plan *closes* when every value that the backward reads is an input, is saved, or can be computed from inputs and saved
+values by ops that may run again. Where it does not, `validated` raises an error that names the value.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
-from jointcut.partition.classify import Facts, classify
-from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.graph import STEP, TOP, Graph
-from jointcut.partition.policy import Verdict, judge
-from jointcut.partition.shown import Shown
+from jointcut.partition.notebook import Shown
+from jointcut.partition.problem import Problem, as_problem
+from jointcut.partition.sides import Sides
 
-_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # in a reason: what differs from layer to layer
+_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
 
 class _Told(Protocol):
@@ -37,7 +37,7 @@ class _Told(Protocol):
     def reason(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=_Told)
+_Row = TypeVar("_Row", bound=_Told)
 
 
 @dataclass(frozen=True)
@@ -66,34 +66,34 @@ class Saved:
     reason: str
 
     def __str__(self) -> str:
-        """What it is, where it is made and why it is saved, on one line."""
+        """The value's type, where it is made and why it is saved, on one line."""
         trips = f"{self.copies} x " if self.copies > 1 else ""
         return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
 
 
-def alike(rows: Iterable[Row], **apart: Any) -> list[list[Row]]:
-    """Rows that read the same together, those of most bytes first.
+def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
+    """Group rows that read the same; the group of most bytes comes first.
 
-    The fields in `apart` may differ, as may the amounts that their reasons tell.
+    Within a group the fields in `apart` may differ, as may the amounts in the reasons.
     """
-    groups: dict[Any, list[Row]] = defaultdict(list)
+    groups: dict[Any, list[_Row]] = defaultdict(list)
     for row in rows:
         groups[replace(row, reason=_AMOUNT.sub("", row.reason), **apart)].append(row)
     return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
 
 
 def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
-    """Saved values that read the same together, as those of equal layers, those of most bytes first."""
+    """Group saved values that read the same, as those of equal layers do; the group of most bytes comes first."""
     return alike(saved, value=0, scope="")
 
 
 def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """What is told of loops that run in segments, each given as its id and the steps of one segment."""
+    """A text for each loop that runs in segments, given as its id and the steps of one segment."""
     return (f"loop {loop} in segments of {counted(steps, 'step')}" for loop, steps in loops)
 
 
 def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
-    """Bytes and text of the lines that tell saved values, one for all that read the same."""
+    """The lines that list saved values, one for each group that reads the same: its bytes and its text."""
     for own in grouped(saved):
         times = f"{len(own)} times " if len(own) > 1 else ""
         yield sum(s.bytes for s in own), f"{times}{own[0]}"
@@ -101,20 +101,20 @@ def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Plan(Shown):
-    """What crosses from the forward to the backward, and what the backward computes again.
+    """The values that cross from the forward to the backward, and the ops that the backward runs again.
 
     Attributes:
-        strategy: what chose it.
+        strategy: the name of the strategy that chose it.
         saved: the residuals in program order, without inputs (the caller holds them).
         recomputed: ids of the forward ops that the backward runs again.
         deferred: ids of the ops that only the backward runs.
         bound_bytes: a lower bound on the bytes that any plan under the same rules must save, None where none was
             proved.
-        seconds: what the recomputed ops take under the cost model, None where none was asked.
+        seconds: the time that the recomputed ops take by a cost model, None where no model was asked.
         bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
         segments: the loops that run in segments, each as its id and the steps of one segment.
-        peak_bytes: the peak of the whole step that the memory model promises.
-        bytes_spared: what loops in segments do not hand over of `saved`, less the carries that they keep instead.
+        peak_bytes: the peak of the whole step, as the memory model predicts it.
+        bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
     """
 
     strategy: str
@@ -128,7 +128,7 @@ class Plan(Shown):
     peak_bytes: int | None = None
     bytes_spared: int = 0
 
-    @property
+    @cached_property
     def values(self) -> tuple[int, ...]:
         """Ids of the saved values."""
         return tuple(s.value for s in self.saved)
@@ -153,7 +153,7 @@ class Plan(Shown):
         return (self.seconds - self.bound_seconds) / self.bound_seconds
 
     def __str__(self) -> str:
-        """The summary, then the saved values, those that take most first; equal ones, as of layers, on one line."""
+        """The summary, then the saved values, the largest first; those that read the same share a line."""
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
@@ -180,7 +180,7 @@ class Plan(Shown):
     @classmethod
     def of(
         cls,
-        graph: Graph,
+        program: Graph | Problem,
         saved: Iterable[int],
         *,
         strategy: str = "by hand",
@@ -191,40 +191,38 @@ class Plan(Shown):
         segments: Iterable[tuple[int, int]] = (),
         peak_bytes: int | None = None,
         bytes_spared: int = 0,
-        facts: Facts | None = None,
-        verdicts: Sequence[Verdict] | None = None,
     ) -> Plan:
-        """Complete a list of value ids to a plan: what must be recomputed follows from what is saved.
+        """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
-        The figures are those of the fields of the same names; `facts` and `verdicts` are what `classify` and `judge`
-        say, where that is known. Raises `PlanError` where the plan does not close.
+        The other arguments fill the fields of the same names. Raises `PlanError` where the plan does not close.
         """
-        facts = facts or classify(graph)
+        problem = as_problem(program)
+        graph, sides = problem.graph, problem.sides
         reasons = reasons or {}
         chosen = sorted(set(saved))
-        _existing(graph, facts, chosen)
-        runs = needed(graph, facts, frozenset(chosen))
+        _existing(problem, chosen)
+        runs = needed(problem, frozenset(chosen))
         again = sorted(runs.ops)
-        prices = saving_bytes(graph, facts)
-        records = tuple(_saved(graph, v, prices[v], reasons.get(v, "")) for v in chosen)
+        records = tuple(_saved(graph, v, problem.prices[v], reasons.get(v, "")) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
-        recomputed = tuple(i for i in again if i in facts.forward)
-        deferred = tuple(i for i in again if i not in facts.forward)
+        recomputed = tuple(i for i in again if i in sides.forward)
+        deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared
         plan = cls(strategy, records, recomputed, deferred, *figures)
-        return _lawful(graph, facts, plan, runs, verdicts or judge(graph, facts))
+        return _lawful(problem, plan, runs)
 
 
 def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
     value = graph.values[v]
     op = graph.maker_of(v)
-    name, scope, source = (op.name, op.scope, op.source) if op else ("input", "", value.label)
+    name, (scope, source) = (op.name, graph.origin_of(op)) if op else ("input", ("", value.label))
     return Saved(v, value.shape, value.dtype, value.copies, price, name, scope, source, reason)
 
 
-def _existing(graph: Graph, facts: Facts, values: Iterable[int]) -> None:
+def _existing(problem: Problem, values: Iterable[int]) -> None:
+    graph = problem.graph
     for v in values:
-        if not 0 <= v < len(graph.values) or facts.is_late(v):
+        if not 0 <= v < len(graph.values) or problem.sides.is_late(v):
             cure = "Save values of the forward only: see Graph.values and Value.maker."
             raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
         maker = graph.values[v].maker
@@ -235,17 +233,18 @@ def _existing(graph: Graph, facts: Facts, values: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class Needed:
-    """The ops of the forward that the backward runs, and the values that it reads of what they make."""
+    """The ops that the backward runs to get values of the forward, and the values that it gets from them."""
 
     ops: frozenset[int]
     values: frozenset[int]
 
 
-def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> Needed:
-    """What the backward runs of the forward if these values are saved."""
+def needed(problem: Problem, saved: frozenset[int]) -> Needed:
+    """Return the ops of the forward that the backward must run if these values are saved."""
+    graph = problem.graph
     ops: set[int] = set()
     seen = set(saved)
-    stack = [v for v in facts.wanted if v not in seen]
+    stack = [v for v in problem.sides.wanted if v not in seen]
     while stack:
         v = stack.pop()
         maker = graph.values[v].maker
@@ -258,34 +257,35 @@ def needed(graph: Graph, facts: Facts, saved: frozenset[int]) -> Needed:
     return Needed(frozenset(ops), frozenset(seen - saved))
 
 
-def runs_forward(graph: Graph, facts: Facts, plan: Plan) -> frozenset[int]:
-    """What the forward runs: the ops of outputs and effects, and those that saved values are computed by."""
-    ops = set(facts.forward)
-    makers = [graph.values[v].maker for v in plan.values]
+def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:
+    """The ops that the forward runs: those that outputs and effects need, and those that compute some values."""
+    ops = set(sides.forward)
+    makers = [graph.values[v].maker for v in values]
     while makers:
         maker = makers.pop()
         if maker is None or maker in ops:
             continue
         ops.add(maker)
         makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
-        makers.append(graph.regions[graph.ops[maker].region].scan)
+        makers.append(graph.regions[graph.ops[maker].region].holder)
     return frozenset(ops)
 
 
-def checked(graph: Graph, facts: Facts, plan: Plan) -> Plan:
+def validated(problem: Problem, plan: Plan) -> Plan:
     """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
-    _existing(graph, facts, plan.values)
+    graph = problem.graph
+    _existing(problem, plan.values)
     _fits_program(graph, plan)
-    runs = needed(graph, facts, frozenset(plan.values))
+    runs = needed(problem, frozenset(plan.values))
     if differing := sorted(runs.ops ^ {*plan.recomputed, *plan.deferred}):
         where = f"op {differing[0]} ({graph.ops[differing[0]].name})"
         _refuse_other(where, "runs in the backward by the plan and not by what it saves, or the other way round.")
-    return _lawful(graph, facts, plan, runs, judge(graph, facts))
+    return _lawful(problem, plan, runs)
 
 
-def _lawful(graph: Graph, facts: Facts, plan: Plan, runs: Needed, verdicts: Sequence[Verdict]) -> Plan:
-    """The plan, from which `runs` follows, if nothing runs again that must not."""
-    saved, read = frozenset(plan.values), runs.values
+def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
+    """Return the plan if no op runs again that must not; `runs` are the ops that the plan makes run."""
+    graph, verdicts, saved, read = problem.graph, problem.verdicts, frozenset(plan.values), runs.values
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed

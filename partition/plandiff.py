@@ -21,15 +21,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from jointcut.partition.notebook import Shown
 from jointcut.partition.plan import Plan, Saved, in_segments, listed
-from jointcut.partition.shown import Shown
 
 
 @dataclass(frozen=True)
 class PlanDiff(Shown):
-    """What changes from one plan to another of the same program.
+    """The differences from one plan to another of the same program.
 
-    `saved_only_before` and `saved_only_after` are saved values that the other does not have, or has at another size;
+    `saved_only_before` and `saved_only_after` are values that the other plan does not save, or saves at another size;
     the ids under `recomputed_only_...` are ops, the pairs under `segments_only_...` loops and the steps of a segment.
     A delta is after minus before, None where either is not known.
     """
@@ -47,12 +47,13 @@ class PlanDiff(Shown):
 
     @property
     def is_empty(self) -> bool:
-        """Whether both save and recompute the same, as far as is known at the same cost."""
+        """Whether both plans save and recompute the same, at the same cost as far as both costs are known."""
         return not any(value for name, value in vars(self).items() if name != "strategies")
 
     def __str__(self) -> str:
-        """A line of totals, then one for each loop and for values that read the same, `-` where only the first has
-        them, those of most bytes first.
+        """A line of totals, then one for each loop in segments and for each group of values that read the same.
+
+        `-` marks what only the first plan has, `+` what only the second has. Values of most bytes come first.
         """
         come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
         totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
@@ -67,7 +68,7 @@ class PlanDiff(Shown):
 
 
 def diff(before: Plan, after: Plan) -> PlanDiff:
-    """What the second of two plans of one program saves and recomputes otherwise; reasons do not count."""
+    """Return the differences between two plans of one program; reasons do not count."""
     return PlanDiff(
         (before.strategy, after.strategy),
         _only(before.saved, after.saved),

@@ -1,9 +1,10 @@
 """Write a plan to JSON, and read it back for its program.
 
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
-the choice and the figures from it, works out all else from the program at hand, and refuses a text that says
-otherwise; nothing in it is ever run. `scope` and `source` are for people: they differ between machines, so they are
-neither compared nor taken over. A plan also serves a program with the same forward and another backward (`twins`).
+the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
+contradicts it. Nothing in the text is ever run. `scope` and `source` are for people: they differ between machines, so
+they are neither compared nor taken over. A plan also serves a program with the same forward and another backward
+(`twins`).
 
 >>> from jointcut.partition import Plan, parse
 >>> from jointcut.partition.planfile import dumps, loads
@@ -31,15 +32,15 @@ from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
-from jointcut.partition.classify import Facts, classify
 from jointcut.partition.errors import GraphError, PlanError, message
 from jointcut.partition.graph import Graph
 from jointcut.partition.plan import Plan, Saved
+from jointcut.partition.problem import Problem
 from jointcut.partition.roles import Side
 from jointcut.partition.text import parse, show
 from jointcut.partition.twins import in_order, twins
 
-#: What `format` must say, and the newest `version` that is read here.
+#: The values of `format` and `version` that are written, and the only ones that are read.
 FORMAT, VERSION = "jointcut plan", 1
 
 _CURE = "Read what dumps wrote, unchanged; to plan otherwise, use Plan.of(graph, saved=[...])."
@@ -49,9 +50,9 @@ _CURE = "Read what dumps wrote, unchanged; to plan otherwise, use Plan.of(graph,
 
 
 def dumps(plan: Plan, graph: Graph) -> str:
-    """The plan as a JSON text, the same for the same plan: `loads(dumps(plan, graph), graph) == plan`.
+    """Return the plan as a JSON text, the same for the same plan: `loads(dumps(plan, graph), graph) == plan`.
 
-    Raises `PlanError` where the plan is none for this graph.
+    Raises `PlanError` where the plan does not fit this graph.
     """
     document = _document(plan, graph)
     _has_types(document, "plan")
@@ -84,7 +85,7 @@ def _entry(saved: Saved) -> dict[str, Any]:
 
 
 def _program(graph: Graph) -> list[str]:
-    """The lines of the graph's text, without the labels and prices that one program may have or not."""
+    """The lines of the graph's text, without labels and prices: a program is the same with them and without."""
     values = tuple(replace(v, label="") if v.label else v for v in graph.values)
     ops = tuple(op if op.seconds is None else replace(op, seconds=None) for op in graph.ops)
     return show(replace(graph, values=values, ops=ops)).splitlines()
@@ -98,9 +99,9 @@ def _lines(value: Any) -> str:
 
 
 def checksum(document: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of the SHA-256 of all that a plan's text says, its own checksum apart.
+    """16 hexadecimal digits of the SHA-256 of all that a plan's text says, except the checksum itself.
 
-    It finds a figure that was changed, which nothing else in the text contradicts; it protects against no attacker.
+    It detects a changed figure that nothing else in the text contradicts. It is no protection against an attacker.
     """
     content = {key: value for key, value in document.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -113,60 +114,60 @@ def _refuse(where: str, what: str, cure: str = _CURE) -> PlanError:
     return PlanError(message(where, what, cure))
 
 
-def _shown(found: Any) -> str:
-    text = json.dumps(found, default=repr)
+def _shown(given: Any) -> str:
+    text = json.dumps(given, default=repr)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _Check = Callable[[Any, str], None]
 
 
-def _is_text(found: Any, where: str) -> None:
-    if not isinstance(found, str):
-        raise _refuse(where, f"is {_shown(found)}, not a text.")
+def _is_text(given: Any, where: str) -> None:
+    if not isinstance(given, str):
+        raise _refuse(where, f"is {_shown(given)}, not a text.")
 
 
-def _is_whole(found: Any, where: str) -> None:
-    if type(found) is not int:
-        raise _refuse(where, f"is {_shown(found)}, not a whole number.")
+def _is_whole(given: Any, where: str) -> None:
+    if type(given) is not int:
+        raise _refuse(where, f"is {_shown(given)}, not a whole number.")
 
 
-def _is_count(found: Any, where: str) -> None:
-    if type(found) is not int or found < 0:
-        raise _refuse(where, f"is {_shown(found)}, not a whole number from 0 up.")
+def _is_count(given: Any, where: str) -> None:
+    if type(given) is not int or given < 0:
+        raise _refuse(where, f"is {_shown(given)}, not a whole number from 0 up.")
 
 
-def _is_amount(found: Any, where: str) -> None:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= sys.float_info.max:
-        raise _refuse(where, f"is {_shown(found)}, not a finite number from 0 up.")
+def _is_amount(given: Any, where: str) -> None:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= sys.float_info.max:
+        raise _refuse(where, f"is {_shown(given)}, not a finite number from 0 up.")
 
 
 def _or_null(check: _Check) -> _Check:
-    return lambda found, where: None if found is None else check(found, where)
+    return lambda given, where: None if given is None else check(given, where)
 
 
 def _list_of(check: _Check) -> _Check:
-    def checked(found: Any, where: str) -> None:
-        if not isinstance(found, list):
-            raise _refuse(where, f"is {_shown(found)}, not a list.")
-        for n, item in enumerate(found):
+    def check_list(given: Any, where: str) -> None:
+        if not isinstance(given, list):
+            raise _refuse(where, f"is {_shown(given)}, not a list.")
+        for n, item in enumerate(given):
             check(item, f"{where}[{n}]")
 
-    return checked
+    return check_list
 
 
 def _record(fields: Mapping[str, _Check]) -> _Check:
-    def checked(found: Any, where: str) -> None:
-        if not isinstance(found, dict):
-            raise _refuse(where, f"is {_shown(found)}, not an object.")
-        if missing := sorted(fields.keys() - found.keys()):
+    def check_record(given: Any, where: str) -> None:
+        if not isinstance(given, dict):
+            raise _refuse(where, f"is {_shown(given)}, not an object.")
+        if missing := sorted(fields.keys() - given.keys()):
             raise _refuse(where, f"lacks {', '.join(map(repr, missing))}.")
-        if unknown := sorted(found.keys() - fields.keys()):
+        if unknown := sorted(given.keys() - fields.keys()):
             raise _refuse(where, f"holds {', '.join(map(_shown, unknown))}, which this version does not know.")
         for name, check in fields.items():
-            check(found[name], f"{where}.{name}")
+            check(given[name], f"{where}.{name}")
 
-    return checked
+    return check_record
 
 
 _figures: dict[str, _Check] = {
@@ -196,10 +197,11 @@ _has_types = _record(
 
 
 def loads(text: str, graph: Graph) -> Plan:
-    """The plan that `dumps` wrote for this program, or for one with the same forward.
+    """Return the plan that `dumps` wrote for this program, or for one with the same forward.
 
-    Then only what its ops take is known of its cost, and no bound. Raises `PlanError` where the text is no plan, where
-    it was made for another program (then the first difference is named), or where it says anything that does not hold.
+    Of the figures of a plan for another program only `seconds` is kept. Raises `PlanError` where the text is not a
+    plan, where it was made for a program with another forward (the error names the first difference), or where
+    something that it says is not true.
     """
     try:
         document = _parsed(text)
@@ -207,24 +209,24 @@ def loads(text: str, graph: Graph) -> Plan:
     except RecursionError as error:
         raise _refuse("plan", "nests too deep.") from error
     plan = _here(document, graph)
-    if document["checksum"] != (found := checksum(document)):
-        what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(found)}: it was changed."
+    if document["checksum"] != (actual := checksum(document)):
+        what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(actual)}: it was changed."
         raise _refuse("plan.checksum", what)
     return plan
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The object in a text that says it is a plan of a version that is known."""
+    """The JSON object in a text, which must say that it is a plan of a known version."""
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except (TypeError, ValueError) as error:
         raise _refuse("plan", f"is not JSON: {error}.") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _refuse("plan", f"is no plan of jointcut: it does not say `format` {_shown(FORMAT)}.")
-    if (version := found.get("version")) != VERSION:
+    if (version := document.get("version")) != VERSION:
         cure = "Read it with the jointcut that wrote it, or make the plan anew."
         raise _refuse("plan.version", f"is {_shown(version)}, and this jointcut reads version {VERSION}.", cure)
-    return found
+    return document
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -237,17 +239,17 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
-def _here(found: Mapping[str, Any], graph: Graph) -> Plan:
-    """The plan of a document in this program, be it the document's own or one with the same forward."""
-    if (other := _difference(found["written_for"], graph)) is None:
-        return _completed(found, graph)
+def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
+    """The plan of a document for this program, which is the document's own or has the same forward."""
+    if (other := _difference(document["written_for"], graph)) is None:
+        return _completed(document, graph)
     try:
-        there = parse("\n".join(found["written_for"]))
+        there = parse("\n".join(document["written_for"]))
     except GraphError:
         raise other from None
-    if _difference(found["written_for"], there) is not None:
+    if _difference(document["written_for"], there) is not None:
         raise other
-    plan = _completed(found, there)
+    plan = _completed(document, there)
     moved = twins(plan.values, there, graph)
     if moved is None:
         raise other
@@ -261,34 +263,33 @@ def _here(found: Mapping[str, Any], graph: Graph) -> Plan:
 def _loops(graph: Graph) -> list[int]:
     """The loops of a program's forward, in order."""
     bodies = [graph.bodies[i] for i in in_order(graph) if i in graph.bodies]
-    return [body.loop for body in bodies if body.origin is Side.FORWARD]
+    return [body.loop for body in bodies if graph.ops[body.op].origin is Side.FORWARD]
 
 
-def _completed(found: Mapping[str, Any], graph: Graph) -> Plan:
-    """The plan that follows from the choice and the figures in a document, which must say the same as the plan."""
-    facts = classify(graph)
-    _can_be_saved(found["saved"], graph, facts)
+def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
+    """Complete the saved values and the figures of a document to a plan, which the rest of the document must equal."""
+    problem = Problem.of(graph)
+    _can_be_saved(document["saved"], problem)
     plan = Plan.of(
-        graph,
-        [entry["value"] for entry in found["saved"]],
-        strategy=found["strategy"],
-        reasons={entry["value"]: entry["reason"] for entry in found["saved"]},
-        segments=((entry["loop"], entry["steps"]) for entry in found["segments"]),
-        facts=facts,
-        **found["figures"],
+        problem,
+        [entry["value"] for entry in document["saved"]],
+        strategy=document["strategy"],
+        reasons={entry["value"]: entry["reason"] for entry in document["saved"]},
+        segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
+        **document["figures"],
     )
-    _same_saved(found["saved"], plan, graph)
-    _same_ops("plan.recomputed", found["recomputed"], plan.recomputed, graph)
-    _same_ops("plan.deferred", found["deferred"], plan.deferred, graph)
-    if found["bytes_saved"] != plan.bytes_saved:
-        raise _refuse("plan.bytes_saved", f"is {_shown(found['bytes_saved'])}, but the values take {plan.bytes_saved}.")
+    _same_saved(document["saved"], plan, graph)
+    _same_ops("plan.recomputed", document["recomputed"], plan.recomputed, graph)
+    _same_ops("plan.deferred", document["deferred"], plan.deferred, graph)
+    if (size := document["bytes_saved"]) != plan.bytes_saved:
+        raise _refuse("plan.bytes_saved", f"is {_shown(size)}, but the values take {plan.bytes_saved}.")
     return plan
 
 
-def _difference(found: Sequence[str], graph: Graph) -> PlanError | None:
+def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
     """The first difference between the lines of a program and this one; None where there is none."""
     here = _program(graph)
-    for n, (was, now) in enumerate(zip_longest(found, here)):
+    for n, (was, now) in enumerate(zip_longest(lines, here)):
         if was == now:
             continue
         name, place = _place(graph, here, n)
@@ -299,7 +300,7 @@ def _difference(found: Sequence[str], graph: Graph) -> PlanError | None:
 
 
 def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
-    """What line n of a graph's text stands for, and where in the user's program that is."""
+    """The op or input on line n of a graph's text, and where it stands in the user's program."""
     words = lines[n].split() if n < len(lines) else []
     if "=" in words:
         op = graph.ops[in_order(graph)[sum("=" in line.split() for line in lines[:n])]]
@@ -311,13 +312,14 @@ def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
     return f"line {n + 1} of the program", ""
 
 
-def _can_be_saved(entries: Sequence[Mapping[str, Any]], graph: Graph, facts: Facts) -> None:
+def _can_be_saved(entries: Sequence[Mapping[str, Any]], problem: Problem) -> None:
+    graph = problem.graph
     seen: set[int] = set()
     for n, entry in enumerate(entries):
         v, where = entry["value"], f"plan.saved[{n}]:"
         if v >= len(graph.values):
             raise _refuse(where, f"%{v} does not exist in the forward: the program has {len(graph.values)} values.")
-        if facts.is_late(v):
+        if problem.sides.is_late(v):
             raise _refuse(where, f"{graph.where(v)} does not exist in the forward: it needs a cotangent.")
         if graph.values[v].maker is None:
             raise _refuse(where, f"{graph.where(v)} is an input, which the caller holds.")
@@ -336,14 +338,14 @@ def _same_saved(entries: Sequence[Mapping[str, Any]], plan: Plan, graph: Graph) 
                 raise _refuse(f"plan.saved[{n}].{name}", what)
 
 
-def _same_ops(where: str, found: Sequence[int], want: Sequence[int], graph: Graph) -> None:
+def _same_ops(where: str, given: Sequence[int], want: Sequence[int], graph: Graph) -> None:
     """Refuse a list of ops that does not follow from what is saved, and name one op too few or too many."""
-    few, many = set(want) - set(found), set(found) - set(want)
+    few, many = set(want) - set(given), set(given) - set(want)
     if few:
         raise _refuse(where, f"lacks {_op(graph, min(few))}, which must run if no more than that is saved.")
     if many:
         raise _refuse(where, f"holds {_op(graph, min(many))}, which need not run if all that is saved.")
-    if list(found) != list(want):
+    if list(given) != list(want):
         raise _refuse(where, "names an op twice, or not in program order.")
 
 

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jointcut.partition import jaxprs
-from jointcut.partition.classify import Facts
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Loop, Op, Region
+from jointcut.partition.bodies import Body
+from jointcut.partition.graph import LITERAL, STEP, TOP, Graph, Loop, Op
+from jointcut.partition.kinds import KINDS
 from jointcut.partition.plan import Plan, runs_forward
-from jointcut.partition.policy import COLLECTIVES
+from jointcut.partition.primitives import COLLECTIVES
+from jointcut.partition.problem import Problem
 from jointcut.partition.roles import Side
 
 #: By how much segments of one length may cost more than the best segments with a tail: a tail copies stacked results.
@@ -28,12 +30,13 @@ class Segmentable:
 
     `values` are the residuals that need not be stacked, `residual_bytes` their size in one step; `carries` are the
     carried values to keep for each segment, `carry_bytes` their size; `rerun_ops` are the ops of the forward's body
-    that run once more. `scan` is the op of the forward scan.
+    that run once more. `scan` and `backward` are the ops of the two scans.
     """
 
     loop: int
     length: int
     scan: int
+    backward: int
     values: tuple[int, ...]
     carries: tuple[int, ...]
     carry_bytes: int
@@ -57,34 +60,36 @@ def best_length(length: int, carry_bytes: int, residual_bytes: int) -> int:
     return even[1] if even[0] <= _EVEN * best[0] else best[1]
 
 
-def segmentable(graph: Graph, facts: Facts, plan: Plan) -> dict[int, Segmentable]:
+def segmentable(problem: Problem, plan: Plan) -> dict[int, Segmentable]:
     """The loops that can run in segments under a plan, by loop id.
 
-    Loops at the top of the program, of one forward and one backward scan, that hand over stacks which nothing else
-    reads, without effects and without ops that talk to other devices.
+    Loops at the top of the program, of one forward and one backward body of a kind that divides, that hand over stacks
+    which nothing else reads, without effects and without ops that talk to other devices.
     """
-    found = (_considered(graph, facts, plan, loop) for loop in graph.loops[1:])
+    found = (_considered(problem, plan, loop) for loop in problem.graph.loops[1:])
     return {record.loop: record for record in found if record is not None}
 
 
-def _considered(graph: Graph, facts: Facts, plan: Plan, loop: Loop) -> Segmentable | None:
-    sides = {r.origin: r for r in graph.regions if r.loop == loop.id}
-    scans = [r for r in graph.regions if r.loop == loop.id]
-    if loop.parent != TOP or not loop.length or len(scans) != 2 or set(sides) != set(Side):
+def _considered(problem: Problem, plan: Plan, loop: Loop) -> Segmentable | None:
+    graph = problem.graph
+    held = [body for body in graph.bodies.values() if body.loop == loop.id]
+    sides = {graph.ops[body.op].origin: body for body in held}
+    if loop.parent != TOP or len(held) != 2 or set(sides) != set(Side) or not all(map(_divides, held)):
         return None
     body = sides[Side.FORWARD]
-    inside = graph.within(body.id)
-    values = _stacked_for_loop(graph, facts, plan, graph.within(*(r.id for r in scans)))
+    inside = graph.within(body.region)
+    values = _stacked_for_loop(problem, plan, graph.within(*(r for body in held for r in body.regions)))
     ops = [op for op in graph.ops if op.region in inside]
     if not values or any(op.effects for op in ops) or any(_is_laid_out(graph, v) for op in ops for v in op.outputs):
         return None
-    again, carries = _needed_again(graph, body, values, runs_forward(graph, facts, plan))
+    again, carries = needed_again(graph, body, values, runs_forward(graph, problem.sides, plan.values))
     if any(({op.name} | op.inner) & COLLECTIVES for op in again):
         return None
     return Segmentable(
         loop.id,
         loop.length,
-        graph.scan_of(body.id).id,
+        body.op,
+        sides[Side.BACKWARD].op,
         values,
         carries,
         sum(graph.values[v].bytes for v in carries),
@@ -93,17 +98,24 @@ def _considered(graph: Graph, facts: Facts, plan: Plan, loop: Loop) -> Segmentab
     )
 
 
+def _divides(body: Body) -> bool:
+    """Whether a body runs in steps that can be divided into segments."""
+    kind = KINDS.get(body.kind)
+    return kind is not None and kind.divides and bool(body.trips)
+
+
 def _is_laid_out(graph: Graph, v: int) -> bool:
     """Whether an array's type says how it lies on a mesh: cutting its stack to pieces may not fit that."""
     return jaxprs.is_explicit(getattr(graph.values[v].payload, "sharding", None))
 
 
-def _stacked_for_loop(graph: Graph, facts: Facts, plan: Plan, inside: frozenset[int]) -> tuple[int, ...]:
+def _stacked_for_loop(problem: Problem, plan: Plan, inside: frozenset[int]) -> tuple[int, ...]:
     """Saved values of a loop that the loop's backward reads, and nothing outside the loop."""
+    graph = problem.graph
     loops = {graph.regions[r].loop for r in inside}
-    late = {*facts.backward, *plan.recomputed, *plan.deferred}
+    late = {*problem.sides.backward, *plan.recomputed, *plan.deferred}
     ends = {v for v, _ in graph.outputs}
-    scans = {graph.regions[r].scan for r in inside}
+    scans = {graph.regions[r].holder for r in inside}
 
     def is_local(v: int) -> bool:
         readers = graph.consumers[v]
@@ -113,16 +125,16 @@ def _stacked_for_loop(graph: Graph, facts: Facts, plan: Plan, inside: frozenset[
     return tuple(filter(is_local, plan.values))
 
 
-def _needed_again(
-    graph: Graph, body: Region, values: Iterable[int], run: frozenset[int]
+def needed_again(
+    graph: Graph, body: Body, values: Iterable[int], run: frozenset[int]
 ) -> tuple[list[Op], tuple[int, ...]]:
     """The ops of a forward body that some of its values are computed by, and the carried values that they start from.
 
-    A loop inside the body runs again as a whole. What a carry hands on unchanged is a constant of the loop.
+    `run` are the ops that the forward runs. A loop inside the body runs again as a whole. What a carry hands on
+    unchanged is a constant of the loop.
     """
-    count = len(body.carried)
-    following = dict(zip(graph.scan_of(body.id).outputs[count : 2 * count], body.carried, strict=True))
-    inside = graph.within(body.id)
+    following = dict(zip(body.carried_in, body.carried, strict=True))
+    inside = graph.within(body.region)
     ops: set[int] = set()
     seen: set[int] = set()
     stack: list[int | None] = list(values)
@@ -142,11 +154,11 @@ def _needed_again(
     return again, tuple(v for v, after in following.items() if v in seen and after != v)
 
 
-def _unit(graph: Graph, body: Region, op: Op) -> list[int]:
+def _unit(graph: Graph, body: Body, op: Op) -> list[int]:
     """An op of a body, or with all that it holds the loop of the body that an op lies in."""
-    while op.region != body.id:
-        op = graph.scan_of(op.region)
-    if op.name != SCAN:
+    while op.region != body.region:
+        op = graph.holder_of(op.region)
+    if op.id not in graph.bodies:
         return [op.id]
-    inside = graph.within(graph.bodies[op.id].id)
+    inside = graph.within(graph.bodies[op.id].region)
     return [op.id, *(o.id for o in graph.ops if o.region in inside)]

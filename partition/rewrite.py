@@ -1,7 +1,7 @@
-"""Open calls, and merge what is computed twice.
+"""Open calls, and merge equations that compute the same.
 
-Two rewrites that a joint program passes through before it is read as a graph, and what else is done to whole lists of
-equations. All keep every equation's name stack, source line and context.
+A joint program passes through these two rewrites before it is read as a graph. Other functions on lists of equations
+stand here too. All keep every equation's name stack, source line and context.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from jointcut.partition.jaxprs import (
     rebound,
     source_of,
 )
-from jointcut.partition.policy import CHECKPOINT_SCOPE
-
-_TRANSPARENT = frozenset({"jit", "pjit", "closed_call", "core_call"})
-_WITH_BODIES = _TRANSPARENT | {"cond", "custom_jvp_call", "custom_vjp_call", "jointcut_call", "remat2", "scan", "while"}
+from jointcut.partition.primitives import OPENED, WITH_BODIES
+from jointcut.partition.rules import CHECKPOINT_SCOPE
 
 
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -48,7 +46,7 @@ def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
             stack = eqn.source_info.name_stack
             scope = type(stack)().extend(CHECKPOINT_SCOPE)
             eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
-        if eqn.primitive.name in _WITH_BODIES:
+        if eqn.primitive.name in WITH_BODIES:
             deeper = under or eqn.primitive.name == "remat2"
             eqn = eqn.replace(
                 params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
@@ -65,9 +63,9 @@ def holds(closed: ClosedJaxpr, name: str) -> bool:
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
 
-    The names of opened functions stay in the name stack, and what a library's function computes inside bears the line
-    of the user's that called it. A `jit` that asks for shardings, layouts or compiler
-    options of its own stays closed. Returns a jaxpr whose constants are still its `consts`.
+    The names of opened functions stay in the name stack. Where a function's own equations lead to no line of the
+    user's, they get the line of the call. A `jit` that asks for shardings, layouts or compiler options of its own stays
+    closed. Returns a jaxpr whose constants are still its `consts`.
     """
     jaxpr, consts = opened(closed)
     lifted: list[tuple[Var, Any]] = list(zip(jaxpr.constvars, consts, strict=True))
@@ -79,7 +77,7 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list[Equation], list[Atom]]:
-    """Equations of a jaxpr with calls opened; without `lifted`, calls that hold constants stay closed."""
+    """The equations and outputs of a jaxpr with calls opened; without `lifted`, calls with constants stay closed."""
     rename: dict[Var, Atom] = {}
     out: list[Equation] = []
 
@@ -117,7 +115,7 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
 
 def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
     """The jaxpr of a call that may be opened in place, or None."""
-    if eqn.primitive.name not in _TRANSPARENT:
+    if eqn.primitive.name not in OPENED:
         return None
     params = eqn.params
     closed = params.get("jaxpr", params.get("call_jaxpr"))
@@ -157,9 +155,9 @@ def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list
 
 
 def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
-    """Merge equations that compute the same thing from the same variables; never across effects.
+    """Merge equations that compute the same from the same variables; an equation with effects is never merged.
 
-    `boundary` counts the leading equations of the forward; the new count comes back with the new equations.
+    `boundary` counts the leading equations of the forward. Returns the new equations, outputs and boundary.
     """
     rename: dict[Var, Atom] = {}
     seen: dict[Any, Sequence[Var]] = {}
@@ -205,7 +203,7 @@ class Live:
 
 
 def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
-    """The equations that some ends or the world outside need; the ends count as read."""
+    """The equations that the atoms `ends` need, those with effects, and all that these need; `ends` count as read."""
     read = {v for v in ends if not isinstance(v, Literal)}
     places = set()
     for i in range(len(eqns) - 1, -1, -1):

@@ -13,12 +13,12 @@ from jointcut.partition.errors import GraphError, message
 
 
 class Role(enum.Enum):
-    """What one flat input or output of a joint program stands for."""
+    """The meaning of one flat input or output of a joint program."""
 
     PRIMAL = "primal"
     """An array that the function takes."""
     COTANGENT = "cotangent"
-    """The derivative of the loss by an output: what the backward starts from."""
+    """The derivative of the loss by an output, from which the backward starts."""
     OUTPUT = "output"
     """An array that the function returns."""
     GRADIENT = "gradient"
@@ -39,9 +39,10 @@ class Roles:
     Attributes:
         inputs: primals, cotangents, or a mixture.
         outputs: outputs, gradients, or a mixture.
-        forward_ops: how many leading equations were traced before the first one of the backward; None means that it is
-            not known, and every equation that needs no cotangent counts as forward.
-        input_paths, output_paths: how the user calls each, `args[0]['w']`; fewer where that is not known.
+        forward_ops: how many leading equations were traced before the first one of the backward; None where the number
+            is not known. Then every equation that needs no cotangent counts as forward.
+        input_paths, output_paths: the user's name for each, such as `args[0]['w']`; shorter where the last ones have
+            no known name.
     """
 
     inputs: tuple[Role, ...]
@@ -66,5 +67,5 @@ class Roles:
         )
 
     def input_path(self, index: int) -> str:
-        """How the user calls input number `index`."""
+        """The user's name for input number `index`."""
         return self.input_paths[index] if index < len(self.input_paths) else f"input {index}"

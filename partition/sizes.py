@@ -1,9 +1,9 @@
 """Put numbers in the place of symbolic sizes.
 
 A program that JAX traced for symbolic sizes (`jax.export.symbolic_shape`) says `float32[b,128]` where the batch `b` is
-known only when it runs. Nothing can be weighed in bytes there. So the plan is made for the same program with numbers in
-the place of names, equation by equation: what is chosen for the one holds for the other by position. A size is read
-from its text, which is what `jax.export` itself writes and parses; so its value is an exact integer.
+known only when the program runs. Its values have no number of bytes. So the plan is made for the same program with
+numbers in the place of names. Both programs have the same equations in the same order, so the plan holds for both. A
+size is read from its text, which `jax.export` itself writes and parses, so its value is an exact integer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 def names(size: Any) -> frozenset[str]:
-    """The names in a size, a shape, or the text of one: of `2*b + floordiv(t, 8)` they are `b` and `t`."""
+    """The names in a size or a shape, or in the text of one: `b` and `t` in `2*b + floordiv(t, 8)`."""
     return frozenset(_NAME.findall(str(size))) - _CALLED.keys()
 
 
 def number(size: Any, sizes: Mapping[str, int]) -> int:
-    """The number that a size is, or the text of one, once its names have these values; raises `KeyError` for another.
+    """Evaluate a size, or the text of one, with these values for its names; raise `KeyError` for any other name.
 
     >>> number("2*b^2 - mod(t, 8)", {"b": 3, "t": 10})
     16
@@ -49,7 +49,7 @@ def number(size: Any, sizes: Mapping[str, int]) -> int:
 @functools.lru_cache(maxsize=4096)
 def _number(text: str, sizes: tuple[tuple[str, int], ...]) -> int:
     known = dict(sizes)
-    spelled = _NAME.sub(lambda found: str(known.get(found[0], found[0])), text)
+    spelled = _NAME.sub(lambda match: str(known.get(match[0], match[0])), text)
     return _value(ast.parse(spelled.replace("^", "**"), mode="eval").body)
 
 
@@ -81,7 +81,7 @@ def is_symbolic(shape: Any) -> bool:
 
 
 def names_in(closed: ClosedJaxpr) -> frozenset[str]:
-    """The names of the sizes that a jaxpr speaks of, in its types or in parameters of its equations, however deep."""
+    """The names of symbolic sizes in a jaxpr, in its types or in parameters of its equations, however deep."""
     return frozenset(name for size in _sizes(closed) for name in names(size))
 
 
@@ -112,13 +112,13 @@ def with_numbers(closed: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
 
 @dataclass
 class _Numbered:
-    """The variables of a program, as they are called in the one with numbers."""
+    """A copy of a program with numbers; `vars` maps variables of symbolic size to those of the copy."""
 
     sizes: Mapping[str, int]
     vars: dict[Var, Var] = field(default_factory=dict)
 
     def held(self, held: Any) -> Any:
-        """A parameter of an equation, or a jaxpr."""
+        """Return a parameter of an equation, or a jaxpr, with numbers."""
         if export.is_symbolic_dim(held):
             return number(held, self.sizes)
         if isinstance(held, Jaxpr):
@@ -161,7 +161,7 @@ class _Numbered:
 
 
 def _known(eqn: Equation, value: int, outvars: list[Var]) -> Equation:
-    """An equation that makes an integer array of a number, in the place of one that does so of a size."""
+    """An equation that makes an integer array of a number, to replace `dim_as_value`, which makes one of a size."""
     aval: Any = outvars[0].aval
     like = _absolute(jaxprs.struct(aval))
     literal = Literal(np.array(value).astype(aval.dtype), aval)

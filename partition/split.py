@@ -20,14 +20,16 @@ from typing import Any, Self
 from jointcut.partition import loops, verify
 from jointcut.partition.backend import Backend
 from jointcut.partition.best import STRATEGIES
-from jointcut.partition.classify import Facts, classify
-from jointcut.partition.emit import Halves
+from jointcut.partition.emit import Halves, emit
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.graph import Graph
-from jointcut.partition.memory import residual_bytes, spared
-from jointcut.partition.plan import Plan, checked
+from jointcut.partition.passes import HalfPass, passed
+from jointcut.partition.plan import Plan, validated
+from jointcut.partition.problem import Problem
+from jointcut.partition.replay import spared
 from jointcut.partition.roles import Roles
-from jointcut.partition.segments import written
+from jointcut.partition.schedule import schedule
+from jointcut.partition.steps import Schedule
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -37,21 +39,26 @@ class Split:
     """A joint program cut in two by a plan.
 
     Attributes:
-        graph: the joint program.
-        facts: what must run forward and what backward.
+        problem: the joint program, and the backend that the halves were written for.
         plan: what is saved and what is recomputed.
-        backend: what the halves were written for.
+        schedule: the steps of both halves.
         halves: the two jaxprs.
         cut_ms, emit_ms: wall times of planning and of writing.
+        passes: what rewrote the halves after they were written.
     """
 
-    graph: Graph
-    facts: Facts
+    problem: Problem
     plan: Plan
-    backend: Backend
+    schedule: Schedule
     halves: Halves
     cut_ms: float
     emit_ms: float
+    passes: tuple[HalfPass, ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        """The joint program."""
+        return self.problem.graph
 
     @property
     def forward(self) -> Any:
@@ -66,16 +73,18 @@ class Split:
     @property
     def residual_bytes(self) -> int:
         """Bytes alive between the halves, beyond what the caller holds."""
-        return residual_bytes(self.halves)
+        return self.halves.residual_bytes
 
     def on(self, backend: Backend) -> Self:
         """The same plan written for another backend."""
-        return self if backend == self.backend else replace(self, backend=backend, halves=self._written(backend))
+        if backend == self.problem.backend:
+            return self
+        problem = replace(self.problem, backend=backend)
+        steps = schedule(problem, self.plan)
+        return replace(self, problem=problem, schedule=steps, halves=self._written(steps))
 
-    def _written(self, backend: Backend) -> Halves:
-        halves = written(self.graph, self.facts, self.plan, backend)
-        verify.verify_structure(self.graph, halves)
-        return halves
+    def _written(self, steps: Schedule) -> Halves:
+        return _verified(self.graph, steps, self.passes)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
@@ -89,35 +98,51 @@ def split(
     *,
     graph: Graph | None = None,
     backend: Backend | None = None,
+    passes: Sequence[HalfPass] = (),
 ) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
     `strategy` is `"best"` (see `best`), `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what
-    JAX would keep), or a function from the `Graph` to a `Plan`; `graph` is the joint program's own, where it was read
-    before; `backend` is JAX's default one unless another is given. Raises `StrategyError`, `PlanError` or `GraphError`.
+    JAX would keep), or a function from the `Graph` to a `Plan`. `graph` is the graph of the joint program, if it has
+    been read already; `backend` is JAX's default one unless another is given; `passes` rewrite the halves before XLA
+    gets them. Raises `StrategyError`, `PlanError` or `GraphError`, and `TraceError` for a pass that gives other inputs
+    or outputs.
     """
     start = time.perf_counter()
-    graph = graph or loops.read(joint, roles)
-    plan = decide(graph, strategy)
+    problem = Problem.of(graph or loops.read(joint, roles), backend=backend or Backend.here())
+    read_ms = 1e3 * (time.perf_counter() - start)
+    made = halved(problem, strategy, passes)
+    return replace(made, cut_ms=read_ms + made.cut_ms)
+
+
+def halved(problem: Problem, strategy: Strategy, passes: Sequence[HalfPass] = ()) -> Split:
+    """Cut a joint program in two by a strategy, as `split`."""
+    start = time.perf_counter()
+    plan = decide(problem, strategy)
     middle = time.perf_counter()
-    facts = classify(graph)
-    backend = backend or Backend.here()
-    halves = written(graph, facts, plan, backend)
-    verify.verify_structure(graph, halves)
+    steps = schedule(problem, plan)
+    halves = _verified(problem.graph, steps, passes)
     end = time.perf_counter()
-    return Split(graph, facts, spared(plan, halves), backend, halves, 1e3 * (middle - start), 1e3 * (end - middle))
+    times = 1e3 * (middle - start), 1e3 * (end - middle)
+    return Split(problem, spared(problem.graph, plan, steps), steps, halves, *times, tuple(passes))
 
 
-def decide(graph: Graph, strategy: Strategy) -> Plan:
+def _verified(graph: Graph, steps: Schedule, passes: Sequence[HalfPass]) -> Halves:
+    halves = emit(graph, steps)
+    verify.verify_structure(graph, halves)
+    return passed(halves, passes)
+
+
+def decide(problem: Problem, strategy: Strategy) -> Plan:
     """Ask a strategy for a plan, and make sure that the plan closes."""
     if callable(strategy):
-        plan = strategy(graph)
+        plan = strategy(problem.graph)
         if not isinstance(plan, Plan):
             name = getattr(strategy, "__name__", repr(strategy))
             cure = "Return Plan.of(graph, saved=[...]) from jointcut.partition."
             raise StrategyError(message(f"strategy {name}", f"returned {type(plan).__name__}, not a Plan.", cure))
-        return checked(graph, classify(graph), plan)
+        return validated(problem, plan)
     if strategy not in STRATEGIES:
         known = choices(strategy, STRATEGIES) + " A function Graph -> Plan is welcome as well."
         raise StrategyError(message("strategy", f"{strategy!r} is unknown.", known))
-    return STRATEGIES[strategy](graph)
+    return STRATEGIES[strategy](problem)

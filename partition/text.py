@@ -9,7 +9,8 @@
     #9 %4:6xfloat32[8]@1 = step %2                  op 9 makes six copies, one in each step of loop 1
     %5:float32[] = cond %3 %4 effects holds exp     it is seen from outside; it hides an `exp`
     %9:float32[8] = dot %3 %4 takes 0.0125s         one run takes so many seconds; `takes` precedes `holds`
-    %6:float32[8] = loop %3 %7 body 1 of loop 1 {   a scan: its body is region 1, which ends with `}`
+    %6:float32[8] = loop %3 %7 body 1 of loop 1 {   a scan: its body is region 1, which ends with `}`; before the `{`
+                                                    another kind of op than a scan says its name: `as steps`
     next %7                                         in a body: what its next step is handed; also `stacks` (its
                                                     results step by step) and `repeats` (those that stay the same)
     spare %8:float32[8]                             a value that nothing makes
@@ -44,8 +45,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jointcut.partition.bodies import SCAN, Body
 from jointcut.partition.errors import GraphError, choices, message
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Loop, Op, Region, Value
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
 from jointcut.partition.roles import Role, Side
 
 _QUOTED = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
@@ -55,7 +57,7 @@ _SECONDS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)s")
 _LOOP = re.compile(r"loop (\d+) x(\d+)(?: in (\d+))?")
 _NOTES = re.compile(
     r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body )\S+)+))? ?"
-    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+) \{)?"
+    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?"
 )
 _TOKEN = re.compile(rf'(?:{_QUOTED}|[^\s"])+|"')
 _SIZED = re.compile(r"(bool|u?int\d|b?float\d|complex\d)\w*")
@@ -87,11 +89,12 @@ def _block(graph: Graph, region: Region, by_region: dict[int, list[Op]], pad: st
         number = "" if op.id == expected else f"#{op.id} "
         expected = op.id + 1
         yield pad + number + _line(graph, op, region.loop)
-        if op.name == SCAN:
-            yield from _block(graph, graph.bodies[op.id], by_region, pad + "    ")
+        if op.name == OPEN_LOOP:
+            body = graph.bodies[op.id]
+            yield from _block(graph, graph.regions[body.region], by_region, pad + "    ")
+            ends = (body.carried, body.stacks, body.own)
+            yield from (f"{pad}    {word} {_used(vs)}" for word, vs in zip(_ENDS, ends, strict=True) if vs)
             yield pad + "}"
-    ends = (region.carried, region.stacks, region.own)
-    yield from (f"{pad}{word} {_used(vs)}" for word, vs in zip(_ENDS, ends, strict=True) if vs)
 
 
 def _line(graph: Graph, op: Op, loop: int) -> str:
@@ -101,7 +104,9 @@ def _line(graph: Graph, op: Op, loop: int) -> str:
     words += [] if op.seconds is None else ["takes", f"{float(op.seconds)!r}s"]
     words += ["holds", *map(_quoted, sorted(op.inner))] if op.inner else []
     body = graph.bodies.get(op.id)
-    words += [f"body {body.id} of loop {body.loop} {{"] if body else []
+    if body is not None:
+        kind = "" if body.kind == SCAN else f" as {body.kind}"
+        words.append(f"body {body.region} of loop {body.loop}{kind} {{")
     return " ".join(words)
 
 
@@ -154,11 +159,13 @@ def parse(text: str) -> Graph:
 
 @dataclass
 class _Block:
-    """A region while its lines are read."""
+    """A region while its lines are read, and of the body that it is the kind, and the values that a step ends with."""
 
     region: dict[str, Any]
     side: Side
     expected: int | None = None
+    kind: str = SCAN
+    ends: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -171,7 +178,7 @@ class _Reader:
     made: dict[int, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     ops: dict[int, Op] = field(default_factory=dict)
-    regions: dict[int, dict[str, Any]] = field(default_factory=dict)
+    regions: dict[int, _Block] = field(default_factory=dict)
     blocks: list[_Block] = field(default_factory=list)
     inputs: list[tuple[int, Role]] = field(default_factory=list)
     outputs: list[tuple[int | None, Role]] = field(default_factory=list)
@@ -181,7 +188,7 @@ class _Reader:
 
     def open(self, block: _Block) -> None:
         self.blocks.append(block)
-        self.regions[block.region["id"]] = block.region
+        self.regions[block.region["id"]] = block
 
     def fail(self, what: str, cure: str, number: int = 0) -> NoReturn:
         raise GraphError(message(f"line {number or self.number}", what, cure))
@@ -202,7 +209,7 @@ class _Reader:
                 self.outputs.append((self.use(value), _ROLES[role]))
             case ["next" | "stacks" | "repeats" as end, *values]:
                 ids = [self.use(token) for token in values]
-                block.region[_ENDS[end]] = tuple(ids)
+                block.ends[_ENDS[end]] = tuple(ids)
             case _:
                 self.loop(" ".join(tokens))
 
@@ -260,7 +267,7 @@ class _Reader:
         block.expected = number + 1
         name, operands = _unquoted(call[0]), list(takewhile(lambda token: token[0] in "%_", call[1:]))
         notes = _NOTES.fullmatch(" ".join(call[1 + len(operands) :]))
-        if notes is None or (notes["region"] is None) == (name == SCAN):
+        if notes is None or (notes["region"] is None) == (name == OPEN_LOOP):
             words = "`effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`"
             cure = f"Write nothing, {words}."
             self.fail(f"ends with {' '.join(call[1 + len(operands) :])!r}.", cure)
@@ -270,8 +277,8 @@ class _Reader:
         reads, outputs = tuple(map(self.use, operands)), self.make(made, number)
         seconds = None if notes["seconds"] is None else self.seconds(notes["seconds"])
         self.ops[number] = Op(number, name, reads, outputs, region, side, bool(notes["effects"]), inner, seconds)
-        if name == SCAN:
-            self.body(int(notes["region"]), int(notes["loop"]), self.ops[number])
+        if name == OPEN_LOOP:
+            self.body(int(notes["region"]), int(notes["loop"]), notes["kind"] or SCAN, self.ops[number])
 
     def seconds(self, figure: str) -> float:
         found = _SECONDS.fullmatch(figure)
@@ -279,11 +286,19 @@ class _Reader:
             self.fail(f"takes {figure!r}.", "Write what one run takes, finite and not negative: takes 0.0125s.")
         return float(found[1])
 
-    def body(self, region: int, loop: int, scan: Op) -> None:
+    def body(self, region: int, loop: int, kind: str, op: Op) -> None:
         if region in self.regions or loop >= len(self.loops):
             self.fail(f"opens body {region} of loop {loop}.", "Give it a new number, and write the loop further up.")
-        fields = {"id": region, "loop": loop, "ops": (), "parent": scan.region, "scan": scan.id, "origin": scan.origin}
-        self.open(_Block(fields, scan.origin))
+        fields = {"id": region, "loop": loop, "ops": (), "parent": op.region, "holder": op.id, "origin": op.origin}
+        self.open(_Block(fields, op.origin, kind=kind))
+
+    def held(self, region: Region, op: Op) -> Body:
+        """The body that a region is; the op reads its starts first, and makes its ends, then its carried values."""
+        block, trips = self.regions[region.id], self.loops[region.loop].length
+        carried, stacks, own = (block.ends.get(name, ()) for name in _ENDS.values())
+        n = len(carried)
+        at_op = op.operands[:n], op.outputs[n : 2 * n], carried, op.outputs[:n]
+        return Body(op.id, block.kind, (region.id,), region.loop, trips, *at_op, stacks, own)
 
     def finish(self) -> Graph:
         if len(self.blocks) > 1:
@@ -291,9 +306,10 @@ class _Reader:
         for v, number in self.used.items():
             if v not in self.values:
                 self.fail(f"reads %{v}, which no line makes.", f"Add the op or the input that makes %{v}.", number)
-        regions = {i: Region(**fields) for i, fields in self.regions.items()}
+        regions = {i: Region(**block.region) for i, block in self.regions.items()}
         parts = (self.in_order("value", self.values), self.in_order("op", self.ops), self.in_order("body", regions))
-        return Graph(*parts, tuple(self.loops), tuple(self.inputs), tuple(self.outputs))
+        bodies = {r.holder: self.held(r, self.ops[r.holder]) for r in parts[2] if r.holder is not None}
+        return Graph(*parts, tuple(self.loops), tuple(self.inputs), tuple(self.outputs), bodies=bodies)
 
     def in_order(self, kind: str, items: dict[int, Any]) -> tuple[Any, ...]:
         """The items by number, which must have no gap."""

@@ -1,32 +1,31 @@
-"""Say what one stage takes while the backward undoes it.
+"""Count the bytes and seconds that one stretch takes while the backward undoes it.
 
-What is not saved is computed again just before it is read, and lies there until it is read no more: by the rules of
-`memory`, but on the graph, so that thousands of stages are tried without writing a program for each.
+A value that is not saved is computed again just before it is read, and is alive until its last read, by the rules of
+`order` and `memory`. Nothing is scheduled, so that thousands of stretches can be tried.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from jointcut.partition import memory
 from jointcut.partition.graph import LITERAL, STEP, TOP
-from jointcut.partition.memory import FUSED_AWAY, READS_FUSED, RENAMING
-from jointcut.partition.order import MOST_RUNS, NEAR
-from jointcut.partition.policy import CALLS, CHEAP, DEAR, ELEMENTWISE, REDUCTIONS, light
-from jointcut.partition.stages import Row, Stage
-
-_NEVER = -1
+from jointcut.partition.memory import Level
+from jointcut.partition.order import Progress
+from jointcut.partition.primitives import RENAMING
+from jointcut.partition.rules import light
+from jointcut.partition.stretches import Stretch, Stretches
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one stage takes if some of its values are saved.
+    """The figures of one stretch if some of its values are saved.
 
-    `bytes_saved` are alive until it is undone, `seconds` what is computed again, and `peak_bytes` the most that is
-    alive while it is undone, what it has saved included. Later stages of its piece are undone before, and may need
-    something of it: then it leaves `held_bytes` alive, and `passed` are values of earlier stages that this takes.
-    `reads` are all that it takes of earlier stages.
+    `bytes_saved` are alive until it is undone, `seconds` is the time of the ops that run again, and `peak_bytes` the
+    most that is alive while it is undone, its saved values included. Later stretches of its piece are undone before it,
+    and may need values of it: computing these leaves `held_bytes` alive, and reads the values `passed` of earlier
+    stretches. `reads` are all values of earlier stretches that it reads.
     """
 
     saved: frozenset[int]
@@ -38,23 +37,25 @@ class Figures:
     reads: frozenset[int]
 
 
-def figures(row: Row, stage: Stage, inside: frozenset[int], outer: frozenset[int], inner: frozenset[int]) -> Figures:
-    """What a stage takes if its values `inside` and `outer` are saved.
+def figures(
+    row: Stretches, stretch: Stretch, inside: frozenset[int], outer: frozenset[int], inner: frozenset[int]
+) -> Figures:
+    """Return the figures of a stretch if its values `inside` and `outer` are saved.
 
-    Later stages of its piece compute from those `inner`, those after the piece from the `outer` ones. What the backward
-    has no use for is not saved, except of the outer ones.
+    Later stretches of its piece compute from its values `inner`, stretches after the piece from its values `outer`. A
+    value `inside` that the backward has no use for is not saved.
     """
-    saved, ops, reads = _walk(row, stage, (*stage.needs, *inner), inside, outer)
-    _, _, passed = _walk(row, stage, inner, inside, outer)
-    held, peak = _Replay(row, stage, saved).figures(inner)
-    seconds = sum(row.seconds[i] for i in sorted(ops))
-    return Figures(saved, sum(row.prices[v] for v in saved), seconds, held, peak, passed, reads)
+    saved, ops, reads = _walk(row, stretch, (*stretch.needs, *inner), inside, outer)
+    _, _, passed = _walk(row, stretch, inner, inside, outer)
+    held, peak = _Replay(row, stretch, saved).figures(inner)
+    seconds = sum(row.problem.seconds[i] for i in sorted(ops))
+    return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads)
 
 
 def _walk(
-    row: Row, stage: Stage, wanted: Iterable[int], inside: frozenset[int], outer: frozenset[int]
+    row: Stretches, stretch: Stretch, wanted: Iterable[int], inside: frozenset[int], outer: frozenset[int]
 ) -> tuple[frozenset[int], set[int], frozenset[int]]:
-    """For some values of a stage: what is saved, the ops that run again, and what these read of earlier stages."""
+    """For some values of a stretch: the saved values, the ops that run again, and the values of earlier stretches."""
     saved, ops, seen, reads = set(outer), set[int](), set(outer), set[int]()
     stack = list(wanted)
     while stack:
@@ -62,8 +63,8 @@ def _walk(
         if v in seen:
             continue
         seen.add(v)
-        is_free = not row.prices[v] and not row.verdicts[v].not_saved
-        if row.made_in[v] != stage.number:
+        is_free = not row.problem.prices[v] and not row.problem.verdicts[v].not_saved
+        if row.made_in[v] != stretch.number:
             reads.update(row.places.roots[v])
         elif v in inside or v in row.places.must_save or is_free:
             saved.add(v)
@@ -73,48 +74,35 @@ def _walk(
     return frozenset(saved), ops, frozenset(reads)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One op at its turn, with the buffers that it reads and makes."""
-
-    name: str
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-
-
 class _Replay:
-    """The backward of a stage, op by op, with what it computes again; as `memory`, but on the graph."""
+    """The backward of a stretch as rows of `memory`, op by op, with the ops that run again."""
 
-    def __init__(self, row: Row, stage: Stage, saved: frozenset[int]) -> None:
-        self.row, self.stage, self.graph, self.saved = row, stage, row.graph, saved
-        self.now: dict[int, int] = {}  # from a value to the buffer that holds it
-        self.sizes: list[int] = []
-        self.runs: list[_Run] = []
-        self.again: dict[int, int] = {}  # from a value that was computed again to the heavy ops before
-        self.times: Counter[int] = Counter()
-        self.heavy = 0
-        for v in saved:
-            self.now[v] = self.buffer(self.row.prices[v])
-        for v in stage.late:
-            self.now[v] = self.buffer(0 if v in self.row.ends else self.graph.values[v].bytes)
-        self.given = len(self.sizes)
+    def __init__(self, row: Stretches, stretch: Stretch, saved: frozenset[int]) -> None:
+        self.row, self.stretch, self.graph, self.saved = row, stretch, row.graph, saved
+        self.level, self.progress = Level(), Progress(TOP)
+        self.now = {v: self.level.buffer(row.problem.prices[v], None) for v in saved}  # the buffer that holds a value
+        self.now.update((v, self.buffer(v)) for v in stretch.late)
+        self.level.rows.append(memory.Row("given", (), tuple(self.now.values()), None, None, None))
 
-    def buffer(self, size: int) -> int:
-        """A new buffer."""
-        self.sizes.append(size)
-        return len(self.sizes) - 1
+    def buffer(self, v: int) -> int:
+        """A new buffer for a value; results lie with the caller."""
+        return self.level.buffer(0 if v in self.row.ends else self.graph.values[v].bytes, None)
 
     def figures(self, inner: frozenset[int]) -> tuple[int, int]:
-        """Bytes held after what later stages read is there, and the most at once."""
+        """The bytes held after the values that later stretches read are computed, and the most bytes at once."""
         self.compute(inner)
-        handed = {self.now[v] for v in inner if v in self.now}
-        middle = len(self.runs)
-        self.now = {v: b for v, b in self.now.items() if v not in self.again or not self.is_light(v)}
-        for i in self.stage.backward:
-            self.compute(self.stage.reads.get(i, {}))
+        middle = len(self.level.rows)
+        handed = dict.fromkeys(self.now[v] for v in inner if v in self.now)
+        self.level.rows.append(memory.Row("hand", tuple(handed), (), None, None, None))
+        again = self.progress.made_at
+        self.now = {v: b for v, b in self.now.items() if v not in again or not self.is_light(v)}
+        for i in self.stretch.backward:
+            self.compute(self.stretch.reads.get(i, {}))
             self.run(i)
-        last, fused = self.lives(handed, middle)
-        return self.peak(last, fused, middle)
+        self.level.carried.update(self.now[v] for v in self.stretch.passing if v in self.now)
+        last, counted = self.level.lives
+        made = (b for row in self.level.rows[1:middle] for b in row.makes)
+        return sum(self.level.sizes[b] for b in made if counted[b] and last[b] >= middle), self.level.peak[0]
 
     def is_light(self, v: int) -> bool:
         """Whether a value may be computed several times."""
@@ -122,7 +110,7 @@ class _Replay:
         return op is not None and light(self.graph, op)
 
     def sources(self, values: Iterable[int]) -> Iterator[int]:
-        """What must be at hand at the top of the program; a loop computes the rest in its steps."""
+        """The values that must be at hand at the top of the program; a loop computes the rest in its steps."""
         seen: set[int] = set()
         stack = list(values)
         while stack:
@@ -133,19 +121,19 @@ class _Replay:
             value = self.graph.values[v]
             if value.loop == TOP or v in self.saved:
                 yield v
-            elif self.row.made_in[v] == self.stage.number and value.maker is not None:
+            elif self.row.made_in[v] == self.stretch.number and value.maker is not None:
                 stack.extend(self.graph.ops[value.maker].inputs)
 
     def compute(self, values: Iterable[int]) -> None:
-        """Run again what some values are computed by, if they are not at hand."""
+        """Run the ops again that compute some values, where these are not at hand."""
         ops: set[int] = set()
         seen: set[int] = set()
         stack = list(self.sources(values))
         while stack:
             v = stack.pop()
-            if v in seen or v in self.saved or self.row.made_in[v] != self.stage.number:
+            if v in seen or v in self.saved or self.row.made_in[v] != self.stretch.number:
                 continue
-            if v in self.now and not self.is_dropped(v):
+            if v in self.now and not self.progress.is_dropped(self.graph, v):
                 continue
             seen.add(v)
             op = self.graph.maker_of(v)
@@ -154,21 +142,13 @@ class _Replay:
                 stack.extend(self.sources(op.inputs))
         for i in sorted(ops):
             self.run(i)
-            self.times[i] += 1
-            self.again.update(dict.fromkeys(self.graph.ops[i].outputs, self.heavy))
-
-    def is_dropped(self, v: int) -> bool:
-        """Whether a value was computed again long ago, and is once more (`schedule`)."""
-        op = self.graph.maker_of(v)
-        if op is None or self.heavy - self.again.get(v, self.heavy) <= NEAR or not self.is_light(v):
-            return False
-        return self.times[op.id] < MOST_RUNS
+            self.progress.note_again(self.graph.ops[i])
 
     def run(self, i: int) -> None:
         """Let an op run next."""
         op = self.graph.ops[i]
-        is_late = i in self.row.facts.backward
-        values = self.sources(self.stage.reads.get(i, {}) if is_late else op.inputs)
+        is_late = i in self.row.problem.sides.backward
+        values = self.sources(self.stretch.reads.get(i, {}) if is_late else op.inputs)
         reads = tuple(dict.fromkeys(self.now[v] for v in values if v in self.now))
         if op.name in RENAMING:
             self.now.update((v, reads[0]) for v in op.outputs[:1] if reads)
@@ -176,49 +156,8 @@ class _Replay:
         makes = []
         for v in op.outputs:
             if self.graph.values[v].loop == TOP:
-                self.now[v] = self.buffer(0 if v in self.row.ends else self.graph.values[v].bytes)
+                self.now[v] = self.buffer(v)
                 makes.append(self.now[v])
-        self.runs.append(_Run(op.name, reads, tuple(makes)))
-        self.heavy += is_late and op.name not in CHEAP | REDUCTIONS
-
-    def lives(self, handed: set[int], middle: int) -> tuple[list[int], set[int]]:
-        """For each buffer the last run that reads it, itself or through fused ones, which have none."""
-        readers: list[list[str]] = [[] for _ in self.sizes]
-        for run in self.runs:
-            for b in run.reads:
-                readers[b].append(run.name)
-        passing = {self.now[v] for v in self.stage.passing if v in self.now}
-        last = [len(self.runs) if b in passing else middle if b in handed else _NEVER for b in range(len(self.sizes))]
-        fused: set[int] = set()
-        for r in range(len(self.runs) - 1, -1, -1):
-            run, when = self.runs[r], r
-            if len(run.makes) == 1 and run.makes[0] not in handed | passing and _is_fused(run, readers[run.makes[0]]):
-                fused.add(run.makes[0])
-                when = max(r, last[run.makes[0]])
-            for b in run.reads:
-                last[b] = max(last[b], when)
-        return last, fused
-
-    def peak(self, last: Sequence[int], fused: set[int], middle: int) -> tuple[int, int]:
-        """Bytes that the first runs leave behind, and the most at once."""
-        sizes = [0 if b in fused or last[b] == _NEVER else size for b, size in enumerate(self.sizes)]
-        ending: list[list[int]] = [[] for _ in range(len(self.runs) + 1)]
-        for b, r in enumerate(last):
-            ending[r].append(b)  # what is never read counts nothing, wherever it ends
-        now = most = sum(sizes[: self.given])
-        for r, run in enumerate(self.runs):
-            fresh = sum(sizes[b] for b in run.makes)
-            dying = [sizes[b] for b in ending[r]]
-            in_place = len(run.makes) == 1 and run.name in ELEMENTWISE | CALLS and fresh in dying
-            now += fresh
-            most = max(most, now - fresh * in_place)
-            now -= sum(dying)
-        made = [b for run in self.runs[:middle] for b in run.makes]
-        return sum(sizes[b] for b in made if last[b] >= middle), most
-
-
-def _is_fused(run: _Run, readers: Sequence[str]) -> bool:
-    """Whether XLA computes a result within what reads it."""
-    if run.name not in FUSED_AWAY or ((run.name in DEAR or run.name in CALLS) and len(readers) > 1):
-        return False
-    return all(name in READS_FUSED for name in readers)
+        self.level.rows.append(memory.Row(op.name, reads, tuple(makes), None, None, op))
+        if is_late:
+            self.progress.note(op)

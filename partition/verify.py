@@ -1,9 +1,9 @@
-"""Check that the two jaxprs together mean what the one did.
+"""Check that the two jaxprs together mean the same as the joint one.
 
-`verify_structure` runs after every cut: the residuals of one half against the inputs of the other, and, under
-`jax_enable_checks`, JAX's own type checker over both. `verify_meaning` runs both and the joint program one equation
-at a time on given arrays: the results must agree bit for bit. A loop is one equation whose body XLA compiles, and may
-fuse differently on the two sides unless `jax_disable_most_optimizations` is set.
+`verify_structure` runs after every cut. It compares the residuals of one half with the inputs of the other and, under
+`jax_enable_checks`, runs JAX's own type checker over both. `verify_meaning` runs both halves and the joint program one
+equation at a time on given arrays: the results must agree bit for bit. A loop is one equation whose body XLA compiles,
+and XLA may fuse it differently on the two sides unless `jax_disable_most_optimizations` is set.
 """
 
 from __future__ import annotations
@@ -43,19 +43,24 @@ def verify_structure(graph: Graph, halves: Halves) -> None:
 
 def run(halves: Halves, graph: Graph, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Run the forward and then the backward on values or tracers; return outputs and gradients."""
-    outputs, residuals = forward(halves, graph, primals)
-    return outputs, backward(halves, residuals, cotangents)
+    outputs, residuals = run_forward(halves, graph, primals)
+    return outputs, run_backward(halves, residuals, cotangents)
 
 
-def forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def run_forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Run the forward; return the user's outputs and the residuals in the backward's order."""
     results = jaxprs.evaluate(halves.forward, *primals)
     count = len(graph.role_outputs(Role.OUTPUT))
-    places = {"input": list(primals), "output": results[:count], "saved": results[count:]}
-    return results[:count], [places[r.kind][r.index] for r in halves.residuals]
+    return results[:count], routed(halves.residuals, primals, results, count)
 
 
-def backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+def routed(residuals: Sequence[Any], primals: Sequence[Any], results: Sequence[Any], count: int) -> list[Any]:
+    """The residuals in the backward's order: `results` are the forward's, the user's outputs the first `count`."""
+    places = {"input": primals, "output": results[:count], "saved": results[count:]}
+    return [places[r.kind][r.index] for r in residuals]
+
+
+def run_backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Run the backward on the residuals and one cotangent per output that has one; return the gradients."""
     flat = [*residuals, *cotangents]
     if halves.waits:
@@ -64,9 +69,9 @@ def backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]
 
 
 def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
-    """What is given to a backward at some of its places, once all of it is there; its `residuals` come first.
+    """Put a barrier on the arrays `given` to a backward at some `places` of its inputs; its `residuals` come first.
 
-    So nothing of the backward is merged with the forward or started before it ends. The program's inputs need not wait.
+    So no op of the backward is merged with the forward, or starts before it ends. Inputs of the program do not wait.
     """
     flat = list(given)
     early = {i for i, r in enumerate(residuals) if r.kind == "input"}

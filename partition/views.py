@@ -1,8 +1,8 @@
 """Read a value back from an output that is a view of it.
 
-The caller gets the outputs anyway, so that they cost nothing to keep. Where an output only moves the elements of a
-value (a reshape, a transpose) and the backward reads that value, it reads the output moved back instead, and the value
-itself needs no second buffer.
+The caller gets the outputs anyway, so they cost nothing to keep. Where an output only moves the elements of a value (a
+reshape, a transpose) and the backward reads that value, the backward moves the output back and reads the result
+instead. Then the value itself needs no second buffer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from jointcut.partition.jaxprs import (
 )
 from jointcut.partition.rewrite import live
 
-_MOVES = ("reshape", "rev", "squeeze", "transpose")  # what can be undone; a broadcast that adds an axis is a reshape
+_MOVES = ("reshape", "rev", "squeeze", "transpose")  # they can be undone, as can a broadcast that only adds axes
 
 
 def read_back(
     eqns: Sequence[Equation], boundary: int, inputs: Sequence[Var], outputs: Sequence[Atom]
 ) -> tuple[list[Equation], int]:
-    """The equations of a joint program, the first `boundary` of which are the forward's, with such reads redirected.
+    """Let the backward of a joint program read values back from outputs that are views of them.
 
-    `inputs` are the program's, `outputs` those of the function. What moves an output back stands first in the backward,
-    before what the forward computed for the backward only. The new boundary comes back with the equations.
+    The first `boundary` equations are the forward's. `inputs` are those of the program, `outputs` those of the
+    function. The new backward starts with the inverse moves, then come the equations of the forward that no output
+    needs. Returns the new equations and the new boundary.
     """
     makers = {eqn.outvars[0]: eqn for eqn in eqns[:boundary] if _is_move(eqn)}
     if not any(not isinstance(v, Literal) and v in makers for v in outputs):
@@ -77,12 +78,12 @@ def _is_move(eqn: Equation) -> bool:
     if eqn.primitive.name == "broadcast_in_dim":
         return source.size == aval.size
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
-        return False  # in another order than that of the elements
+        return False  # the elements are first put into another order
     return eqn.primitive.name in _MOVES
 
 
 def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
-    """An equation that takes `atom`, in the place of the result of a move, back to its operand."""
+    """The inverse of a move, which takes `atom` in place of the move's result; returns the equation and its result."""
     wanted: Any = eqn.invars[0].aval
     name = eqn.primitive.name
 

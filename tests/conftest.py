@@ -1,8 +1,9 @@
 """Number types are strict in every test; warnings are errors by pyproject.
 
 JAX's own checks take two fifths of the time of a test. They are on where jaxprs are written and where each program of
-the corpus is run once; with JOINTCUT_EVERY_PROGRAM they are on in every test. XLA makes code in one piece: each worker
-has one core.
+the corpus is run once; with JOINTCUT_EVERY_PROGRAM they are on in every test. XLA makes code in one piece, since each
+worker has one core, and with little optimisation, here and in the processes that tests start: tests ask what programs
+mean and what memory they take, which that does not change, and not how fast they run.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -10,6 +11,7 @@ No test finds a plan that another searched for, and no stage is shown but where 
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -27,7 +29,17 @@ CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true",
+)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded by now, libraries and tests, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

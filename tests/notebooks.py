@@ -67,7 +67,8 @@ def run(path: Path) -> NotebookNode:
             "JOINTCUT_PROGRESS": "0",  # how long a stage took decides whether it shows
             "IPYTHONDIR": profile,  # nobody's own start-up files
         }
-        env = {key: value for key, value in os.environ.items() if key != "JOINTCUT_CACHE_DIR"} | settings
+        ours = ("JOINTCUT_CACHE_DIR", "XLA_FLAGS")  # numbers hang on how much XLA optimises
+        env = {key: value for key, value in os.environ.items() if key not in ours} | settings
         client = NotebookClient(
             notebook,
             timeout=MOST_SECONDS,

@@ -20,15 +20,18 @@ Transform = Callable[[Program, Callable[..., Any]], Callable[..., Any]]
 
 @cache
 def plain(program: Program, transform: Transform) -> Any:
-    """What the transform of the program's own function answers, compiled by plain jax.jit."""
-    with program.precision():
+    """What the transform of the program's own function answers, compiled by plain jax.jit.
+
+    JAX does not check its own jaxprs for it: the tests are of ours.
+    """
+    with program.precision(), jax.enable_checks(False):
         return jax.jit(transform(program, program.function))(*program.args)
 
 
 @cache
 def plain_vjp(program: Program) -> tuple[Any, Any, Any, Any]:
-    """Output, auxiliary output, and the cotangents that plain JAX pulls back from two seeds."""
-    with program.precision():
+    """Output, auxiliary output, and the cotangents that plain JAX pulls back from two seeds; unchecked as well."""
+    with program.precision(), jax.enable_checks(False):
         function = jax.jit(partial(program.function, **program.kwargs))
         out, pullback, *aux = jax.vjp(function, *program.args, has_aux=program.has_aux)
         return out, aux, pullback(cotangents(out, 1)), pullback(cotangents(out, 2))

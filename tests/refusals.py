@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from jointcut.partition.classify import classify
-from jointcut.partition.cost import saving_bytes
-from jointcut.partition.mincut import Cut, minimum_cut
+from jointcut.partition.mincut import MinimumCut, minimum_cut
 from jointcut.partition.network import network
-from jointcut.partition.policy import Verdict
+from jointcut.partition.problem import Problem
+from jointcut.partition.rules import Verdict
 from jointcut.partition.text import parse
 
 CHAIN = """
@@ -22,9 +22,8 @@ CHAIN = """
 """
 
 
-def cut_under(verdicts: Mapping[int, Verdict]) -> Cut:
-    """The minimum cut of the chain, where `verdicts` forbid what the policy would not."""
+def cut_under(verdicts: Mapping[int, Verdict]) -> MinimumCut:
+    """The minimum cut of the chain, where `verdicts` forbid what the rules would not."""
     graph = parse(CHAIN)
-    facts = classify(graph)
-    rules = [verdicts.get(v.id, Verdict("", "it is an input" if v.maker is None else "")) for v in graph.values]
-    return minimum_cut(network(graph, facts, saving_bytes(graph, facts), rules))
+    rules = (verdicts.get(v.id, Verdict("", "it is an input" if v.maker is None else "")) for v in graph.values)
+    return minimum_cut(network(replace(Problem.of(graph), verdicts=tuple(rules))))

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import instances
 from benchmarks.convnets import NETWORKS
-from jointcut.partition.evict import evict
-from jointcut.partition.intervals import Instance
+from benchmarks.evict import evict
+from benchmarks.intervals import Instance
 from jointcut.partition.roles import Role, Side
 from jointcut.partition.text import parse, show
 

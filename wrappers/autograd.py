@@ -67,7 +67,7 @@ class Differential:
     ) -> Differential:
         """The two halves of one cut, with the constants that they start with."""
         graph, halves, extra = cut
-        forward = jax.jit(functools.partial(verify.forward, halves, graph), inline=True)
+        forward = jax.jit(functools.partial(verify.run_forward, halves, graph), inline=True)
         backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
         read = iter(backwards.read)
         moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in jaxprs.opened(primal)[0].outvars)

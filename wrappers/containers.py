@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.jaxprs import is_tracer
 from jointcut.wrappers.metadata import Meta, PlainTensorMeta, SubclassCreationMeta, plain_metas
+from jointcut.wrappers.paths import Place, part_names
 from jointcut.wrappers.record import class_name
 
 _STRUCTURES = (dict, list, tuple, type(None))
@@ -56,10 +56,6 @@ def opened(leaf: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------- describing
-
-
-class _Place:
-    """Stands for a leaf while the attributes of its container are looked at; an object of its own each time."""
 
 
 def metas(tree: Any, plains: Sequence[PlainTensorMeta]) -> tuple[Meta, ...]:
@@ -101,29 +97,8 @@ def is_container_class(kind: type, tree: Any) -> bool:
         return False
     if hasattr(kind, "__jax_array__"):
         return True
-    made = jax.tree.unflatten(tree, [_Place() for _ in range(tree.num_leaves)])
+    made = jax.tree.unflatten(tree, [Place() for _ in range(tree.num_leaves)])
     return all(name in dir(made) for name in ("shape", "dtype"))
-
-
-def part_names(tree: Any) -> list[str]:
-    """How the class of a node calls its children: attribute, key or position."""
-    leaf = jax.tree.structure(0)
-    places = [_Place() for _ in tree.children()]
-    registry = jax.tree_util.default_registry
-    one_level = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, tree.node_data(), [leaf] * len(places))
-    made = jax.tree.unflatten(one_level, places)
-    found, _ = tree_flatten_with_path(made)
-    held = {id(value): name for name, value in getattr(made, "__dict__", {}).items()}
-    return [_part_name(path[0], held.get(id(place))) for (path, place) in found]
-
-
-def _part_name(key: Any, attribute: str | None) -> str:
-    for field in ("name", "idx"):
-        if hasattr(key, field):
-            return str(getattr(key, field))
-    if attribute is not None:
-        return attribute
-    return str(getattr(key, "key", key))
 
 
 # ----------------------------------------------------------------------------------------------------- gradients

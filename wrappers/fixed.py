@@ -23,6 +23,7 @@ import numpy as np
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.jaxprs import is_reference, is_tracer
 from jointcut.wrappers.paths import Paths
+from jointcut.wrappers.record import Record
 
 _LOG = logging.getLogger("jointcut")
 _NUMBERS = (bool, int, float, complex)
@@ -31,7 +32,7 @@ _told: set[type] = set()
 
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
-class Fixed:
+class Fixed(Record):
     """A leaf that a program is made for.
 
     Attributes:

@@ -17,19 +17,10 @@ from typing import Any
 
 import jax
 
-from jointcut.wrappers.record import Record, choice
+from jointcut.wrappers.record import Record, aligned, choice
+from jointcut.wrappers.views import ViewMeta
 
 _SHOWN = 40  # lines of inputs or outputs that fit on a screen
-
-VIEWS = {
-    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
-    "reshape": ("new_sizes", "dimensions"),
-    "rev": ("dimensions",),
-    "slice": ("start_indices", "limit_indices", "strides"),
-    "squeeze": ("dimensions",),
-    "transpose": ("permutation",),
-}
-"""The operations of `jax.lax` that only move elements, with what they take beside the array, in its order."""
 
 
 @choice
@@ -45,7 +36,7 @@ class MutationType(enum.Enum):
 
 @choice
 class OutputType(enum.Enum):
-    """What an output shares with an input, or with another output.
+    """The way in which an output shares its value with an input, or with another output.
 
     PyTorch's other members cannot occur: an intermediate is never returned for the sake of its views
     (`alias_of_intermediate_save_as_output`), since a JAX array that is a view of another has a buffer of its own;
@@ -55,32 +46,13 @@ class OutputType(enum.Enum):
 
     non_alias = 1
     alias_of_input = 2
-    """A view (reshape, transpose, broadcast, slice, squeeze, reverse) of an input."""
+    """A view (reshape, transpose, broadcast, slice, split, squeeze, reverse) of an input."""
     is_input = 3
     """An input, unchanged: the very same array is handed back."""
     alias_of_intermediate = 4
     """A view of a value inside the function of which another output is a view as well."""
     alias_of_intermediate_base_is_user_output = 5
-    """An earlier output, or a view of one. An output that *is* an earlier one is handed back as that very array."""
-
-
-@dataclass(frozen=True)
-class ViewMeta(Record):
-    """One step of a view: a lax operation that only moves elements (PyTorch's `ViewMeta`).
-
-    Attributes:
-        op: its name in `jax.lax`, such as `transpose`.
-        shape: of the result.
-        arguments: what the operation takes beside the array, by name, in the order of `VIEWS`.
-    """
-
-    op: str
-    shape: tuple[int, ...]
-    arguments: tuple[tuple[str, Any], ...]
-
-    def replay(self, base: Any) -> Any:
-        """The view of another array of the same shape."""
-        return getattr(jax.lax, self.op)(base, *(value for _, value in self.arguments))
+    """A view of another output; or, without a step of a view, the very array that an earlier output is."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +122,12 @@ class SubclassCreationMeta(Record):
 
 @dataclass(frozen=True)
 class InputAliasInfo(Record):
-    """What one look taught us of an input.
+    """One input: its path, and what happens to it.
 
     Attributes:
         path: how the caller reaches it, `args[0]['w']`.
-        is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input.
+        is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input. A `jax.Ref`
+            that is only written is not read.
         requires_grad: whether a gradient with respect to it is asked for (`requires_grad`).
         mutates_data: whether the forward writes it (`mutates_data`): a `jax.Ref`, or an array of an NNX module.
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
@@ -164,6 +137,8 @@ class InputAliasInfo(Record):
         is_donated: whether its buffer is given up to the program (`donate_argnums`).
         duplicate_of: position of an earlier input that is the same array, None if there is none.
         consumes_key: whether it is a random key that something is drawn from.
+
+    A closed-over array is described in the same way; its path is `constant 0`.
 
     Not needed: `is_leaf` (every differentiated input is one, nothing hangs on an array), `mutates_metadata`,
     `mutates_storage_metadata` and `mutation_inductor_storage_resize` (a Ref keeps its shape and dtype),
@@ -191,9 +166,15 @@ class InputAliasInfo(Record):
 
     def __str__(self) -> str:
         """`args[0]: read, differentiated`."""
+        return f"{self.path}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The same without the path: `read, differentiated`."""
         words = {
+            "a reference": self.is_reference,
             "read": self.is_read,
-            "unused": not self.is_read and not self.mutates_data,
+            "unused": not (self.is_read or self.mutates_data or self.mutates_in_backward),
             "differentiated": self.requires_grad,
             "written": self.mutates_data,
             "written in the backward": self.mutates_in_backward,
@@ -201,41 +182,60 @@ class InputAliasInfo(Record):
             f"the same array as input {self.duplicate_of}": self.duplicate_of is not None,
             "a random key that is drawn from": self.consumes_key,
         }
-        return f"{self.path}: {', '.join(word for word, holds in words.items() if holds)}"
+        return ", ".join(word for word, holds in words.items() if holds)
 
 
 @dataclass(frozen=True)
 class OutputAliasInfo(Record):
-    """What one look taught us of an output.
+    """One output: its path, and what it shares.
+
+    An output that shares something with a donated input is a new array: that input is gone after the call. Two outputs
+    that the function computed twice are two arrays, also where XLA computes them once.
 
     Attributes:
         path: where it stands in the result, `result['loss']`.
         output_type: what it shares.
-        base_idx: the input (`alias_of_input`, `is_input`), the earlier output (`..._base_is_user_output`), or a number
+        base_idx: the input (`alias_of_input`, `is_input`), the other output (`..._base_is_user_output`), or a number
             that outputs with the same base share (`alias_of_intermediate`); None for `non_alias`.
         view_meta_sequence: the steps from the base to the output, none where it is the base itself.
-        requires_grad: whether it can carry a cotangent: floating point, outside aux, and reached from something that
-            is differentiated.
-        raw_type: `"array"` or `"key"`.
+        requires_grad: whether a gradient flows back from it: it is floating point, outside aux, and the backward reads
+            its cotangent. Not so behind `stop_gradient`, `round` or `sign`.
 
-    `dynamic_dims` is not needed: shapes are static in a jaxpr.
+    `dynamic_dims` is not needed (shapes are static in a jaxpr), nor is `raw_type` (a random key has a key dtype).
     """
 
     path: str
     output_type: OutputType
     base_idx: int | None
     requires_grad: bool
-    raw_type: str = "array"
     view_meta_sequence: tuple[ViewMeta, ...] = ()
 
     def __str__(self) -> str:
-        """`result[0]: non_alias, can carry a cotangent`."""
-        base = "" if self.base_idx is None else f" {self.base_idx}"
-        views = "".join(f" > {view.op}" for view in self.view_meta_sequence)
-        return f"{self.path}: {self.output_type.name}{base}{views}{', can carry a cotangent' * self.requires_grad}"
+        """`result[0]: a new array, carries a gradient`."""
+        return f"{self.path}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The same without the path: `a view of input 2 (transpose)`."""
+        steps = ", ".join(map(str, self.view_meta_sequence))
+        shares = {
+            OutputType.non_alias: "a new array",
+            OutputType.is_input: f"input {self.base_idx} itself",
+            OutputType.alias_of_input: f"a view of input {self.base_idx} ({steps})",
+            OutputType.alias_of_intermediate: f"a view of inner value {self.base_idx} ({steps})",
+            OutputType.alias_of_intermediate_base_is_user_output: (
+                f"a view of output {self.base_idx} ({steps})" if steps else f"the same array as output {self.base_idx}"
+            ),
+        }
+        return shares[self.output_type] + ", carries a gradient" * self.requires_grad
+
+    @property
+    def can_be_regenerated(self) -> bool:
+        """Whether `regenerated` can make it: not so behind a slice that starts where the program says."""
+        return all(view.can_be_replayed for view in self.view_meta_sequence)
 
     def regenerated(self, base: Any) -> Any:
-        """The output made of its base."""
+        """The output made of its base; raises `CallError` where it `can_be_regenerated` by running only."""
         for view in self.view_meta_sequence:
             base = view.replay(base)
         return base
@@ -253,18 +253,20 @@ class ViewAndMutationMeta(Record):
         output_info: one for each output.
         subclass_inp_meta: one for each plain array or container among the inputs.
         subclass_fw_graph_out_meta: the same for outputs.
-        subclass_tangent_meta: the same for the outputs that carry a cotangent.
-        traced_tangents: the type of each flat cotangent.
+        subclass_tangent_meta: the same for the outputs whose cotangents the backward takes.
+        traced_tangents: the type of each flat cotangent that the backward takes: one for each floating-point output
+            outside aux, as in `jax.vjp`, also where it reads none of it.
         is_train: whether a backward was traced. Without anything to differentiate there is none.
-        num_constants: how many arrays the function closes over; they are leading inputs of every program, and stay the
-            same from call to call (`static_input_indices` are the first so many).
+        constant_info: one for each array that the function closes over; they are leading inputs of every program, and
+            stay the same from call to call (`static_input_indices` are the first so many).
+        constant_meta: the type of each of them.
         tokens: names of the ordered effects of the forward, whose order the program keeps (`tokens`).
         num_backward_tokens: how many ordered effects the backward has.
         effects: names of all effects of either half.
         bw_donated_idxs: positions of residuals whose buffers the backward may overwrite, None before the cut.
-        keep_input_mutations: as in `InputAliasInfo`.
 
-    Not needed: `num_intermediate_bases` (none are returned), symbolic sizes, the grad mode, random states.
+    Not needed: `num_intermediate_bases` (none are returned), `keep_input_mutations` (each input says it of itself),
+    symbolic sizes, the grad mode, random states.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -274,12 +276,12 @@ class ViewAndMutationMeta(Record):
     subclass_tangent_meta: tuple[Meta, ...]
     traced_tangents: tuple[PlainTensorMeta, ...]
     is_train: bool
-    num_constants: int = 0
+    constant_info: tuple[InputAliasInfo, ...] = ()
+    constant_meta: tuple[PlainTensorMeta, ...] = ()
     tokens: tuple[str, ...] = ()
     num_backward_tokens: int = 0
     effects: tuple[str, ...] = ()
     bw_donated_idxs: tuple[int, ...] | None = None
-    keep_input_mutations: bool = True
 
     @property
     def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
@@ -300,22 +302,42 @@ class ViewAndMutationMeta(Record):
         return tuple(i for i, o in enumerate(self.output_info) if o.output_type is not OutputType.non_alias)
 
     @property
+    def handed_back(self) -> dict[int, TensorAlias]:
+        """Outputs that stay out of compiled programs, by position: the caller gets an array that is there already."""
+        sources = {
+            OutputType.is_input: "input",
+            OutputType.alias_of_intermediate_base_is_user_output: "output",
+        }
+        return {
+            i: TensorAlias(sources[info.output_type], info.base_idx)
+            for i, info in enumerate(self.output_info)
+            if info.output_type in sources and info.base_idx is not None and not info.view_meta_sequence
+        }
+
+    @property
+    def num_constants(self) -> int:
+        """How many arrays the function closes over."""
+        return len(self.constant_info)
+
+    @property
     def num_outputs(self) -> int:
         """How many outputs the function has."""
         return len(self.output_info)
 
     def __str__(self) -> str:
-        """One line for each input and output, at most a screen."""
-        lines = [f"{'training' if self.is_train else 'inference'}, {self.num_constants} constants"]
+        """A line for each array: its number, type, path, and what is known of it; at most a screen."""
+        lines = ["training: forward and backward" if self.is_train else "inference: nothing is differentiated"]
         lines += [f"effects: {', '.join(self.effects)}"] * bool(self.effects)
-        lines += ["inputs:", *_lines(self.input_info, self.subclass_inp_meta)]
-        return "\n".join([*lines, "outputs:", *_lines(self.output_info, self.subclass_fw_graph_out_meta)])
+        if self.constant_info:
+            lines += ["constants", *_lines(self.constant_info, self.constant_meta)]
+        lines += ["inputs", *_lines(self.input_info, self.subclass_inp_meta)]
+        return "\n".join([*lines, "outputs", *_lines(self.output_info, self.subclass_fw_graph_out_meta)])
 
 
-def _lines(infos: Sequence[Any], metas: Sequence[Meta]) -> list[str]:
+def _lines(infos: Sequence[InputAliasInfo | OutputAliasInfo], metas: Sequence[Meta]) -> list[str]:
     plain = {m.unwrapped_idx: str(m) for meta in metas for m in plain_metas(meta)}
-    lines = [f"  {plain.get(i, '')} {info}" for i, info in enumerate(infos[:_SHOWN])]
-    return lines + [f"  and {len(infos) - _SHOWN} more"] * (len(infos) > _SHOWN)
+    rows = [(str(i), plain.get(i, ""), info.path, info.words) for i, info in enumerate(infos[:_SHOWN])]
+    return aligned(rows) + [f"  and {len(infos) - _SHOWN} more"] * (len(infos) > _SHOWN)
 
 
 def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
@@ -341,7 +363,7 @@ class SubclassMeta(Record):
 
 @dataclass(frozen=True)
 class TensorAlias(Record):
-    """Stands in a program's result for an array that is handed back as it is, and so kept out of the program.
+    """Stands for an output that is handed back as it is, and so kept out of the program.
 
     Attributes:
         source: `"input"` or `"output"`.
@@ -351,50 +373,3 @@ class TensorAlias(Record):
 
     source: str
     alias: int
-
-
-@dataclass(frozen=True)
-class BackwardSignature(Record):
-    """What the backward of an exported pair returns.
-
-    Attributes:
-        gradients_to_parameters: name of a gradient to the path of the leaf that it belongs to, in `argnums`.
-        gradients_to_user_inputs: the same for differentiated leaves of other arguments.
-        loss_output: name of the output that is differentiated, the empty text where there are several.
-    """
-
-    gradients_to_parameters: dict[str, str]
-    gradients_to_user_inputs: dict[str, str]
-    loss_output: str
-
-
-@dataclass(frozen=True)
-class GraphSignature(Record):
-    """Which input and output of a program is which, by name and position.
-
-    JAX has no modules: *parameters* are the leaves of the arguments in `argnums`, *buffers* the references (`jax.Ref`)
-    that the function reads or writes, *user inputs* everything else.
-
-    Attributes:
-        parameters: paths of the parameters; `inputs_to_parameters` maps names of inputs to them.
-        buffers: paths of the references; `inputs_to_buffers` maps names of inputs to them.
-        user_inputs, user_outputs: names of inputs and outputs.
-        buffers_to_mutate: name of an extra result to the path of the reference whose new state it is. (PyTorch's
-            `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only references are written.)
-        in_spec, out_spec: the trees of the arguments and of the result.
-        backward_signature: that of the backward, None for inference.
-        input_tokens, output_tokens: names of the ordered effects, whose tokens JAX itself threads.
-    """
-
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    user_inputs: tuple[str, ...]
-    user_outputs: tuple[str, ...]
-    inputs_to_parameters: dict[str, str]
-    inputs_to_buffers: dict[str, str]
-    buffers_to_mutate: dict[str, str]
-    in_spec: Any
-    out_spec: Any
-    backward_signature: BackwardSignature | None
-    input_tokens: tuple[str, ...] = ()
-    output_tokens: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ class Adapter(Protocol):
         ...
 
     def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """What an object can be written at, with the way there from the object: `.bn.mean`."""
+        """The parts of an object that can be written, with the way there from the object: `.bn.mean`."""
         ...
 
 
@@ -183,7 +183,7 @@ def _adapters() -> Sequence[Adapter]:
 
 @dataclass(frozen=True)
 class _Form:
-    """What all objects of one adapter in a call have in common: their form stands in the first of them alone."""
+    """The common form of all objects of one adapter in a call; it stands in the first of them alone."""
 
     place: int
     form: Any
@@ -289,6 +289,11 @@ def is_known(x: Any) -> bool:
     return any(a.owns(x) or a.keeps(x) for a in _adapters())
 
 
+def stand_in(tree: Any) -> bool:
+    """Whether a tree holds objects that were taken apart."""
+    return any(map(_is_taken, jax.tree.leaves(tree, is_leaf=_is_taken)))
+
+
 def paths_of(tree: Any, paths: Paths) -> list[str]:
     """The paths of the objects of a call that were taken apart."""
     return [path for path, _ in paths.nodes(tree, _is_taken)]
@@ -300,6 +305,12 @@ def inside(tree: Any) -> list[Any]:
     return [leaf for node in nodes if _is_taken(node) for leaf in jax.tree.leaves(node)]
 
 
+def tree_of_arrays(tree: Any) -> Any:
+    """A tree with that of its arrays in the place of each object that was taken apart."""
+    whole = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return jax.tree.structure(jax.tree.map(lambda x: x.part if _is_taken(x) else x, whole, is_leaf=_is_taken))
+
+
 def _is_taken(x: Any) -> bool:
     return isinstance(x, Taken)
 
@@ -308,7 +319,7 @@ def _is_taken(x: Any) -> bool:
 
 
 def states(given: Sequence[Any], tree: Any, live: Sequence[Live], paths: Paths) -> dict[int, Any]:
-    """What a function wrote to objects: flat positions in a call, each with the new array.
+    """The arrays that a function wrote to objects, by their flat positions in a call.
 
     `tree` is the call's tree of `Taken` nodes, `given` the arrays that the objects were built from. Raises `TraceError`
     where an object came to hold other things than before, or an array of another shape or dtype.

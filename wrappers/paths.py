@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.tree_util import keystr, tree_flatten_with_path
+import jax
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr, tree_flatten_with_path
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Paths:
 
     def leaves(self, tree: Any) -> list[str]:
         """Of each array of a call."""
-        return [self._of(keys) for keys, _ in tree_flatten_with_path(tree)[0]]
+        return [self._of(keys) for keys in leaf_keys(tree)]
 
     def nodes(self, tree: Any, wanted: Callable[[Any], bool]) -> list[tuple[str, Any]]:
         """Of each node for which `wanted` holds, with the node; what lies within such a node is not looked at."""
@@ -32,3 +33,54 @@ class Paths:
         if head.idx == 1:
             return "kwargs" + keystr(tuple(rest))
         return f"args[{self.dynamic[rest[0].idx]}]{keystr(tuple(rest[1:]))}"
+
+
+def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
+    """How the user reaches each leaf of a tree: `result['loss']`."""
+    return tuple(name + keystr(keys) for keys in leaf_keys(jax.tree.unflatten(tree, range(tree.num_leaves))))
+
+
+def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
+    """The keys that lead to each leaf: an attribute where its class gave JAX a bare number, as `BCOO` does."""
+    found, structure = tree_flatten_with_path(tree)
+    named = [list(keys) for keys, _ in found]
+
+    def walk(node: Any, start: int, depth: int) -> None:
+        if node.node_data() is None or node.num_leaves == 0:
+            return
+        children = node.children()
+        names = part_names(node) if isinstance(named[start][depth], FlattenedIndexKey) else [""] * len(children)
+        for name, child in zip(names, children, strict=True):
+            for keys in named[start : start + child.num_leaves]:
+                keys[depth] = GetAttrKey(name) if name.isidentifier() else keys[depth]
+            walk(child, start, depth + 1)
+            start += child.num_leaves
+
+    if any(isinstance(key, FlattenedIndexKey) for keys in named for key in keys):
+        walk(structure, 0, 0)
+    return [tuple(keys) for keys in named]
+
+
+class Place:
+    """Stands for a leaf while the attributes of its container are looked at; an object of its own each time."""
+
+
+def part_names(tree: Any) -> list[str]:
+    """How the class of a node calls its children: attribute, key or position."""
+    leaf = jax.tree.structure(0)
+    places = [Place() for _ in tree.children()]
+    registry = jax.tree_util.default_registry
+    one_level = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, tree.node_data(), [leaf] * len(places))
+    made = jax.tree.unflatten(one_level, places)
+    found, _ = tree_flatten_with_path(made)
+    held = {id(value): name for name, value in getattr(made, "__dict__", {}).items()}
+    return [_part_name(path[0], held.get(id(place))) for (path, place) in found]
+
+
+def _part_name(key: Any, attribute: str | None) -> str:
+    for field in ("name", "idx"):
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    if attribute is not None:
+        return attribute
+    return str(getattr(key, "key", key))

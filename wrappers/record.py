@@ -1,9 +1,9 @@
 """Write a record as JSON, and read it back equal.
 
 A record is a frozen dataclass that compares by value. In JSON every value that JSON does not have itself is an object
-with one key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays. Classes
-and trees of classes are told by name and looked up among the modules that are already imported: reading a record
-imports nothing and runs nothing.
+with one key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays.
+Classes, functions and trees of classes are told by name and looked up among the modules that are already imported:
+reading a record imports nothing, and calls no function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import enum
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -24,6 +24,7 @@ from jointcut.partition.errors import RecordError, message
 
 _KNOWN: dict[str, type] = {}
 _LEAF = "*"
+_WIDEST = 40  # characters of a column in a table
 _E = TypeVar("_E", bound=enum.Enum)
 _IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # where the dtype's name is not the generator's
 
@@ -61,6 +62,14 @@ class Record:
 _CURE = "Read what to_json of the same class and version wrote."
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines: cells of a column begin below each other, but for what stands behind a long one."""
+    columns = list(zip(*rows, strict=True))
+    widths = [min(max(map(len, column)), _WIDEST) for column in columns if any(column)]
+    shown = [[cell for cell, column in zip(row, columns, strict=True) if any(column)] for row in rows]
+    return [("  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))).rstrip() for row in shown]
+
+
 def _short(value: Any) -> str:
     """A value on one line of at most 100 characters, and how many entries it has where they do not fit."""
     text = repr(value)
@@ -91,17 +100,47 @@ def _encoded(value: Any, path: str) -> Any:
     for kind, tag, encode in _FORMS:
         if isinstance(value, kind):
             return {tag(value): encode(value, path)}
+    if _is_empty_node(value):
+        return {"node": _tree(jax.tree.structure(value), path)}
+    if (name := _name_of(value)) is not None:
+        return {"function": name}
     cure = "Give the class auxiliary data of numbers, strings, tuples and dicts, so that it can be written."
     raise RecordError(message(path, f"is a {type(value).__name__}, which has no JSON form.", cure))
 
 
 def is_dtype(value: Any) -> bool:
     """Whether a value is a dtype of numpy's or one of JAX's own, such as those of random keys."""
-    return isinstance(value, np.dtype) or jnp.issubdtype(getattr(value, "type", type(None)), jax.dtypes.extended)
+    kind = getattr(value, "type", None)  # a property, in classes such as `nnx.Param`
+    return isinstance(value, np.dtype) or (isinstance(kind, type) and issubclass(kind, jax.dtypes.extended))
+
+
+def _is_empty_node(value: Any) -> bool:
+    """Whether a value is a node of a tree that holds nothing, such as the sentinel of a library."""
+    kind = type(value)
+    if isinstance(value, tuple) or dataclasses.is_dataclass(kind) or not jax.tree_util.default_registry.is_node(kind):
+        return False
+    tree = jax.tree.structure(value)
+    return tree.num_nodes == 1 and tree.node_data()[1] is not value
+
+
+def _name_of(value: Any) -> str | None:
+    """`module:function` where that is the very value, None for a lambda, a closure or no function."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not callable(value) or module is None or name is None or _at(module, name) is not value:
+        return None
+    return f"{module}:{name}"
+
+
+def _at(module: str, qualified: str) -> Any:
+    """The object of this name in a module that is imported, None where there is none."""
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _record(value: Any, path: str) -> dict[str, Any]:
-    fields = (f.name for f in dataclasses.fields(value))
+    fields = (f.name for f in dataclasses.fields(value) if f.init)
     return {name: _encoded(getattr(value, name), f"{path}.{name}") for name in fields}
 
 
@@ -155,10 +194,13 @@ def _member(kind: type[enum.Enum], name: Any, path: str) -> Any:
 
 
 def _made(kind: type, inner: Any, path: str) -> Any:
-    names = {f.name for f in dataclasses.fields(kind)}
-    if not isinstance(inner, dict) or set(inner) != names:
-        given = set(inner) if isinstance(inner, dict) else set()
-        what = f"is no {kind.__name__}: missing {sorted(names - given)}, unknown {sorted(given - names)}."
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    given = set(inner) if isinstance(inner, dict) else set()
+    unknown = given - {f.name for f in fields}
+    # A field with a default may be missing: a text that an older version wrote does not have it.
+    missing = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING} - given
+    if not isinstance(inner, dict) or unknown or missing:
+        what = f"is no {kind.__name__}: missing {sorted(missing)}, unknown {sorted(unknown)}."
         raise RecordError(message(path, what, _CURE))
     return kind(**{name: _decoded(inner[name], f"{path}.{name}") for name in inner})
 
@@ -188,12 +230,30 @@ def _read_class(name: Any, path: str) -> Any:
     if name == class_name(type(None)):
         return type(None)
     module, _, qualified = str(name).partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
+    found = _at(module, qualified)
     if not isinstance(found, type):
         raise RecordError(message(path, f"names the class {name}, which is not at hand.", f"Import {module} first."))
     return found
+
+
+def _read_function(name: Any, path: str) -> Any:
+    module, _, qualified = str(name).partition(":")
+    found = _at(module, qualified)
+    if found is None or _name_of(found) != name:
+        what = f"names the function {name}, which is not at hand."
+        raise RecordError(message(path, what, f"Import {module} first."))
+    return found
+
+
+def _read_node(found: Any, path: str) -> Any:
+    tree = _read_tree(found, path)
+    data = tree.node_data()
+    if data is not None and tree.num_nodes == 1 and not dataclasses.is_dataclass(data[0]):
+        try:
+            return jax.tree.unflatten(tree, ())
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise RecordError(message(path, f"holds a node that cannot be made: {error}.", _CURE)) from error
+    raise RecordError(message(path, f"holds no node without leaves: {_shown(found)}.", _CURE))
 
 
 def read_dtype(name: Any, path: str) -> Any:
@@ -235,6 +295,8 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "list": _read_list,
     "dict": _read_dict,
     "class": _read_class,
+    "function": _read_function,
+    "node": _read_node,
     "tree": _read_tree,
     "dtype": read_dtype,
 }

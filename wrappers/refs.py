@@ -11,6 +11,7 @@ derivative only (`jax.lax.stop_gradient`); what is read from it is a constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,8 +20,7 @@ import jax
 
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import TraceError, message
-from jointcut.wrappers.metadata import InputAliasInfo, MutationType
-from jointcut.wrappers.tree import tree_paths
+from jointcut.wrappers.paths import tree_paths
 from jointcut.wrappers.wrapper import Target
 
 
@@ -34,21 +34,17 @@ class RefsWrapper:
     closed: Any
 
     @cached_property
-    def infos(self) -> tuple[InputAliasInfo, ...]:
-        """What happens to each input; a write cannot stay in a pure program."""
+    def references(self) -> tuple[int, ...]:
+        """Positions of the inputs that are references."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        touched = {var for eqn in jaxpr.eqns for var, is_written in reads_and_writes(eqn) if is_written}
-        return tuple(
-            InputAliasInfo(
-                f"input {i}",
-                is_read=True,
-                requires_grad=False,
-                mutates_data=var in touched,
-                is_reference=jaxprs.is_reference(var.aval),
-                keep_input_mutations=False,
-            )
-            for i, var in enumerate(jaxpr.invars)
-        )
+        return tuple(i for i, var in enumerate(jaxpr.invars) if jaxprs.is_reference(var.aval))
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs that are written back after a call: a write cannot stay in a pure program."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        changed = {var for eqn in jaxpr.eqns for var in written(eqn)}
+        return tuple(i for i in self.references if jaxpr.invars[i] in changed)
 
     @cached_property
     def pure(self) -> Any | None:
@@ -64,14 +60,8 @@ class RefsWrapper:
         except NotImplementedError:
             return None
         count = len(jaxpr.outvars)
-        references = [i for i, info in enumerate(self.infos) if info.is_reference]
-        last = dict(zip(references, inner.outvars[count:], strict=True))
+        last = dict(zip(self.references, inner.outvars[count:], strict=True))
         return jaxprs.build(inner.invars, [*inner.outvars[:count], *(last[i] for i in self.written)], inner.eqns)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Positions of the inputs that are written back after a call."""
-        return tuple(i for i, info in enumerate(self.infos) if info.mutation_type is MutationType.MUTATED_OUT_GRAPH)
 
     def pre_compile(self, target: Target) -> Target:
         """The pure function, of what references hold; its trailing results are the new states of `states`."""
@@ -83,10 +73,9 @@ class RefsWrapper:
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
         """A call on references, given one on what they hold."""
         states = target.convention.states
-        references = {i for i, info in enumerate(self.infos) if info.is_reference}
 
         def with_references(*flat: Any) -> list[Any]:
-            results = call(*(x[...] if i in references else x for i, x in enumerate(flat)))
+            results = call(*(x[...] if i in self.references else x for i, x in enumerate(flat)))
             count = len(results) - len(states)
             for i, state in zip(states, results[count:], strict=True):
                 flat[i][...] = state
@@ -106,11 +95,32 @@ def _hands_to_rules(jaxpr: Any) -> bool:
     return False
 
 
-def reads_and_writes(eqn: Any) -> Iterator[tuple[Any, bool]]:
-    """The references that an equation was given and touches, each with whether it is written."""
+def written(eqn: Any) -> Iterator[Any]:
+    """The references that an equation was given and writes."""
+    return (e.input for e in eqn.effects if hasattr(e, "input") and type(e).__name__ != "ReadEffect")
+
+
+def read(eqn: Any, used: AbstractSet[Any]) -> Iterator[Any]:
+    """The references that an equation was given and reads; `used` are the variables that something reads.
+
+    To add to a reference reads it, to write it does not, unless the write hands out what was there before and somebody
+    takes that.
+    """
     for effect in eqn.effects:
-        if hasattr(effect, "input"):
-            yield effect.input, type(effect).__name__ != "ReadEffect"
+        if hasattr(effect, "input") and (type(effect).__name__ != "WriteEffect" or _takes_the_old(eqn, used)):
+            yield effect.input
+
+
+def _takes_the_old(eqn: Any, used: AbstractSet[Any]) -> bool:
+    """Whether somebody takes what a write of an equation hands out, also in the bodies of loops and branches."""
+    if eqn.primitive.name == "swap":
+        return not used.isdisjoint(eqn.outvars)
+    for body in jaxprs.inner_jaxprs(eqn):
+        inner = {v for v in body.outvars if not isinstance(v, jaxprs.Literal)}
+        inner |= {v for e in body.eqns for v in e.invars if not isinstance(v, jaxprs.Literal)}
+        if any(_takes_the_old(e, inner) for e in body.eqns):
+            return True
+    return False
 
 
 def refuse_results(tree: Any, leaves: Sequence[Any]) -> None:

@@ -7,10 +7,17 @@ left; after compiling, each puts back what it took away, innermost first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
+from jointcut.partition.errors import TraceError, message
+from jointcut.wrappers import objects
+from jointcut.wrappers.paths import tree_paths
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
+
+_CURE = "Return what the function that pre_compile was given returns for the same arrays."
 
 
 @dataclass(frozen=True)
@@ -36,3 +43,78 @@ def pre_compile(wrappers: Sequence[CompilerWrapper], target: Target) -> Wrapped:
         trail.append((wrapper, simpler))
         target = simpler
     return Wrapped(target, tuple(trail))
+
+
+def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[..., Any]:
+    """The function of a target with a user's wrappers around it: it behaves as the function alone.
+
+    Raises `TraceError`, when it is called, for a wrapper that breaks this law in the structure of its results.
+    """
+    steps = []
+    for wrapper in wrappers:
+        seen = _Seen(target.function)
+        simpler = wrapper.pre_compile(replace(target, function=seen))
+        if not isinstance(simpler, Target):
+            what = f"returned a {type(simpler).__name__}, not a Target."
+            cure = "Return Target(function, convention) of jointcut.wrappers.wrapper, or the one that was given."
+            raise TraceError(message(f"pre_compile of {type(wrapper).__name__}", what, cure))
+        steps.append((wrapper, seen, simpler))
+        target = simpler
+    call = target.function
+    for wrapper, seen, simpler in reversed(steps):
+        call = seen.compared(wrapper, wrapper.post_compile(call, simpler))
+    return call
+
+
+class _Seen:
+    """A function that remembers the types of its results by those of its arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.results: dict[tuple[str, ...], tuple[Any, list[str]]] = {}
+
+    def __call__(self, *arrays: Any) -> Any:
+        result = self.function(*arrays)
+        self.results[tuple(map(_type, arrays))] = _types(result)
+        return result
+
+    def compared(self, wrapper: CompilerWrapper, call: Any) -> Callable[..., Any]:
+        """A wrapper's call, whose results must be as those of the function."""
+        where = f"post_compile of {type(wrapper).__name__}"
+        if not callable(call):
+            raise TraceError(message(where, f"returned a {type(call).__name__}, not a function.", _CURE))
+
+        def compared(*arrays: Any) -> Any:
+            result = call(*arrays)
+            (tree, leaves), (want_tree, want) = _types(result), self._of(arrays)
+            if tree != want_tree:
+                what = f"gave a result of the structure {tree}, where the function returns {want_tree}."
+                raise TraceError(message(where, what, _CURE))
+            for path, got, expected in zip(tree_paths("result", tree), leaves, want, strict=True):
+                if got != expected:
+                    what = f"gave {got} at {path}, where the function returns {expected}."
+                    raise TraceError(message(where, what, _CURE))
+            return result
+
+        return compared
+
+    def _of(self, arrays: Sequence[Any]) -> tuple[Any, list[str]]:
+        """The types of the result for some arrays; a wrapper may never have called the function on such."""
+        key = tuple(map(_type, arrays))
+        if key not in self.results:
+            jax.eval_shape(lambda *given: jax.tree.leaves(self(*given))[:0], *arrays)
+        return self.results[key]
+
+
+def _types(result: Any) -> tuple[Any, list[str]]:
+    """The structure of a result, and the type of each leaf as text."""
+    leaves, tree = jax.tree.flatten(objects.taken_apart(result)[0])
+    return tree, [_type(leaf) for leaf in leaves]
+
+
+def _type(leaf: Any) -> str:
+    try:
+        aval = jax.typeof(leaf)
+    except TypeError:
+        return f"a {type(leaf).__name__}"
+    return aval.str_short()

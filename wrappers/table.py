@@ -23,7 +23,7 @@ _ABSENT: Any = object()
 
 
 class Table(Generic[T]):
-    """What was made for some keys, at `most` so many, or any number."""
+    """Values by the keys that they were made for, at `most` so many, or any number."""
 
     def __init__(self, most: int | None = None) -> None:
         """Begin with nothing."""
@@ -33,7 +33,7 @@ class Table(Generic[T]):
         self._lock = threading.RLock()  # of both: a key's `__eq__` may be the user's, and call us
 
     def of(self, key: Hashable, make: Callable[[], T], *, keeps: Callable[[T], bool] = lambda made: True) -> T:
-        """What is kept for a key, or what `make` returns now, kept if it `keeps`.
+        """The value kept for a key, or the one that `make` returns now, kept if it `keeps`.
 
         What raises is made again by the next that asks, and a `make` that asks for its own key makes it once more.
         """
@@ -47,6 +47,10 @@ class Table(Generic[T]):
                 if keeps(found):
                     self._keep(key, found)
         return found
+
+    def get(self, key: Hashable) -> T | None:
+        """What is kept for a key, None where nothing is."""
+        return self._made.get(key)
 
     def __len__(self) -> int:
         """How many there are."""

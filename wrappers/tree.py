@@ -14,17 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.jaxprs import is_reference, is_tracer, tracing
 from jointcut.wrappers import containers, fixed, objects
 from jointcut.wrappers.containers import needs_opening, opened
-from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.copies import Copies
 from jointcut.wrappers.objects import Live
 from jointcut.wrappers.paths import Paths
-from jointcut.wrappers.wrapper import Target, flat_form_of
 
 
 @dataclass(frozen=True)
@@ -309,7 +305,7 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def struct(leaf: Any) -> Any:
-    """What a program is lowered for: shape, dtype, weak type, and the sharding of an array that was put there."""
+    """The type that a program is lowered for: shape, dtype, weak type, and where an array was put."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
@@ -322,7 +318,10 @@ def struct(leaf: Any) -> Any:
 
 
 def _key(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    known = getattr(leaf, "aval", None)  # an array has its type at hand, and asking JAX takes ten times as long
+    return jax.typeof(leaf) if known is None else known
 
 
 def _spans(tree: Any, count: int, statics: Statics) -> tuple[range, ...]:
@@ -334,64 +333,3 @@ def _spans(tree: Any, count: int, statics: Statics) -> tuple[range, ...]:
         spans.append(range(start, start + size))
         start += size
     return tuple(spans)
-
-
-def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
-    """How the user reaches each leaf of a tree: `result['loss']`."""
-    places, _ = tree_flatten_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
-    return tuple(name + keystr(keys) for keys, _ in places)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a function returned that was given objects, and what it wrote to them.
-
-    `states` are the new arrays by flat positions of the call, `paths` how the user reaches these.
-    """
-
-    result: Any
-    states: Mapping[int, Any]
-    paths: tuple[str, ...]
-
-
-@dataclass
-class TreeWrapper:
-    """Speak in flat lists of arrays to the compiler, in trees to the caller."""
-
-    bound: Bound
-
-    def pre_compile(self, target: Target) -> Target:
-        """A function of flat leaves; its convention's `out_tree` is known once it has been traced."""
-        inputs = slots(self.bound.paths(), self.bound.leaves)
-        return Target(self.flat(target.function), Convention(inputs, (), self.bound.tree))
-
-    def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's function over flat leaves; an `Outcome` where it was given objects that it can write."""
-        bound = self.bound
-
-        @flat_form_of(function)
-        def call(*leaves: Any) -> Any:
-            (args, kwargs), live = bound.rebuilt(leaves)
-            copies = Copies.of(args, kwargs)
-            result = function(*args, **kwargs)
-            copies.refuse_written()
-            if not live:
-                return result
-            paths = Paths(bound.dynamic)
-            states = objects.states(leaves, jax.tree.unflatten(bound.tree, leaves), live, paths)
-            names = bound.paths() if states else ()
-            return Outcome(result, states, tuple(names[i] for i in states))
-
-        return call
-
-    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call in trees over one in flat leaves, for arguments with the structure that was traced."""
-        del target
-        statics = Statics(
-            frozenset(i for i, _ in self.bound.static_args), frozenset(k for k, _ in self.bound.static_kwargs)
-        )
-
-        def in_trees(*args: Any, **kwargs: Any) -> Any:
-            return call(bind(args, kwargs, statics))
-
-        return in_trees

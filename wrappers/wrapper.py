@@ -5,6 +5,10 @@ takes the compiled call that speaks the simpler convention and returns a call th
 the caller's arguments in trees outside `TreeWrapper`, and one flattened call (`tree.Bound`) inside it. The law of every
 wrapper: if the compiled call is the simpler target's own function, the result behaves as the original.
 The names are those of PyTorch's `CompilerWrapper`.
+
+A user gives wrappers of his own as `aot.function(wrappers=(...))`. Their calls take flat arrays, as their function
+does, and both halves run while the function is traced: by the law above, the simpler function with the wrapper around
+it *is* the function, so that it can be differentiated, exported and kept in the cache as any other.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any
 from jointcut.partition import jaxprs
 from jointcut.partition.emit import Halves
 from jointcut.partition.rewrite import live
+from jointcut.partition.specialise import Specialised, without
 from jointcut.partition.verify import waited
-from jointcut.partition.zeros import Specialised, without
 from jointcut.wrappers.table import Table
 
 

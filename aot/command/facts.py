@@ -17,8 +17,8 @@ from jointcut.aot.cache.store import StoredEntry
 from jointcut.aot.command.differences import wide
 from jointcut.aot.command.trial import Check, Trial
 from jointcut.aot.contract import Contract
+from jointcut.aot.cut import Cut
 from jointcut.aot.report.report import Report
-from jointcut.aot.stages import Cut
 
 JSON = dict[str, Any]
 

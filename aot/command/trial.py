@@ -45,13 +45,13 @@ class FlatPair(Loaded):
     def alone(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """The outputs of the function alone; raises `CallError` where this machine cannot run it."""
         with self._here():
-            return list(map(npz.as_numpy, self._run("inference", self._alone)(*inputs)))
+            return list(map(npz.as_numpy, self.running("alone")(*self._constants, *inputs)))
 
     def halves(self, inputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The outputs of the forward, and the gradients of the backward; raises `CallError` as `alone` does."""
         with self._here():
-            outputs, residuals = self._run("forward", self._forward)(*inputs)
-            gradients = self._run("backward", self._backward)(residuals, tangents)
+            outputs, residuals = self.routed([*self._constants, *inputs])
+            gradients = self.running("backward")(residuals, tangents)
             return list(map(npz.as_numpy, outputs)), list(map(npz.as_numpy, gradients))
 
     @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import jax
 
 from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.compiled import Compiled
-from jointcut.aot.cut import CutCall
 from jointcut.aot.limits import Budget
 from jointcut.aot.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import sections
@@ -18,7 +18,6 @@ from jointcut.aot.report.report import JSON, Account, Report, totals
 from jointcut.aot.report.rivals import rivals
 from jointcut.aot.report.rows import Rows
 from jointcut.aot.report.tried import Met, Tried, try_budgets
-from jointcut.partition import segments
 from jointcut.partition.budget import Candidate, Planner
 from jointcut.partition.displays import table
 from jointcut.partition.figures import human_bytes
@@ -28,6 +27,9 @@ from jointcut.partition.outline import outline
 from jointcut.partition.picture import graph_view, timeline
 from jointcut.partition.places import place_of
 from jointcut.partition.plan import Plan
+
+if TYPE_CHECKING:
+    import jointcut.aot.cut
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ def _residuals(run: Compiled) -> list[Lifetime]:
 
 
 def gather(
-    cut: CutCall,
+    cut: jointcut.aot.cut.Cut,
     planner: Planner,
     front: Pareto,
     point: Callable[[Candidate], ParetoPoint],
-    partition: Callable[[Budget], CutCall],
+    partition: Callable[[Budget], jointcut.aot.cut.Cut],
     measured: Measured | None = None,
 ) -> Report:
     """What a cut's plan keeps, runs again, and costs.
@@ -138,7 +140,11 @@ class _Scale:
 
 
 def _tried(
-    account: Account | None, fixed: int, front: Pareto, scale: _Scale, partition: Callable[[Budget], CutCall]
+    account: Account | None,
+    fixed: int,
+    front: Pareto,
+    scale: _Scale,
+    partition: Callable[[Budget], jointcut.aot.cut.Cut],
 ) -> Tried | None:
     """The smaller budgets that hold, where something was compiled to begin with."""
     if account is None:
@@ -177,7 +183,7 @@ def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) ->
     """What the page shows, in order."""
     how = _REPLAYED if is_replay else _ASSIGNED
     heading = {"id": "graph", "title": "The graph and the cut", "lead": _GRAPH}
-    graph = graph_view(planner.graph, _explained(told), planner.seconds, root=told.name, **heading)
+    graph = graph_view(planner.graph, _explained(told), planner.problem.seconds, root=told.name, **heading)
     memory = timeline(
         told.life,
         None if told.is_plain else ("plain JAX", told.plain_life),
@@ -220,5 +226,4 @@ _REPLAYED = (
 
 
 def _replayed(planner: Planner, plan: Plan) -> Lifetimes:
-    halves = segments.written(planner.graph, planner.facts, plan, planner.backend)
-    return lifetimes(halves, planner.graph)
+    return lifetimes(planner.rows(plan), planner.graph)

@@ -14,6 +14,7 @@ from jointcut.partition.errors import PlanError
 from jointcut.partition.graph import Op
 from jointcut.partition.outline import PSEUDO
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -35,24 +36,18 @@ def rivals(planner: Planner) -> Iterator[tuple[str, Plan]]:
     """A plan for each policy that names one which closes; priced."""
     for name, saves in POLICIES.items():
         try:
-            plan = Plan.of(
-                planner.graph,
-                _saved(planner, saves),
-                strategy=name,
-                facts=planner.facts,
-                verdicts=planner.verdicts,
-            )
+            plan = Plan.of(planner.problem, _saved(planner.problem, saves), strategy=name)
         except PlanError:  # something can neither be saved nor run again, so there is no such plan
             continue
         yield name, planner.priced(plan)
 
 
-def _saved(planner: Planner, saves: Callable[[Op], bool]) -> list[int]:
+def _saved(problem: Problem, saves: Callable[[Op], bool]) -> list[int]:
     """What is met first, going back from what the backward reads, that is saved or cannot run again."""
-    graph, verdicts = planner.graph, planner.verdicts
+    graph, verdicts = problem.graph, problem.verdicts
 
     def stops(v: int, op: Op) -> bool:
         must_keep = bool(verdicts[v].not_recomputed) and not verdicts[v].is_costly
         return op.name not in PSEUDO and (saves(op) or must_keep)
 
-    return graph.first_met(planner.facts.wanted, stops)
+    return graph.first_met(problem.sides.wanted, stops)

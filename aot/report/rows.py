@@ -15,7 +15,7 @@ from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.budget import Planner
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.flops import flops
-from jointcut.partition.graph import SCAN, STEP, Graph, Op
+from jointcut.partition.graph import OPEN_LOOP, STEP, Graph, Op
 from jointcut.partition.outline import PSEUDO, Outline
 from jointcut.partition.picture import file_and_line, type_of
 from jointcut.partition.plan import Plan, Saved, in_segments
@@ -97,7 +97,7 @@ class Rows:
 
     def saved(self, plan: Plan) -> tuple[SavedRow, ...]:
         """The saved arrays of a plan, the largest first."""
-        late = {*plan.recomputed, *plan.deferred, *self.planner.facts.backward}
+        late = {*plan.recomputed, *plan.deferred, *self.planner.problem.sides.backward}
         rows = (self._saved(s, plan, late) for s in plan.saved)
         return tuple(sorted(rows, key=lambda row: (-row.bytes, row.value)))
 
@@ -106,13 +106,13 @@ class Rows:
         assert maker is not None, "a plan saves no argument"
         type_ = type_of(s.dtype, s.shape, s.copies)
         where = self.path(maker), self.outline.lines[maker]
-        known = plan.strategy == "save_all" or self.planner.verdicts[s.value].not_recomputed
+        known = plan.strategy == "save_all" or self.planner.problem.verdicts[s.value].not_recomputed
         reason = s.reason if known else self._instead(s, plan) or s.reason
         return SavedRow(s.value, s.bytes, type_, s.op, *where, self._needed_by(s.value, late), reason)
 
     def _instead(self, s: Saved, plan: Plan) -> str:
         """What would be saved in the place of a value that could be computed again; empty where nothing would."""
-        graph, verdicts, saved = self.graph, self.planner.verdicts, {*plan.values} - {s.value}
+        graph, verdicts, saved = self.graph, self.planner.problem.verdicts, {*plan.values} - {s.value}
 
         def stops(v: int, op: Op) -> bool:
             return v in saved or (bool(verdicts[v].not_recomputed) and op.name not in PSEUDO)
@@ -120,12 +120,12 @@ class Rows:
         found = [v for v in graph.first_met([s.value], stops) if v not in saved]
         if not found:
             return ""
-        largest = max(found, key=lambda v: (self.planner.prices[v], -v))
-        size = human_bytes(sum(self.planner.prices[v] for v in found))
+        largest = max(found, key=lambda v: (self.planner.problem.prices[v], -v))
+        size = human_bytes(sum(self.planner.problem.prices[v] for v in found))
         maker = graph.maker_of(largest)
         assert maker is not None, "first_met finds what an op computes"
         rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        name = "the loop" if maker.name == SCAN else maker.name
+        name = "the loop" if maker.name == OPEN_LOOP else maker.name
         why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
         at = f"{name} at {file_and_line(self.outline.lines[maker.id])}{rest}"
         what = f"the heavy {at}" if why == "heavy" else f"{at} ({why})"
@@ -173,7 +173,7 @@ class Rows:
 
     def seconds(self, op: Op) -> float:
         """What one more run of an op takes, over all steps of its loops, by the model."""
-        return self.planner.seconds[op.id]
+        return self.planner.problem.seconds[op.id]
 
     def flops(self, op: Op) -> float:
         """What an op computes, over all steps of its loops."""
@@ -182,7 +182,7 @@ class Rows:
 
     def step_flops(self) -> float:
         """What the step computes where nothing runs twice."""
-        inside = {region.scan for region in self.graph.regions}  # their bodies are counted op by op
+        inside = self.graph.bodies  # they are counted op by op
         return sum(self.flops(op) for op in self.graph.ops if op.id not in inside)
 
     def tried(self, plan: Plan, met: Iterable[Met], here: ParetoPoint) -> tuple[LessRow, ...]:

@@ -7,10 +7,10 @@ The data is one JSON object, which the scripts draw in the browser::
      "sections": [{"kind": "table", "id": "saved", "title": "Saved values", "lead": "...", ...}, ...]}
 
 A section's kind says which script draws it and what else it holds: the bytes alive at each step (`timeline`), ops and
-values (`graph`), plans by peak and time (`pareto`), rows (`table`), two plans side by side (`diff`). Each script says
-in its opening comment what it reads.
+values (`graph`), plans by peak and time (`pareto`), rows (`table`), two plans side by side (`diff`). The opening
+comment of each script lists the keys that it reads.
 
-The file asks for nothing else: a policy in its head forbids the browser any request.
+The file loads nothing else: a policy in its head forbids the browser any request.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ _PAGE = """<!DOCTYPE html>
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The text of one HTML file that shows `data`, whose form the module describes; equal data give equal text.
+    """Return the text of one HTML file that shows `data`; equal data give equal text.
 
-    The file works offline and from a folder, in light and dark. Raises `RecordError` where the data is of another
-    format or holds what JSON cannot hold, a section has an unknown kind, or two have one id.
+    The module's docstring describes the form of `data`. The file works offline and from a folder, in light and dark.
+    Raises `RecordError` where the data has another format or something that JSON cannot hold, where a section has an
+    unknown kind or no id, or where two sections have the same id.
     """
     _check(data)
     kinds = {section["kind"] for section in data["sections"]}
@@ -86,10 +87,10 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def framed(html: str, height: int = 640) -> str:
-    """The page in a frame `height` pixels tall, for the cell of a notebook.
+    """Return the page in a frame `height` pixels tall, for the cell of a notebook.
 
-    The frame holds the whole page in its `srcdoc`, runs its scripts apart from the notebook's, and lets it do nothing
-    but run them and save a file.
+    The frame holds the whole page in its `srcdoc`, and runs the page's scripts apart from the notebook's. The page may
+    do nothing but run scripts and save files.
     """
     title = html.partition("<title>")[2].partition("</title>")[0] or "jointcut"
     sandbox = "allow-scripts allow-downloads"
@@ -116,7 +117,7 @@ def _check(data: Mapping[str, Any]) -> None:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """The data as JSON that cannot end the script element it stands in, nor open a comment there."""
+    """The data as JSON that can neither close the script element around it nor open a comment there."""
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:

@@ -152,14 +152,12 @@ def made_place(tmp_path_factory) -> Place:
 
 @pytest.fixture(autouse=True)
 def place(made_place, monkeypatch) -> Place:
-    """Stand in the folder, compile with little optimisation, and leave neither path nor modules behind."""
+    """Stand in the folder, and leave neither path nor modules behind."""
     monkeypatch.chdir(made_place.folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv(caching.FOLDER, raising=False)
     known = set(sys.modules)
-    jax.config.update("jax_disable_most_optimizations", True)
     yield made_place
-    jax.config.update("jax_disable_most_optimizations", False)
     for name in {"spoken", *sys.modules.keys() - known} & {path.stem for path in made_place.folder.glob("*.py")}:
         sys.modules.pop(name, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +43,14 @@ def points(seed: int, dtype: str = "float32") -> list[np.ndarray]:
     return [np.asarray(jnp.asarray(numbers.normal(size=s), dtype)) for s in ((8, 5), (5,), (4, 8))]
 
 
+@cache
+def gradient(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
+    """The gradient of a function, compiled once."""
+    return jax.jit(jax.grad(function, (0, 1, 2)))
+
+
 def gradients(function: Callable[..., jax.Array], at: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return list(map(np.asarray, jax.jit(jax.grad(function, (0, 1, 2)))(*at)))
+    return list(map(np.asarray, gradient(function)(*at)))
 
 
 @pytest.mark.parametrize("function", [layers, kinks, powers])

@@ -35,14 +35,6 @@ every_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program:
 X = np.float32([0.1, -0.4, 0.9])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def little_optimisation():
-    """What programs mean is asked here, not how fast they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """The artefact of a program of the corpus, exported once."""

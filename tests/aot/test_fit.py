@@ -27,8 +27,9 @@ from jointcut.partition import Plan
 from jointcut.partition.budget import Candidate, ranked
 from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError, PlanError
-from jointcut.partition.memory import Buffer, Replay
+from jointcut.partition.memory import Buffer
 from jointcut.partition.planfile import dumps
+from jointcut.partition.replay import Replay
 from jointcut.partition.roles import Side
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

@@ -18,7 +18,7 @@ import pytest
 from jointcut import aot
 from jointcut.aot import pipeline, searches
 from jointcut.aot.cache.caching import store_for
-from jointcut.aot.stages import Traced
+from jointcut.aot.traced import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import linen
 
 from jointcut import aot
 
@@ -74,84 +73,7 @@ def linen_transformer():
     return Training(loss, variables["params"], {}, (TOKENS,))
 
 
-class LinenConvolutions(linen.Module):
-    """Convolutions under batch normalisation, whose running means are a second collection of variables."""
-
-    @linen.compact
-    def __call__(self, x):
-        for width in (4, 8):
-            x = linen.Conv(width, (3, 3), strides=2)(x)
-            x = linen.relu(linen.BatchNorm(use_running_average=False)(x))
-        return linen.Dense(3)(jnp.mean(x, axis=(1, 2)))
-
-
-def linen_batch_norm():
-    model = LinenConvolutions()
-    variables = jax.jit(model.init)(jax.random.key(0), IMAGES)
-
-    def loss(params, state, key, images, labels):
-        logits, state = model.apply({"params": params, **state}, images, mutable=["batch_stats"])
-        return cross_entropy(logits, labels), state
-
-    state = {"batch_stats": variables["batch_stats"]}
-    return Training(loss, variables["params"], state, (IMAGES, LABELS[:4]))
-
-
-# ---------------------------------------------------------------- flax.nnx
-
-
-class NnxNetwork(nnx.Module):
-    """Dropout draws from a stream of keys that counts, which is state."""
-
-    def __init__(self, rngs):
-        self.first = nnx.Linear(5, WIDTH, rngs=rngs)
-        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
-        self.drop = nnx.Dropout(0.2, rngs=rngs)
-        self.last = nnx.Linear(WIDTH, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.last(self.drop(nnx.relu(self.norm(self.first(x)))))
-
-
-def nnx_network():
-    graph, params, state = nnx.split(NnxNetwork(nnx.Rngs(0)), nnx.Param, ...)
-
-    def loss(params, state, key, x, labels):
-        model = nnx.merge(graph, params, state, copy=True)
-        value = cross_entropy(model(x), labels)
-        return value, nnx.split(model, nnx.Param, ...)[2]
-
-    return Training(loss, params, state, (ROWS, LABELS))
-
-
 # ---------------------------------------------------------------- equinox
-
-
-class EquinoxNetwork(eqx.Module):
-    """A module with layers, a number that is trained and a string that is not."""
-
-    norm: eqx.nn.LayerNorm
-    layers: eqx.nn.MLP
-    scale: jax.Array
-    name: str = eqx.field(static=True)
-
-    def __init__(self, key):
-        self.norm = eqx.nn.LayerNorm(5)
-        self.layers = eqx.nn.MLP(5, 3, WIDTH, 2, key=key)
-        self.scale = jnp.ones(())
-        self.name = "classifier"
-
-    def __call__(self, x):
-        return self.scale * self.layers(self.norm(x))
-
-
-def equinox_partition():
-    params, rest = eqx.partition(EquinoxNetwork(jax.random.key(0)), eqx.is_inexact_array)
-
-    def loss(params, state, key, x, labels):
-        return cross_entropy(jax.vmap(eqx.combine(params, rest))(x), labels), state
-
-    return Training(loss, params, {}, (ROWS, LABELS))
 
 
 def equinox_recurrent():
@@ -170,32 +92,8 @@ def equinox_recurrent():
     return Training(loss, (cell, head), {}, (jnp.stack([ROWS] * 4, 1), LABELS))
 
 
-# ---------------------------------------------------------------- haiku
-
-
-def haiku_network():
-    def network(x):
-        x = hk.BatchNorm(True, True, decay_rate=0.9)(hk.Linear(WIDTH)(x), is_training=True)
-        return hk.Linear(3)(hk.dropout(hk.next_rng_key(), 0.2, jax.nn.silu(x)))
-
-    model = hk.transform_with_state(network)
-    params, state = jax.jit(model.init)(jax.random.key(0), ROWS)
-
-    def loss(params, state, key, x, labels):
-        logits, state = model.apply(params, state, key, x)
-        return cross_entropy(logits, labels), state
-
-    return Training(loss, params, state, (ROWS, LABELS))
-
-
-TRAININGS = (
-    linen_transformer,
-    linen_batch_norm,
-    nnx_network,
-    equinox_partition,
-    equinox_recurrent,
-    haiku_network,
-)
+# Layers with state, of Flax, Haiku and Equinox, are trained in `test_training.py`.
+TRAININGS = (linen_transformer, equinox_recurrent)
 
 
 def losses(training, value_and_grad, wrap=lambda step: step):
@@ -227,14 +125,6 @@ def assert_near(got, want):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def little_optimisation():
-    """What is asked here is what the programs mean, not how fast they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(params=TRAININGS, ids=lambda make: make.__name__, scope="module")

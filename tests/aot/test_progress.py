@@ -307,14 +307,14 @@ def test_a_size_is_told_to_three_digits_or_more_in_the_largest_unit_that_it_fill
 
 
 def test_a_planner_tells_each_replay_once_and_of_how_many(monkeypatch):
-    graph, said = loss().trace(*ARGS).graph, []
+    traced, said = loss().trace(*ARGS), []
     monkeypatch.setattr(fitting, "tell", lambda at: said.append(at()))
-    planner = fitting.planner_for(graph, Options(cost=ROOFLINE))
+    planner = fitting.planner_for(traced.problem, Options(cost=ROOFLINE))
     next(planner.by_time(1e9))
     assert len(said) == planner.num_replayed == 1
     count = len(planner.menu)
     assert said == [f"plan {n} of at most {count}" for n in range(1, count + 1)]
-    assert len(Planner(graph, ROOFLINE).menu) == count  # which tells nobody
+    assert len(Planner(traced.problem.timed(ROOFLINE)).menu) == count  # which tells nobody
 
 
 # --------------------------------------------------------------------------------------------- and nowhere else

@@ -22,11 +22,11 @@ from jax.experimental import pallas as pl
 from jointcut.aot import rates as measuring
 from jointcut.aot.rates import Measured, rates
 from jointcut.partition import jaxprs
-from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline, recompute_seconds
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.loops import read
 from jointcut.partition.roles import Roles
+from jointcut.partition.sides import classify
 from jointcut.partition.text import parse
 
 FIGURES = Roofline(1e12, 2e10, 3e9)

@@ -28,14 +28,6 @@ from jointcut.wrappers.tree import Statics, bind
 F32 = jnp.float32
 
 
-@pytest.fixture(scope="module", autouse=True)
-def little_optimisation():
-    """What programs mean is asked here, not how fast they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 of = partial(shapes, dtype=F32)
 
 

@@ -21,9 +21,7 @@ def often_switched():
     """Threads that take turns a thousand times as often find more."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
-    jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     sys.setswitchinterval(interval)
 
 
@@ -75,14 +73,14 @@ def test_threads_that_meet_a_signature_at_once_trace_it_once():
 
 def test_many_signatures_in_threads_are_kept_and_forgotten(monkeypatch):
     """More than are kept, in every table that calls share: by method, in somebody's trace, with an array twice."""
-    monkeypatch.setattr(importlib.import_module("jointcut.aot.function"), "KEPT_SIGNATURES", 2)
+    monkeypatch.setattr(importlib.import_module("jointcut.aot.bound"), "KEPT_SIGNATURES", 2)
     function = aot.function(counted()[0], static_argnums=1)
 
     def gradient(power):
         return jax.eval_shape(jax.grad(lambda x: function(x, power % 6)), jnp.ones(3)).shape
 
     assert at_once(gradient, range(24)) == [(3,)] * 24
-    assert (len(function._insides), len(function._cuts)) == (2, 0)
+    assert len(function._binder.signatures) == 2
 
 
 def test_a_pullback_and_a_compiled_pair_are_shared(tmp_path):

@@ -17,7 +17,8 @@ from corpus.program import normal
 from jointcut import aot
 from jointcut.partition.errors import CallError, RecordError, TraceError
 from jointcut.partition.roles import Role
-from jointcut.wrappers.metadata import BackwardSignature, GraphSignature, SubclassMeta, ViewAndMutationMeta
+from jointcut.wrappers.metadata import SubclassMeta, ViewAndMutationMeta
+from jointcut.wrappers.signatures import BackwardSignature, GraphSignature
 
 X, Y = normal(80, 3), normal(81, 3)
 S = normal(82, 3, 3)
@@ -65,11 +66,14 @@ def outputs_have_names():
     assert signature.user_outputs == ("output_1", "output_2", "output_3")
 
 
-@behaviour("export signature / buffers to mutate", "A written Ref is told by the name of its new state.")
+@behaviour(
+    "export signature / buffers to mutate", "A Ref is written where it lies: there is no result with its new state."
+)
 def written_references_are_told():
-    assert signed(loss, *arguments(), has_aux=True).buffers_to_mutate == {"state_1": "args[2]['steps']"}
+    writes = signed(loss, *arguments(), has_aux=True)
+    assert (writes.buffers_to_mutate, writes.buffers_mutated_in_place) == ({}, ("args[2]['steps']",))
     reads = signed(lambda x, ref: jnp.sum(x * ref[...]), X, jax.new_ref(Y))
-    assert (reads.buffers, reads.buffers_to_mutate) == (("args[1]",), {})
+    assert (reads.buffers, reads.buffers_to_mutate, reads.buffers_mutated_in_place) == (("args[1]",), {}, ())
 
 
 @behaviour("export signature / gradients to parameters", "Each gradient has a name and the path of its leaf.")
@@ -122,7 +126,7 @@ def the_trees_are_told():
 )
 def gradients_of_other_arguments():
     pullback = aot.function(lambda x, y, n: jnp.sum(jnp.sin(x * y)[n])).vjp(X, Y, N)[1]
-    backward = pullback.program.signature.backward_signature
+    backward = pullback.backward.signature.backward_signature
     assert backward.gradients_to_parameters == {"gradient_1": "args[0]"}
     assert backward.gradients_to_user_inputs == {"gradient_2": "args[1]"}
 
@@ -185,7 +189,7 @@ def auxiliary_data_without_a_text():
         def tree_unflatten(cls, function, children):
             return cls(*children, function)
 
-    signature = signed(lambda m: jnp.sum(m.function(m.array)), Model(X, jax.nn.relu))
+    signature = signed(lambda m: jnp.sum(m.function(m.array)), Model(X, lambda x: x * 2))
     said = refusal(RecordError, signature.to_json)
     assert said.startswith("GraphSignature.in_spec") and "has no JSON form." in said
     assert said.endswith(
@@ -197,13 +201,13 @@ def auxiliary_data_without_a_text():
 def metadata_fits_a_screen():
     few = str(aot.function(lambda x, n: (jnp.sin(x)[n], x)).trace(X, N).metadata)
     assert few.splitlines() == [
-        "training, 0 constants",
-        "inputs:",
-        "  float32[3] args[0]: read, differentiated",
-        "  int32[3] args[1]: read",
-        "outputs:",
-        "  float32[3] result[0]: non_alias, can carry a cotangent",
-        "  float32[3] result[1]: is_input 0, can carry a cotangent",
+        "training: forward and backward",
+        "inputs",
+        "  0  float32[3]  args[0]  read, differentiated",
+        "  1  int32[3]    args[1]  read",
+        "outputs",
+        "  0  float32[3]  result[0]  a new array, carries a gradient",
+        "  1  float32[3]  result[1]  input 0 itself, carries a gradient",
     ]
     many = [np.float32(i) for i in range(200)]
     text = str(aot.function(lambda xs: [x * 2 for x in xs]).trace(many).metadata)
@@ -464,6 +468,15 @@ def a_gradient_is_driven_by_hand():
         assert_near(outputs, jax.tree.leaves(want))
         tree = jax.tree.unflatten(jax.tree.structure(want), seeds)
         assert_near(gradients, list(pullback(tree)))
+
+
+@behaviour(
+    "Gradient contract / isDifferentiable", "JAX's own rules answer, and the op that stops the gradient is named."
+)
+def the_query_is_answered():
+    assert aot.is_differentiable(lambda x: jnp.sum(jnp.sin(x)), X)
+    found = aot.is_differentiable(lambda x: jnp.sum(jnp.round(x)), X)
+    assert not found and [stop.op for stop in found.stops] == ["round"]
 
 
 @behaviour(

@@ -12,7 +12,7 @@ import behaviours
 from behaviours.behaviour import GROUPS, Behaviour, behaviours_of
 from behaviours.without_meaning import WITHOUT_MEANING
 
-NO_TABLES = ("behaviour", "conftest", "test_behaviours", "without_meaning")
+NO_TABLES = ("behaviour", "test_behaviours", "without_meaning")
 TABLES = [m.name for m in pkgutil.iter_modules(behaviours.__path__) if m.name not in NO_TABLES]
 ROWS: list[Behaviour] = [row for name in TABLES for row in behaviours_of(importlib.import_module(f"behaviours.{name}"))]
 

@@ -108,19 +108,17 @@ def test_half_is_refused_only_where_the_least_takes_more(program):
 
 # ------------------------------------------------------------------------------------ the results
 
+#: `value_and_grad` within each budget is compared above, where XLA's account of it is read.
 TURNS = [
     ("auxiliary_output", "jit of grad", "the least"),
     ("auxiliary_output", "vjp", "half"),
     ("checkpointed_scan_body", "jit of grad", "midway"),
-    ("checkpointed_scan_body", "value_and_grad", "half"),
     ("checkpointed_scan_body", "vjp", "the least"),
     ("cond_in_scan", "jit of grad", "midway"),
     ("convolutions", "vjp", "midway"),
     ("dropout_in_nested_scans", "jit of grad", "the least"),
     ("internal_reference", "jit of grad", "midway"),
-    ("internal_reference", "value_and_grad", "the least"),
     ("internal_reference", "vjp", "half"),
-    ("nested_scans", "value_and_grad", "midway"),
     ("nested_scans", "vjp", "the least"),
     ("large elman", "jit of grad", "half"),
     ("large checkpointed_scan_body", "vjp", "midway"),
@@ -132,11 +130,6 @@ def test_values_and_gradients_are_those_of_jax(program, way, name):
     program = PROGRAMS[IDS.index(program)]
     with program.precision():
         met(budget_of(program, name), partial(RUN[way], program))
-
-
-def run_value_and_grad(program, budget):
-    got = function_of(program, budget).value_and_grad(*program.args, **program.kwargs)
-    assert_same(got, plain(program, value_and_grad), program)
 
 
 def slope(program, function):
@@ -158,7 +151,7 @@ def run_vjp(program, budget):
     assert_same(pullback(cotangents(out, 2)), want_second, program)
 
 
-RUN = {"value_and_grad": run_value_and_grad, "jit of grad": run_jit_of_grad, "vjp": run_vjp}
+RUN = {"jit of grad": run_jit_of_grad, "vjp": run_vjp}
 
 
 # ------------------------------------------------------------------------------------ the draws

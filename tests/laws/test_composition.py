@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import jax
@@ -12,33 +11,18 @@ from jax import lax
 
 from jointcut import aot
 from oracle import STRATEGIES, assert_same, called, is_inexact, loss, plain, value_and_grad, weigh
-from programs import CORPUS, named
+from programs import CORPUS, EVERY_PROGRAM, OF_EACH_KIND, named
 
 LOSSES = tuple(program for program in CORPUS if "grad" not in program.lacks)
-
-# Over the whole corpus the laws of composition take half an hour on two cores: by default they run over these,
-# which hold one program of each kind, and over all with JOINTCUT_EVERY_PROGRAM=1.
-# fmt: off
-COMPOSED = frozenset([
-    "two_layers", "transformer_block", "layer_norm", "cross_entropy", "energy_and_forces",
-    "bfloat16_weights", "scan_with_constants", "scan_without_xs", "scan_with_several_carries",
-    "reverse_scan", "scan_of_no_steps", "nested_scans", "scan_with_ys_used_outside",
-    "scan_with_counter", "fori_loop", "cond_on_data", "cond_in_scan", "guarded_root",
-    "gather_and_scatter", "fourier_filter", "complex_weights", "float64_weights",
-    "integer_and_key_leaves", "none_leaves", "dataclass_weights", "keyword_arguments", "unused_inputs",
-    "output_is_input", "same_array_twice", "several_outputs", "auxiliary_output", "constant_function",
-    "python_numbers", "weak_types", "custom_vjp_clip", "custom_jvp_steep", "pallas_kernel",
-    "sharded_map", "nested_jits", "vmap_inside", "stop_gradient_on_one_path",
-    "checkpointed_scan_body", "checkpoint_in_checkpoint", "dropout_network", "dropout_in_scan",
-])
-# fmt: on
-EVERY_PROGRAM = "JOINTCUT_EVERY_PROGRAM" in os.environ
+SCALARS = tuple(program for program in LOSSES if program.scalar)
 
 
 def over(programs, lacking="", strategies=STRATEGIES):
     """Parameters: each program by the first strategy, and with JOINTCUT_EVERY_PROGRAM by the others too."""
     chosen = [
-        program for program in programs if lacking not in program.lacks and (EVERY_PROGRAM or program.name in COMPOSED)
+        program
+        for program in programs
+        if lacking not in program.lacks and (EVERY_PROGRAM or program.name in OF_EACH_KIND)
     ]
     first, *others = strategies
     cases = [(program, first) for program in chosen]
@@ -72,19 +56,20 @@ def as_arrays(args):
     return jax.tree.map(jnp.asarray, args)
 
 
-@over([program for program in LOSSES if program.scalar])
+@over(SCALARS if EVERY_PROGRAM else SCALARS[::2])
 def test_jax_value_and_grad_of_it_under_jit(program, strategy):
+    """The law of vmap asks it of every program, with a batch around it."""
     check(program, strategy, value_and_grad)
 
 
-@over([program for program in LOSSES if program.scalar])
+@over(SCALARS)
 def test_its_value_and_grad_under_jit(program, strategy):
     with program.precision():
         got = jax.jit(compiled(program, strategy).value_and_grad)(*program.args, **program.kwargs)
         assert_same(got, plain(program, value_and_grad), program)
 
 
-@over([program for program in LOSSES if program.scalar], strategies=("min_cut",))
+@over(SCALARS if EVERY_PROGRAM else SCALARS[1::2], strategies=("min_cut",))
 def test_jax_value_and_grad_of_it_without_jit(program, strategy):
     with program.precision():
         got = value_and_grad(program, compiled(program, strategy))(*program.args)

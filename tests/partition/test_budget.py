@@ -17,14 +17,17 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
-from jointcut.partition.backend import CPU, PORTABLE
+from jointcut.partition.backend import CPU
 from jointcut.partition.budget import Candidate, Planner, ranked, sampled, spread
 from jointcut.partition.cost import Roofline
+from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
 from jointcut.partition.front import Choice
-from jointcut.partition.plan import checked
-from jointcut.partition.policy import COLLECTIVES, Constraint, Demand
-from jointcut.partition.segments import written
+from jointcut.partition.plan import validated
+from jointcut.partition.primitives import COLLECTIVES
+from jointcut.partition.problem import Problem
+from jointcut.partition.rules import Constraint, Demand
+from jointcut.partition.schedule import schedule
 from jointcut.partition.verify import verify_structure
 from programs import CORPUS
 
@@ -62,7 +65,7 @@ def planner(traced):
 
     def planned(name):
         if name not in known:
-            known[name] = Planner(traced(name).graph, ROOFLINE, backend=CPU)
+            known[name] = Planner(Problem.of(traced(name).graph, ROOFLINE, backend=CPU))
         return known[name]
 
     return planned
@@ -118,8 +121,8 @@ def test_every_plan_of_a_menu_closes_and_its_halves_fit_together(name, planner):
     assert plans[0].strategy == "min_cut"
     assert max(Counter((p.values, p.segments) for p in plans).values()) == 1
     for plan in plans:
-        assert checked(mine.graph, mine.facts, plan) is plan
-        verify_structure(mine.graph, written(mine.graph, mine.facts, plan, CPU))
+        assert validated(mine.problem, plan) is plan
+        verify_structure(mine.graph, emit(mine.graph, schedule(mine.problem, plan)))
         assert 0 <= plan.bound_seconds <= plan.seconds < math.inf
 
 
@@ -177,7 +180,7 @@ def test_samples_of_a_front_are_its_best_cuts_from_end_to_end(name, planner):
 
 @some_programs
 def test_a_planner_made_anew_has_the_same_menu(name, planner, traced):
-    assert Planner(traced(name).graph, ROOFLINE, backend=CPU).menu == planner(name).menu
+    assert Planner(Problem.of(traced(name).graph, ROOFLINE, backend=CPU)).menu == planner(name).menu
 
 
 # ------------------------------------------------------------------------------------ the front
@@ -227,23 +230,25 @@ def graphs(draw, names=("sin", "exp", "split", "dot_general", "reduce_sum"), mos
 
 def closing_plans(mine):
     """(bytes, seconds) of every set of saved values that closes under the rules which are not of cost."""
-    early = [v.id for v in mine.graph.values if v.maker is not None and not mine.facts.is_late(v.id)]
-    savable = [v for v in early if not mine.verdicts[v].not_saved]
+    early = [v.id for v in mine.graph.values if v.maker is not None and not mine.problem.sides.is_late(v.id)]
+    savable = [v for v in early if not mine.problem.verdicts[v].not_saved]
     for size in range(len(savable) + 1):
         for saved in itertools.combinations(savable, size):
             try:
-                plan = Plan.of(mine.graph, saved, facts=mine.facts)
+                plan = Plan.of(mine.graph, saved)
             except PlanError:
                 continue
             again = {v for i in plan.recomputed for v in mine.graph.ops[i].outputs} - set(saved)
-            if not any(mine.verdicts[v].not_recomputed and not mine.verdicts[v].is_costly for v in again):
-                yield sum(mine.prices[v] for v in saved), sum(mine.seconds[i] for i in plan.recomputed)
+            if not any(
+                mine.problem.verdicts[v].not_recomputed and not mine.problem.verdicts[v].is_costly for v in again
+            ):
+                yield sum(mine.problem.prices[v] for v in saved), sum(mine.problem.seconds[i] for i in plan.recomputed)
 
 
 @settings(quick, max_examples=30)
 @given(graphs(most=9))
 def test_the_front_is_as_fast_as_the_fastest_of_all_plans_at_every_number_of_bytes(graph):
-    mine = Planner(graph, PlainSeconds())
+    mine = Planner(Problem.of(graph, PlainSeconds()))
     plans = set(closing_plans(mine))
     for budget in sorted({b for b, _ in plans})[:12]:
         fastest = min(s for b, s in plans if b <= budget)
@@ -259,9 +264,9 @@ def test_the_front_is_as_fast_as_the_fastest_of_all_plans_at_every_number_of_byt
 @given(graphs(), st.sampled_from([0.01, 0.1, 0.5]))
 def test_a_byte_is_not_saved_for_less_than_it_takes_to_write(graph, byte_seconds):
     """The last choice is the best there is at that price; what lies beyond would pay more for its bytes."""
-    mine = Planner(graph, PlainSeconds(byte_seconds))
+    mine = Planner(Problem.of(graph, PlainSeconds(byte_seconds)))
     chosen = mine.front.choices[-1]
-    whole = Planner(graph, PlainSeconds()).front
+    whole = Planner(Problem.of(graph, PlainSeconds())).front
     least = min(c.seconds + byte_seconds * c.bytes for c in whole.choices)
     assert chosen.seconds + byte_seconds * chosen.bytes == pytest.approx(least)
 
@@ -272,32 +277,32 @@ def test_a_byte_is_not_saved_for_less_than_it_takes_to_write(graph, byte_seconds
 def demanded(graph, constraints):
     """The menu under demands; none where they contradict each other."""
     try:
-        return list(Planner(graph, PlainSeconds(), constraints).plans())
+        return list(Planner(Problem.of(graph, PlainSeconds(), constraints)).plans())
     except PlanError:
         return []
 
 
-def needed_in(graph, facts, plan):
+def needed_in(graph, sides, plan):
     """What the backward reads, itself or to run ops of the forward."""
-    return facts.wanted | {v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs}
+    return sides.wanted | {v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs}
 
 
 @quick
 @given(graphs(), st.data())
 def test_what_must_be_saved_is_saved_where_it_is_needed(graph, data):
-    facts = Planner(graph, PlainSeconds()).facts
-    made = [v.id for v in graph.values if v.maker is not None and not facts.is_late(v.id)]
+    sides = Planner(Problem.of(graph, PlainSeconds())).problem.sides
+    made = [v.id for v in graph.values if v.maker is not None and not sides.is_late(v.id)]
     chosen = data.draw(st.sets(st.sampled_from(made), min_size=1))
     for plan in demanded(graph, [Constraint(v, Demand.SAVE, "told") for v in chosen]):
-        assert all(v in plan.values or v not in needed_in(graph, facts, plan) for v in chosen)
+        assert all(v in plan.values or v not in needed_in(graph, sides, plan) for v in chosen)
         assert {s.reason for s in plan.saved if s.value in chosen} <= {"not recomputed: told"}
 
 
 @quick
 @given(graphs(), st.data())
 def test_what_must_be_recomputed_is_never_saved(graph, data):
-    facts = Planner(graph, PlainSeconds()).facts
-    made = [v.id for v in graph.values if v.maker is not None and not facts.is_late(v.id)]
+    sides = Planner(Problem.of(graph, PlainSeconds())).problem.sides
+    made = [v.id for v in graph.values if v.maker is not None and not sides.is_late(v.id)]
     chosen = data.draw(st.sets(st.sampled_from(made), min_size=1))
     plans = demanded(graph, [Constraint(v, Demand.RECOMPUTE, "told") for v in chosen])
     assume(plans)
@@ -307,8 +312,8 @@ def test_what_must_be_recomputed_is_never_saved(graph, data):
 
 def free_to_choose(mine):
     """Values that may be saved and may run again, at whatever cost."""
-    early = [v.id for v in mine.graph.values if v.maker is not None and not mine.facts.is_late(v.id)]
-    rules = [(v, mine.verdicts[v]) for v in early]
+    early = [v.id for v in mine.graph.values if v.maker is not None and not mine.problem.sides.is_late(v.id)]
+    rules = [(v, mine.problem.verdicts[v]) for v in early]
     return [v for v, rule in rules if not rule.not_saved and (rule.is_costly or not rule.not_recomputed)]
 
 
@@ -316,7 +321,7 @@ def free_to_choose(mine):
 def test_what_must_be_saved_is_handed_over_by_the_halves_of_every_plan(name, traced):
     mine, keep = with_saves(traced(name).graph)
     for plan in mine.plans():
-        assert all(v in plan.values or v not in needed_in(mine.graph, mine.facts, plan) for v in keep)
+        assert all(v in plan.values or v not in needed_in(mine.graph, mine.problem.sides, plan) for v in keep)
         assert plan.segments or keep & set(plan.values) <= handed_values(mine, plan), plan.strategy
 
 
@@ -329,21 +334,21 @@ def test_what_must_be_saved_is_handed_over_though_its_loop_runs_in_segments(name
 
 def with_saves(graph):
     """A planner that must save some values, and these."""
-    keep = set(free_to_choose(Planner(graph, ROOFLINE))[::9])
-    return Planner(graph, ROOFLINE, [Constraint(v, Demand.SAVE, "told") for v in keep]), keep
+    keep = set(free_to_choose(Planner(Problem.of(graph, ROOFLINE)))[::9])
+    return Planner(Problem.of(graph, ROOFLINE, [Constraint(v, Demand.SAVE, "told") for v in keep])), keep
 
 
 def handed_values(mine, plan):
-    return {r.value for r in written(mine.graph, mine.facts, plan, PORTABLE).residuals}
+    return set(schedule(mine.problem, plan).handed)
 
 
 @some_programs
 def test_what_must_be_recomputed_is_saved_by_no_plan(name, traced):
     """Of values that are not heavy: the next test is of the rest."""
     graph = traced(name).graph
-    free = Planner(graph, ROOFLINE)
-    drop = {v for v in free_to_choose(free)[4::9] if not free.verdicts[v].is_costly}
-    mine = Planner(graph, ROOFLINE, [Constraint(v, Demand.RECOMPUTE, "told") for v in drop])
+    free = Planner(Problem.of(graph, ROOFLINE))
+    drop = {v for v in free_to_choose(free)[4::9] if not free.problem.verdicts[v].is_costly}
+    mine = Planner(Problem.of(graph, ROOFLINE, [Constraint(v, Demand.RECOMPUTE, "told") for v in drop]))
     for plan in mine.plans():
         assert not drop & set(plan.values), plan.strategy
 
@@ -361,7 +366,9 @@ def test_a_demand_to_recompute_goes_before_a_rule_of_cost():
         gradient %4
         """
     )
-    (plan,) = {p.values for p in Planner(graph, PlainSeconds(), [Constraint(2, Demand.RECOMPUTE, "told")]).plans()}
+    (plan,) = {
+        p.values for p in Planner(Problem.of(graph, PlainSeconds(), [Constraint(2, Demand.RECOMPUTE, "told")])).plans()
+    }
     assert plan == ()
 
 
@@ -409,7 +416,7 @@ def test_notes_and_writes_of_a_program_never_run_again():
         return jnp.sum(x)
 
     graph = aot.function(loss).trace(jnp.ones((32, 32)), jax.new_ref(jnp.float32(0))).graph
-    mine = Planner(graph, ROOFLINE, backend=CPU)
+    mine = Planner(Problem.of(graph, ROOFLINE, backend=CPU))
     assert sum(op.effects for op in graph.ops) >= 12
     for plan in mine.plans():
         assert not any(graph.ops[i].effects for i in plan.recomputed)
@@ -426,7 +433,7 @@ def test_a_loop_runs_in_segments_where_that_keeps_fewer_bytes(length):
 
     matrix = jax.ShapeDtypeStruct((16, 16), "float32")
     traced = aot.function(loss).trace(matrix, matrix)
-    mine = Planner(traced.graph, ROOFLINE)
+    mine = Planner(Problem.of(traced.graph, ROOFLINE))
     (plain,) = [p for p in mine.plans() if p.strategy == "min_cut"]
     segmented = list(mine.in_segments(plain))
     assert bool(segmented) == (length > 1)

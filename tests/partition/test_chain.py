@@ -19,8 +19,9 @@ from jointcut.partition import Plan, parse, split
 from jointcut.partition.budget import Planner
 from jointcut.partition.chain import Chain, Piece, Programme, divisions, peak_bytes
 from jointcut.partition.cost import Roofline
-from jointcut.partition.policy import Constraint, Demand
-from jointcut.partition.stages import Row, narrow_places, places
+from jointcut.partition.problem import Problem
+from jointcut.partition.rules import Constraint, Demand
+from jointcut.partition.stretches import Stretches, narrow_places, places
 from programs import CORPUS
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
@@ -53,7 +54,7 @@ class PlainSeconds:
 
 @st.composite
 def endings(draw, most=7):
-    """Pieces of a chain of a few stages, with figures out of nowhere; each stage can be a piece of its own."""
+    """Pieces of a chain of a few stretches, with figures out of nowhere; each stretch can be a piece of its own."""
     count = draw(st.integers(1, most))
     found = [()]
     figures = st.tuples(st.integers(0, 9), st.integers(0, 9).map(float), st.integers(0, 12))
@@ -141,15 +142,15 @@ def chains(draw, most=24):
 
 
 def chained(graph, constraints=(), most=8):
-    """A planner of a graph, and the graph as a chain of a few stages."""
-    mine = Planner(graph, PlainSeconds(), constraints)
-    row = Row(graph, mine.facts, mine.prices, mine.seconds, mine.verdicts, most, 1.0)
+    """A planner of a graph, and the graph as a chain of a few stretches."""
+    mine = Planner(Problem.of(graph, PlainSeconds(), constraints))
+    row = Stretches(mine.problem, most, 1.0)
     return mine, Chain(row, mine.front)
 
 
 def divided(mine):
     byte_seconds = mine.model.saving_seconds(1)
-    return divisions(mine.graph, mine.facts, mine.prices, mine.seconds, mine.verdicts, mine.front, byte_seconds)
+    return divisions(mine.problem, mine.front, byte_seconds)
 
 
 @settings(quick, max_examples=30)
@@ -168,7 +169,7 @@ def test_on_short_chains_the_programme_finds_what_trying_all_divisions_finds(gra
 @given(chains())
 def test_equal_pieces_are_never_better(graph):
     _, chain = chained(graph, most=16)
-    count = len(chain.row.stages)
+    count = len(chain.row.stretches)
     programme = Programme(chain.ending)
     whole = {(p.start, p.stop): p for stop in range(1, count + 1) for p in chain.alike(-1, stop)}
     for length in range(1, count + 1):
@@ -184,7 +185,7 @@ def test_equal_pieces_are_never_better(graph):
 def test_a_division_makes_a_plan_of_no_more_bytes_and_seconds_than_it_says(graph):
     mine, _ = chained(graph)
     for division in divided(mine):
-        plan = mine.priced(Plan.of(graph, division.saved, facts=mine.facts))
+        plan = mine.priced(Plan.of(graph, division.saved))
         assert plan.bytes_saved <= division.bytes_saved <= division.peak_bytes
         assert plan.seconds <= division.seconds + 1e-9
 
@@ -192,29 +193,31 @@ def test_a_division_makes_a_plan_of_no_more_bytes_and_seconds_than_it_says(graph
 @quick
 @given(chains(), st.data())
 def test_divisions_keep_to_demands(graph, data):
-    free = Planner(graph, PlainSeconds())
-    made = [v.id for v in graph.values if v.maker is not None and not free.facts.is_late(v.id)]
+    free = Planner(Problem.of(graph, PlainSeconds()))
+    made = [v.id for v in graph.values if v.maker is not None and not free.problem.sides.is_late(v.id)]
     keep = data.draw(st.sets(st.sampled_from(made), max_size=3))
     drop = data.draw(st.sets(st.sampled_from(made), max_size=3)) - keep
     demands = [Constraint(v, Demand.SAVE, "told") for v in keep]
     demands += [Constraint(v, Demand.RECOMPUTE, "told not to") for v in drop]
-    mine = Planner(graph, PlainSeconds(), demands)
+    mine = Planner(Problem.of(graph, PlainSeconds(), demands))
     for division in divided(mine):
-        plan = Plan.of(graph, division.saved, facts=mine.facts)
-        needed = mine.facts.wanted | {v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs}
+        plan = Plan.of(graph, division.saved)
+        needed = mine.problem.sides.wanted | {
+            v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs
+        }
         assert keep & needed <= set(division.saved)
         assert not drop & set(division.saved)
         assert {division.reasons[v] for v in keep & set(division.saved)} <= {"not recomputed: told"}
 
 
-# ------------------------------------------------------------------------------------ what passes between stages
+# ------------------------------------------------------------------------------------ what passes between stretches
 
 
 def check_that_nothing_earlier_runs(mine, found, place):
     """With what passes a place, and what must be saved, nothing heavy before it runs for what lies behind it."""
     graph = mine.graph
     passing = {v for v, made in enumerate(found.made) if 0 <= made <= place < found.last[v] and v in found.roots[v]}
-    stack = [v for v in mine.facts.wanted if found.made[v] > place]
+    stack = [v for v in mine.problem.sides.wanted if found.made[v] > place]
     seen = set()
     while stack:
         v = stack.pop()
@@ -227,8 +230,8 @@ def check_that_nothing_earlier_runs(mine, found, place):
 
 @every_second
 def test_what_passes_a_place_is_all_that_what_lies_behind_it_needs(name, traced):
-    mine = Planner(traced(name).graph, ROOFLINE)
-    found = places(mine.graph, mine.facts, mine.prices, mine.verdicts)
+    mine = Planner(Problem.of(traced(name).graph, ROOFLINE))
+    found = places(mine.problem)
     for place in range(0, len(found.width), 1 + len(found.width) // 12):
         check_that_nothing_earlier_runs(mine, found, place)
 
@@ -236,8 +239,8 @@ def test_what_passes_a_place_is_all_that_what_lies_behind_it_needs(name, traced)
 @quick
 @given(chains())
 def test_what_passes_a_place_of_a_chain_is_all_that_what_lies_behind_it_needs(graph):
-    mine = Planner(graph, PlainSeconds())
-    found = places(graph, mine.facts, mine.prices, mine.verdicts)
+    mine = Planner(Problem.of(graph, PlainSeconds()))
+    found = places(mine.problem)
     for place in range(len(found.width)):
         check_that_nothing_earlier_runs(mine, found, place)
 
@@ -255,19 +258,19 @@ def test_what_a_loop_reads_from_around_passes_up_to_the_loop(how):
         return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ far), None), x, None, length=2)[0])
 
     matrix = jax.ShapeDtypeStruct((16, 16), "float32")
-    mine = Planner(aot.function(loss).trace(matrix, matrix).graph, ROOFLINE)
-    found = places(mine.graph, mine.facts, mine.prices, mine.verdicts)
+    mine = Planner(Problem.of(aot.function(loss).trace(matrix, matrix).graph, ROOFLINE))
+    found = places(mine.problem)
     (far,) = [v for op in mine.graph.ops if op.name == "tanh" and found.runs_at[op.id] == 1 for v in op.outputs]
-    (scan,) = [op for op in mine.graph.ops if op.id in mine.facts.forward and op.name == "loop"]
+    (scan,) = [op for op in mine.graph.ops if op.id in mine.problem.sides.forward and op.name == "loop"]
     assert found.last[far] >= found.runs_at[scan.id] > 20
     assert min(found.width[2 : found.runs_at[scan.id]]) >= 16 * 16 * 4
 
 
 @quick
 @given(chains(), st.integers(1, 20))
-def test_stages_are_at_most_as_many_as_asked_for_and_each_has_its_share(graph, most):
-    mine = Planner(graph, PlainSeconds())
-    found = places(graph, mine.facts, mine.prices, mine.verdicts)
+def test_stretches_are_at_most_as_many_as_asked_for_and_each_has_its_share(graph, most):
+    mine = Planner(Problem.of(graph, PlainSeconds()))
+    found = places(mine.problem)
     cuts = narrow_places(found, most, 0.5)
     load = np.cumsum(found.load)
     ends = [0, *load[list(cuts)], load[-1]]
@@ -294,14 +297,14 @@ def layered(layers, width):
 
 @pytest.mark.parametrize("layers", [4, 16, 40])
 def test_a_chain_of_equal_layers_is_divided_between_layers(layers):
-    mine = Planner(layered(layers, 64), PlainSeconds())
-    found = places(mine.graph, mine.facts, mine.prices, mine.verdicts)
+    mine = Planner(Problem.of(layered(layers, 64), PlainSeconds()))
+    found = places(mine.problem)
     assert narrow_places(found, 72, 2.0) == tuple(range(2, 3 * layers - 1, 3))
 
 
 def test_of_the_smallest_division_of_equal_layers_the_first_pieces_are_the_longest():
     """A later piece is undone while more beginnings of others are saved. Of the last one some values are kept."""
-    smallest = min(divided(Planner(layered(40, 24), PlainSeconds())), key=lambda d: d.peak_bytes)
+    smallest = min(divided(Planner(Problem.of(layered(40, 24), PlainSeconds()))), key=lambda d: d.peak_bytes)
     lengths = [p.stop - p.start for p in smallest.pieces]
     assert len(lengths) > 4 and lengths[0] > lengths[-2]
     assert lengths[:-1] == sorted(lengths[:-1], reverse=True)
@@ -313,11 +316,11 @@ def test_of_the_smallest_division_of_equal_layers_the_first_pieces_are_the_longe
 
 @every_second
 def test_every_division_of_a_program_closes_and_keeps_to_its_figures(name, traced):
-    mine = Planner(traced(name).graph, ROOFLINE)
+    mine = Planner(Problem.of(traced(name).graph, ROOFLINE))
     found = divided(mine)
     assert len({d.saved for d in found}) == len(found)
     for division in found:
-        plan = mine.priced(Plan.of(mine.graph, division.saved, reasons=division.reasons, facts=mine.facts))
+        plan = mine.priced(Plan.of(mine.graph, division.saved, reasons=division.reasons))
         assert plan.bytes_saved <= division.bytes_saved
         assert plan.seconds <= division.seconds + 1e-12 < math.inf
         assert all(record.reason for record in plan.saved)
@@ -326,7 +329,7 @@ def test_every_division_of_a_program_closes_and_keeps_to_its_figures(name, trace
 @some_programs
 def test_divisions_are_the_same_every_time(name, traced):
     graph = traced(name).graph
-    assert divided(Planner(graph, ROOFLINE)) == divided(Planner(graph, ROOFLINE))
+    assert divided(Planner(Problem.of(graph, ROOFLINE))) == divided(Planner(Problem.of(graph, ROOFLINE)))
 
 
 def perceptron(layers):
@@ -361,7 +364,7 @@ def looped(layers):
 def test_a_program_cut_by_a_division_computes_what_it_computed(program):
     loss, args = program(3)
     traced = aot.function(loss, argnums=(0, 1)).trace(*args)
-    found = divided(Planner(traced.graph, ROOFLINE))
+    found = divided(Planner(Problem.of(traced.graph, ROOFLINE)))
     assert found and all(division.seconds for division in found)
     leaves = jax.tree.leaves(args)
     for division in (found[0], found[-1]):
@@ -380,9 +383,9 @@ def test_the_peak_of_a_division_is_near_that_of_its_plan():
     """Of layers that XLA has little to fuse in; `memory` replays the plan equation by equation."""
     loss, _ = perceptron(1)
     shapes = [jax.ShapeDtypeStruct((64, 256), "float32")] * 24, jax.ShapeDtypeStruct((512, 64), "float32")
-    mine = Planner(aot.function(loss, argnums=(0, 1)).trace(*shapes).graph, ROOFLINE)
+    mine = Planner(Problem.of(aot.function(loss, argnums=(0, 1)).trace(*shapes).graph, ROOFLINE))
     found = divided(mine)
     assert len(found) > 8
     for division in found:
-        peak = mine.replay(Plan.of(mine.graph, division.saved, facts=mine.facts)).peak_bytes
+        peak = mine.replay(Plan.of(mine.graph, division.saved)).peak_bytes
         assert 0.85 * peak <= division.peak_bytes <= 1.25 * peak

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
-from jointcut.partition.counts import WEIGHTS
 from jointcut.partition.errors import PlanError
 from jointcut.partition.flops import flops, moved_bytes
-from jointcut.partition.graph import LITERAL, SCAN, STEP
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP
 from jointcut.partition.loops import read
+from jointcut.partition.primitives import WEIGHTS
 from jointcut.partition.roles import Roles
+from jointcut.partition.sides import classify
 from jointcut.partition.text import parse
 
 RATES = Roofline(flops_per_s=1e12, elementwise_per_s=1e10, bytes_per_s=1e11)
@@ -210,11 +210,11 @@ def test_an_op_of_a_text_with_operands_left_out_has_a_price(line):
 
 def test_what_runs_again_is_counted_over_all_trips_and_what_runs_once_is_free():
     graph = parse(TEXT)
-    facts = classify(graph)
-    taken = recompute_seconds(graph, facts, Fixed(1.0))
+    sides = classify(graph)
+    taken = recompute_seconds(graph, sides, Fixed(1.0))
     trips = {"mul": 5, "exp": 15, "reduce_sum": 1}
     for op in graph.ops:
-        forward = op.id in facts.forward and op.name not in (STEP, LITERAL, SCAN)
+        forward = op.id in sides.forward and op.name not in (STEP, LITERAL, OPEN_LOOP)
         assert taken[op.id] == (trips[op.name] if forward else 0)
     assert {op.name for op in graph.ops if taken[op.id]} == set(trips)
     assert taken[only(graph, "sort").id] == 0  # only the backward needs it
@@ -222,8 +222,8 @@ def test_what_runs_again_is_counted_over_all_trips_and_what_runs_once_is_free():
 
 def test_a_step_a_literal_and_a_loop_take_no_time():
     graph = parse(TEXT)
-    free = [op for op in graph.ops if op.name in (STEP, LITERAL, SCAN)]
-    assert {op.name for op in free} == {STEP, LITERAL, SCAN}
+    free = [op for op in graph.ops if op.name in (STEP, LITERAL, OPEN_LOOP)]
+    assert {op.name for op in free} == {STEP, LITERAL, OPEN_LOOP}
     assert all(RATES.seconds(graph, op) == op_seconds(graph, op, Fixed(7.0)) == 0 for op in free)
 
 

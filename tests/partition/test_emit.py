@@ -13,10 +13,10 @@ from jax import lax
 from jointcut import aot
 from jointcut.partition import jaxprs, parse
 from jointcut.partition.backend import CPU, PORTABLE
-from jointcut.partition.classify import classify
 from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.partition.schedule import schedule
 from jointcut.partition.split import split
 from jointcut.partition.verify import run, verify_meaning
@@ -215,7 +215,7 @@ def test_a_graph_that_was_read_from_text_cannot_be_written():
     )
     plan = Plan.of(graph, [2])
     with pytest.raises(PlanError) as refused:
-        emit(graph, plan, schedule(graph, classify(graph), plan, PORTABLE))
+        emit(graph, schedule(Problem.of(graph), plan))
     assert str(refused.value) == (
         "The graph was read from text, so it has no equations that halves could be written of.\n"
         "Trace a function; of text, plans are made by min_cut and Front."

@@ -12,9 +12,10 @@ from jointcut import aot
 from jointcut.partition import jaxprs
 from jointcut.partition.budget import Planner, spread
 from jointcut.partition.cost import Roofline
-from jointcut.partition.graph import SCAN, TOP
+from jointcut.partition.graph import OPEN_LOOP, TOP
 from jointcut.partition.mincut import min_cut
-from jointcut.partition.policy import rerunnable
+from jointcut.partition.problem import Problem
+from jointcut.partition.rules import rerunnable
 from jointcut.partition.verify import run, verify_structure
 
 RATES = Roofline(1e11, 1e10, 1e10)
@@ -80,7 +81,7 @@ def traced(function):
 
 
 def plans(found):
-    planner = Planner(found.graph, RATES)
+    planner = Planner(Problem.of(found.graph, RATES))
     return [planner.plan(choice, "front") for choice in spread(planner.front.choices, 5)]
 
 
@@ -88,7 +89,7 @@ def plans(found):
 def test_the_smallest_plan_runs_an_inner_loop_again(function):
     found = traced(function)
     least = plans(found)[0]
-    again = [found.graph.ops[i] for i in least.recomputed if found.graph.ops[i].name == SCAN]
+    again = [found.graph.ops[i] for i in least.recomputed if found.graph.ops[i].name == OPEN_LOOP]
     assert again and all(found.graph.loop_of(op) != TOP for op in again)
     assert least.bytes_saved < min_cut(found.graph).bytes_saved
 
@@ -123,7 +124,7 @@ def test_the_compiled_step_is_that_of_jax(function):
 def test_the_default_cut_runs_no_loop_again():
     for function in PROGRAMS:
         graph = traced(function).graph
-        assert SCAN not in [graph.ops[i].name for i in min_cut(graph).recomputed]
+        assert OPEN_LOOP not in [graph.ops[i].name for i in min_cut(graph).recomputed]
 
 
 def test_outermost_loops_and_loops_with_effects_do_not_run_again():
@@ -139,6 +140,6 @@ def test_outermost_loops_and_loops_with_effects_do_not_run_again():
 
     for function in (*PROGRAMS, noisy):
         graph = traced(function).graph
-        forward = [op for op in graph.ops if op.name == SCAN and op.origin.value == "forward"]
+        forward = [op for op in graph.ops if op.name == OPEN_LOOP and op.origin.value == "forward"]
         allowed = [op.id in rerunnable(graph) for op in forward]
         assert allowed == [graph.loop_of(op) != TOP and function is not noisy for op in forward]

@@ -11,12 +11,9 @@ from jax import lax
 
 from drawn import rows
 from jointcut import aot
-from jointcut.partition import segments
-from jointcut.partition.backend import PORTABLE
-from jointcut.partition.classify import classify
 from jointcut.partition.cost import Roofline
 from jointcut.partition.lifetimes import Lifetimes, lifetimes
-from jointcut.partition.memory import replay
+from jointcut.partition.replay import Replayer
 from jointcut.partition.roles import Side
 from larger import LARGER
 from programs import CORPUS, named
@@ -31,9 +28,13 @@ def cut_of(traced, name: str, strategy: str):
         return traced(name).partition(strategy).split
 
 
-def check(life: Lifetimes, made) -> None:
+def row_of(split) -> Lifetimes:
+    return lifetimes(Replayer(split.graph).rows(split.schedule), split.graph)
+
+
+def check(graph, rows) -> None:
     """The laws of a row that a replay was written out to."""
-    found = replay(*made)
+    life, found = lifetimes(rows, graph), rows.replay()
     assert max(life.totals, default=0) == found.peak_bytes
     assert all(0 <= b.first <= b.last < len(life.moments) and b.bytes >= 0 for b in life.buffers)
     assert list(life.buffers) == sorted(life.buffers, key=lambda b: (b.first, b.last))
@@ -46,7 +47,7 @@ def check(life: Lifetimes, made) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_highest_step_of_a_program_is_the_peak_of_its_replay(name, strategy, traced):
     made = cut_of(traced, name, strategy)
-    check(lifetimes(made.halves, made.graph), (made.halves, made.graph))
+    check(made.graph, Replayer(made.graph).rows(made.schedule))
 
 
 @pytest.mark.parametrize("program", [p for p in LARGER if p.name in ("elman", "nested_scans")], ids=lambda p: p.name)
@@ -55,8 +56,7 @@ def test_it_is_so_for_every_plan_that_a_budget_might_choose_segments_among_them(
     plans = list(planner.plans())
     assert any(plan.segments for plan in plans)
     for plan in plans:
-        halves = segments.written(planner.graph, planner.facts, plan, PORTABLE)
-        check(lifetimes(halves, planner.graph), (halves, planner.graph))
+        check(planner.graph, planner.rows(plan))
 
 
 def test_a_body_stands_in_the_row_once_and_says_how_often_it_runs():
@@ -73,7 +73,7 @@ def test_a_body_stands_in_the_row_once_and_says_how_often_it_runs():
 
     struct = jax.ShapeDtypeStruct((16, 16), "float32")
     made = aot.function(loss).trace(struct, struct).partition("save_all").split
-    life = lifetimes(made.halves, made.graph)
+    life = row_of(made)
     assert {m.trips for m in life.moments} == {1, 5, 35}
     products = [m.trips for m in life.moments if m.op == "dot_general" and m.side is Side.FORWARD]
     assert sorted(products) == [5, 35]
@@ -121,7 +121,7 @@ def test_what_a_scan_stacks_is_named_by_the_line_of_its_body_that_makes_it():
         return ys.sum()
 
     made = aot.function(loss).trace(jnp.ones((64, 64)), jnp.ones((5, 64))).partition("save_all").split
-    row = lifetimes(segments.written(made.graph, classify(made.graph), made.plan, PORTABLE), made.graph)
+    row = row_of(made)
     first = loss.__code__.co_firstlineno
     lines = {b.place.line.partition(" ")[0] for b in row.buffers if b.type == "float32[5,64]"}
     found = {int(line.rpartition(":")[2]) - first for line in lines}

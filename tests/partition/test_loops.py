@@ -11,7 +11,7 @@ from jax import lax
 from jointcut import aot
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import GraphError
-from jointcut.partition.graph import SCAN, STEP, TOP
+from jointcut.partition.graph import OPEN_LOOP, STEP, TOP
 from jointcut.partition.loops import read
 from jointcut.partition.roles import Role, Roles, Side
 
@@ -50,7 +50,7 @@ def test_scans_that_feed_each_other_are_one_loop(traced):
 @pytest.mark.parametrize("name", ["scan_of_counts_alone", "scan_in_cond"])
 def test_a_scan_without_a_partner_at_its_level_stays_closed(name, traced):
     graph = traced(name).graph
-    assert len(graph.loops) == 1 and SCAN not in [op.name for op in graph.ops]
+    assert len(graph.loops) == 1 and OPEN_LOOP not in [op.name for op in graph.ops]
 
 
 @pytest.mark.parametrize("name", PAIRED)

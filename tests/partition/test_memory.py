@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import Plan, Roles, parse, split
+from jointcut.partition import Plan, Roles, jaxprs, split
 from jointcut.partition.backend import PORTABLE
-from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.graph import LITERAL, STEP
-from jointcut.partition.memory import replay
+from jointcut.partition.memory import Names
 from jointcut.partition.mincut import STRATEGIES
-from jointcut.partition.policy import CALLS, ELEMENTWISE
+from jointcut.partition.primitives import CALLS, ELEMENTWISE
+from jointcut.partition.problem import Problem
+from jointcut.partition.replay import Replayer, Rows
 from jointcut.partition.roles import Side
 from jointcut.partition.schedule import schedule
 from larger import LARGER
@@ -29,7 +30,6 @@ SIDE = 16
 N = 4 * SIDE * SIDE  # bytes of one matrix
 X = jax.ShapeDtypeStruct((SIDE, SIDE), "float32")
 FULL = np.ones((SIDE, SIDE), np.float32)
-ONE_OUTPUT = parse("primal %0:float32[1]\noutput %0")
 WRITES_OVER = ELEMENTWISE | CALLS | {"dynamic_update_slice", "scatter", "scatter-add", "while", "scan", "loop"}
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"]  # that one cannot be traced
 quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
@@ -40,7 +40,16 @@ def replayed(forward, backward=lambda ct: ct, saved=()):
     made = jax.make_jaxpr(forward)(X)
     kept = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in made.out_avals[1:]]
     back = jax.make_jaxpr(backward)(*(kept[i] for i in saved), jnp.float32(1))
-    return replay(Halves(made, back, tuple(Residual("saved", i, 0) for i in saved)), ONE_OUTPUT)
+    first, last = jaxprs.opened(made)[0], jaxprs.opened(back)[0]
+    names = Names()
+    names.give([*first.constvars, *first.invars, *last.constvars, *last.invars[len(saved) :]])
+    names.run(first.eqns)
+    count = len(names.level.rows)
+    names.env.update((v, names.read(first.outvars[1 + i])) for i, v in zip(saved, last.invars, strict=False))
+    names.run(last.eqns)
+    ends = map(names.read, [first.outvars[0], *last.outvars])
+    names.level.ends.update(b for b in ends if b is not None)
+    return Rows(names.level, count).replay()
 
 
 def in_matrices(found):
@@ -198,11 +207,12 @@ def test_a_residual_more_never_lowers_the_peak(used, unused):
 def test_a_saved_value_that_the_backward_does_not_read_never_lowers_the_peak(name, traced):
     made = traced(name)
     graph, planner = made.graph, made.planner
+    sides = planner.problem.sides
     plan = STRATEGIES["min_cut"](graph)
-    read = {v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs} | planner.facts.wanted
+    read = {v for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].inputs} | sides.wanted
     before = planner.replay(plan).peak_bytes
     for v in graph.values:
-        if v.maker is None or planner.facts.is_late(v.id) or v.id in read or graph.ops[v.maker].name in (STEP, LITERAL):
+        if v.maker is None or sides.is_late(v.id) or v.id in read or graph.ops[v.maker].name in (STEP, LITERAL):
             continue
         more = Plan.of(graph, {*plan.values, v.id})
         assert planner.replay(more).peak_bytes >= before, graph.where(v.id)
@@ -222,7 +232,7 @@ def cut(layers, strategy):
         return y, *pullback(ct)
 
     made = split(jax.make_jaxpr(joint)(X, jnp.float32(1)), Roles.simple(1, 1, 1, 1), strategy)
-    return replay(made.halves, made.graph)
+    return Replayer(made.graph).rows(made.schedule).replay()
 
 
 def test_each_layer_costs_a_residual_and_a_chain_that_runs_again_as_a_whole_spares_nothing():
@@ -251,7 +261,7 @@ def test_two_residuals_of_a_layer_take_a_matrix_more_than_one():
     peaks = {}
     for name in STRATEGIES:
         made = split(closed, roles, name)
-        peaks[name] = replay(made.halves, made.graph).peak_bytes
+        peaks[name] = Replayer(made.graph).rows(made.schedule).peak_bytes
     assert peaks["save_all"] - peaks["min_cut"] >= 4 * N
 
 
@@ -301,8 +311,8 @@ def test_branches_count_as_much_as_the_largest():
 def test_what_is_alive_adds_up_to_the_peak_but_for_what_is_written_over(name, strategy, traced):
     graph = traced(name).graph
     plan = STRATEGIES[strategy](graph)
-    steps = schedule(graph, traced(name).planner.facts, plan, PORTABLE)
-    found = replay(emit(graph, plan, steps), graph)
+    steps = schedule(Problem.of(graph, backend=PORTABLE), plan)
+    found = Replayer(graph).rows(steps).replay()
     listed = [b.bytes for b in found.alive]
     assert listed == sorted(listed, reverse=True)
     over = sum(listed) - found.peak_bytes

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 from itertools import combinations
 
 import jax
@@ -16,12 +17,11 @@ from hypothesis import strategies as st
 
 from jointcut import aot
 from jointcut.partition import jaxprs
-from jointcut.partition.classify import classify
-from jointcut.partition.cost import saving_bytes
 from jointcut.partition.errors import PlanError
 from jointcut.partition.mincut import min_cut, minimum_cut, save_all, with_ties
 from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
-from jointcut.partition.policy import Verdict, judge
+from jointcut.partition.problem import Problem
+from jointcut.partition.rules import Verdict
 from jointcut.partition.text import parse
 from programs import named
 from refusals import cut_under
@@ -51,14 +51,15 @@ def graphs(draw):
     return parse("\n".join(lines))
 
 
-def cheapest(graph, facts, prices, verdicts):
+def cheapest(problem):
     """The least price of a set of saved values from which all that the backward reads can be had; None without one."""
-    early = [v.id for v in graph.values if not facts.is_late(v.id) and not verdicts[v.id].not_saved]
+    graph, sides, verdicts = problem.graph, problem.sides, problem.verdicts
+    early = [v.id for v in graph.values if not sides.is_late(v.id) and not verdicts[v.id].not_saved]
     best = None
     for size in range(len(early) + 1):
         for saved in combinations(early, size):
-            price = sum(prices[v] for v in saved)
-            if (best is None or price < best) and all(at_hand(graph, verdicts, saved, v) for v in facts.wanted):
+            price = sum(problem.prices[v] for v in saved)
+            if (best is None or price < best) and all(at_hand(graph, verdicts, saved, v) for v in sides.wanted):
                 best = price
     return best
 
@@ -75,28 +76,26 @@ def at_hand(graph, verdicts, saved, v):
 @quick
 @given(graphs())
 def test_the_cut_is_the_cheapest_of_all_sets(graph):
-    facts = classify(graph)
     plan = min_cut(graph)
     assert plan.bytes_saved == plan.bound_bytes
-    assert plan.bytes_saved == cheapest(graph, facts, saving_bytes(graph, facts), judge(graph, facts))
+    assert plan.bytes_saved == cheapest(Problem.of(graph))
 
 
 @quick
 @given(graphs(), st.data())
 def test_the_cut_is_the_cheapest_of_all_sets_under_any_rules(graph, data):
-    facts = classify(graph)
-    prices = saving_bytes(graph, facts)
     rule = st.builds(Verdict, st.sampled_from(["", "", "", "no"]), st.sampled_from(["", "", "no"]))
-    verdicts = [
+    verdicts = (
         Verdict("", "it is an input") if value.maker is None else data.draw(rule, label=value.name)
         for value in graph.values
-    ]
-    best = cheapest(graph, facts, prices, verdicts)
+    )
+    problem = replace(Problem.of(graph), verdicts=tuple(verdicts))
+    best = cheapest(problem)
     if best is None:
         with pytest.raises(PlanError):
-            minimum_cut(network(graph, facts, prices, verdicts))
+            minimum_cut(network(problem))
     else:
-        assert minimum_cut(network(graph, facts, prices, verdicts)).weight == best
+        assert minimum_cut(network(problem)).weight == best
 
 
 @quick
@@ -325,8 +324,8 @@ def test_of_two_cheapest_cuts_the_product_is_saved_and_not_what_fuses_with_its_r
 
 def test_prices_too_large_for_a_second_rank_keep_the_first():
     graph = parse(BIASED.replace("LAST", "neg"))
-    huge = [2**60] * len(graph.values)
-    assert with_ties(graph, huge) == (1, huge)
+    huge = (2**60,) * len(graph.values)
+    assert with_ties(replace(Problem.of(graph), prices=huge)) == (1, huge)
 
 
 def test_save_all_keeps_a_stack_that_a_second_loop_goes_through():

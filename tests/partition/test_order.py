@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jointcut.partition.backend import CPU
-from jointcut.partition.classify import classify
 from jointcut.partition.graph import TOP
 from jointcut.partition.order import Order, Turn, ordered
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.partition.text import parse
 
 CHAIN = """
@@ -26,8 +26,7 @@ CHAIN = """
 
 def order_of(text, saved):
     graph = parse(text)
-    facts = classify(graph)
-    return ordered(graph, facts, Plan.of(graph, saved, facts=facts), CPU)
+    return ordered(Problem.of(graph, backend=CPU), Plan.of(graph, saved))
 
 
 def test_what_is_saved_is_not_computed_again():
@@ -163,9 +162,8 @@ def test_products_find_the_ends_of_elementwise_chains_written_out():
 
 def test_the_forward_writes_out_what_the_backward_recomputes_for_a_product():
     graph = parse(PRODUCTS)
-    facts = classify(graph)
-    assert CPU.written_forward(graph, Plan.of(graph, [2], facts=facts)) == {3}
-    assert CPU.written_forward(graph, Plan.of(graph, [2, 3], facts=facts)) == set()
+    assert CPU.written_forward(graph, {2}, Plan.of(graph, [2]).recomputed) == {3}
+    assert CPU.written_forward(graph, {2, 3}, Plan.of(graph, [2, 3]).recomputed) == set()
 
 
 POOLED = """

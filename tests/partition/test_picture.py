@@ -13,6 +13,7 @@ from jointcut.partition.figures import human_bytes, human_seconds
 from jointcut.partition.lifetimes import lifetimes
 from jointcut.partition.outline import PSEUDO, outline
 from jointcut.partition.picture import graph_view, shared, short, timeline
+from jointcut.partition.replay import Replayer
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][2::4]  # that one cannot be traced
@@ -142,7 +143,7 @@ def test_a_long_row_is_drawn_no_finer_and_keeps_its_peak(row, count):
 def test_the_timeline_of_a_program_adds_up_by_line_and_by_module(name, traced):
     with named(name).precision():
         made = traced(name).partition("save_all").split
-    row = lifetimes(made.halves, made.graph)
+    row = lifetimes(Replayer(made.graph).rows(made.schedule), made.graph)
     section = timeline(row)
     adds_up(section, row)
     assert [grouping["name"] for grouping in section["groupings"]] == ["source line", "module"]

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from textwrap import dedent
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from jointcut.partition import Roles, split
 from jointcut.partition.backend import CPU, PORTABLE
-from jointcut.partition.classify import classify
 from jointcut.partition.errors import PlanError
 from jointcut.partition.mincut import STRATEGIES
 from jointcut.partition.plan import Plan
+from jointcut.partition.problem import Problem
 from jointcut.partition.schedule import schedule
 from jointcut.partition.steps import parse, show
 from jointcut.partition.text import parse as read
 from programs import CORPUS
 
 
-def text_of(graph_text, saved, backend=CPU):
+def text_of(graph_text, saved, backend=CPU, lengths=None):
     graph = read(graph_text)
-    facts = classify(graph)
-    return show(schedule(graph, facts, Plan.of(graph, saved, facts=facts), backend), graph)
+    return show(schedule(Problem.of(graph, backend=backend), Plan.of(graph, saved), lengths), graph)
 
 
 def steps(text):
@@ -51,6 +54,7 @@ def test_where_all_is_saved_each_op_runs_once_and_nothing_waits():
             run #0 sin
             run #1 exp
             run #2 tan
+        handed: %2 %3 %4
         backward:
             run #3 mul
             run #4 mul
@@ -64,6 +68,7 @@ def test_what_is_not_saved_runs_again_once_a_cotangent_is_there():
             run #0 sin
             run #1 exp
             run #2 tan
+        handed: %3 %4
         backward:
             run #3 mul
             run #4 mul
@@ -94,6 +99,7 @@ def test_a_backend_may_want_chains_written_out_before_products():
             run #1 tanh
             write %3
             run #2 dot_general
+        handed: %2
         backward:
             wait %2 for %1
             again #1 tanh
@@ -126,6 +132,7 @@ def test_an_op_that_the_compiler_takes_apart_waits_in_a_computation_of_its_own()
             write %2
             run #1 dot_general
             run #2 reduce_window_max
+        handed: %3
         backward:
             wait %3 for %1
             run apart #3 select_and_scatter_add
@@ -169,6 +176,7 @@ def test_a_loop_stacks_what_is_saved_and_its_backward_recomputes_the_rest():
                 run #4 mul
                 run #5 sin
             }
+        handed: %4
         backward:
             wait %0 for %1
             again #0 exp
@@ -179,6 +187,115 @@ def test_a_loop_stacks_what_is_saved_and_its_backward_recomputes_the_rest():
                 run #8 mul
             }
             run #3 reduce_sum
+        """)
+
+
+def test_in_segments_a_loop_keeps_its_carry_and_its_forward_runs_again_before_each_part_of_the_backward():
+    assert text_of(LOOP, [2, 4], lengths={1: 2}) == steps("""
+        forward:
+            run #0 exp
+            keep %4 every 2 steps {
+                loop #1 stacks {
+                    run #4 mul
+                    run #5 sin
+                }
+            }
+        handed: %2
+        backward:
+            segments of 2 steps from %4 {
+                again loop #1 stacks %4 {
+                    run #4 mul
+                    run #5 sin
+                }
+                loop #2 stacks %11 {
+                    again #4 mul
+                    run #6 cos
+                    run #7 mul
+                    run #8 mul
+                }
+            }
+            run #3 reduce_sum
+        """)
+
+
+def test_segments_of_segments_run_a_loop_for_its_carry_alone_first():
+    assert text_of(LOOP, [2, 4], lengths={1: (3, 2)}) == steps("""
+        forward:
+            run #0 exp
+            keep %4 every 3 steps {
+                loop #1 stacks {
+                    run #4 mul
+                    run #5 sin
+                }
+            }
+        handed: %2
+        backward:
+            segments of 3 steps from %4 {
+                keep %4 every 2 steps {
+                    again loop #1 stacks {
+                        run #4 mul
+                        run #5 sin
+                    }
+                }
+                segments of 2 steps from %4 {
+                    again loop #1 stacks %4 {
+                        run #4 mul
+                        run #5 sin
+                    }
+                    loop #2 stacks %11 {
+                        again #4 mul
+                        run #6 cos
+                        run #7 mul
+                        run #8 mul
+                    }
+                }
+            }
+            run #3 reduce_sum
+        """)
+
+
+def test_segments_are_handed_what_they_read_unless_the_backward_has_computed_it_again():
+    assert "handed:\n" in text_of(LOOP, [5], lengths={1: 2})
+    reads_less = LOOP.replace("mul %10 %2", "neg %10")
+    assert "handed: %5\n" in text_of(reads_less, [5])
+    assert "handed: %2\n" in text_of(reads_less, [5], lengths={1: 2})
+
+
+def traced_cell(reverse):
+    def loss(h, xs):
+        return jnp.sum(lax.scan(lambda h, x: (jnp.sin(h * x), None), h, xs, reverse=reverse)[0])
+
+    def joint(h, xs, ct):
+        y, pullback = jax.vjp(loss, h, xs)
+        return y, *pullback(ct)
+
+    struct = jax.ShapeDtypeStruct
+    given = struct((3,), "float32"), struct((4, 3), "float32"), struct((), "float32")
+    return split(jax.make_jaxpr(joint)(*given), Roles.simple(2, 1, 1, 2), "min_cut", backend=PORTABLE)
+
+
+def test_the_direction_of_a_scan_is_its_own_and_steps_do_not_tell_it():
+    ahead, back = traced_cell(False), traced_cell(True)
+    assert show(ahead.schedule, ahead.graph) == show(back.schedule, back.graph)
+    assert show(back.schedule, back.graph) == steps("""
+        forward:
+            loop #0 stacks %4 {
+                run #5 mul
+                run #6 sin
+            }
+            run #1 reduce_sum
+        handed: %4
+        backward:
+            run #2 broadcast_in_dim
+            loop #3 stacks %9 {
+                wait %4 for %11
+                wait %10 for %11
+                again #5 mul
+                again #7 cos
+                run #8 mul
+                run #9 mul
+                run #10 mul
+            }
         """)
 
 
@@ -222,6 +339,7 @@ def test_a_loop_within_a_loop_runs_again_and_stacks_what_one_step_of_the_outer_n
                 }
                 run #3 tanh
             }
+        handed: %5 %9
         backward:
             loop #1 stacks {
                 wait %5 for %10
@@ -244,11 +362,10 @@ def test_a_loop_within_a_loop_runs_again_and_stacks_what_one_step_of_the_outer_n
 
 @pytest.mark.parametrize("name", [program.name for program in CORPUS if "grad" not in program.lacks][::3])
 def test_a_schedule_is_read_back_equal(name, traced):
-    made = traced(name)
-    graph, facts = made.graph, made.planner.facts
+    graph = traced(name).graph
     for strategy in STRATEGIES.values():
         for backend in (CPU, PORTABLE):
-            steps = schedule(graph, facts, strategy(graph), backend)
+            steps = schedule(Problem.of(graph, backend=backend), strategy(graph))
             assert parse(show(steps, graph), graph) == steps
 
 
@@ -268,23 +385,41 @@ def test_a_schedule_is_read_back_equal(name, traced):
         (
             "wait %0",
             "wait %80",
-            "line 8 names value %80, and the graph has 8.\nGive the graph for which the schedule was made.",
+            "line 9 names value %80, and the graph has 8.\nGive the graph for which the schedule was made.",
         ),
         (
             "again #0",
             "repeat #0",
-            "line 9 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.steps.show does.",
+            "line 10 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.steps.show does.",
         ),
         ("forward:\n", "", "line 1 is `run #0 sin`, before any half began.\nBegin with `forward:`."),
         (
             "backward:",
             "forward:",
-            "line 5 is `forward:` for the second time.\nWrite all steps of a half in one place.",
+            "line 6 is `forward:` for the second time.\nWrite all of it in one place.",
         ),
         (
-            "backward:\n",
+            "handed: %3",
+            "handed: %99",
+            "line 5 names value %99, and the graph has 8.\nGive the graph for which the schedule was made.",
+        ),
+        (
+            "handed: %3 %4\n",
             "",
-            "line 9 is the last, and a half is missing.\nWrite `forward:` with its steps, then `backward:`.",
+            "line 10 is the last, and a part is missing.\n"
+            "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps.",
+        ),
+        ("again #0 sin", "}", "line 10 is `}`, and no block is open.\nLeave it out."),
+        (
+            "again #0 sin",
+            "keep %0 every 2 steps {\nrun #0 sin\n}",
+            "line 12 closes `keep`, which does not hold one loop.\nWrite a `loop` into it, and nothing else.",
+        ),
+        (
+            "again #0 sin",
+            "segments of 2 steps from %0 {\nrun #0 sin\n}",
+            "line 12 closes `segments`, which do not hold a loop and its backward.\n"
+            "Write two loops into it, or a `keep` and `segments`.",
         ),
     ],
 )
@@ -300,4 +435,4 @@ def test_a_loop_that_is_never_closed_is_refused():
     text = text_of(LOOP, [4]).replace("}\n", "")
     with pytest.raises(PlanError) as refused:
         parse(text, read(LOOP))
-    assert str(refused.value) == "line 6 is `backward:`, and a loop is still open.\nClose it with }."
+    assert str(refused.value) == "line 6 is `handed:`, and a block is still open.\nClose it with }."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,15 +11,15 @@ import pytest
 from jax import lax
 
 from jointcut.partition import Plan, Roles, jaxprs, rewrite, split
-from jointcut.partition.backend import CPU
-from jointcut.partition.classify import classify
+from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
 from jointcut.partition.graph import TOP
+from jointcut.partition.reruns import best_length, segmentable
 from jointcut.partition.roles import Side
 from jointcut.partition.schedule import schedule
-from jointcut.partition.segments import best_length, segmentable, segmented
-from jointcut.partition.verify import backward, forward, verify_structure
+from jointcut.partition.sides import classify
+from jointcut.partition.verify import run_backward, run_forward, verify_structure
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -148,12 +150,12 @@ def cut(program, strategy):
 def carry_alone(graph):
     """The plan that keeps what loops carry and what is read outside them, and computes the rest again."""
     carried = [v for op in graph.ops if op.origin is Side.FORWARD and op.name == "loop" for v in op.outputs]
-    facts = classify(graph)
-    return Plan.of(graph, {*carried, *(v for v in facts.escaping if not facts.is_late(v))})
+    sides = classify(graph)
+    return Plan.of(graph, {*carried, *(v for v in sides.escaping if not sides.is_late(v))})
 
 
-def in_segments(made, lengths, halves=None):
-    new = segmented(halves or made.halves, made.graph, made.facts, made.plan, lengths)
+def in_segments(made, lengths, backend=PORTABLE):
+    new = emit(made.graph, schedule(replace(made.problem, backend=backend), made.plan, lengths))
     verify_structure(made.graph, new)
     return new
 
@@ -232,7 +234,7 @@ def test_every_segment_length_gives_the_same_bits(steps):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_loop_gives_the_same_bits_in_segments(program, strategy):
     made, flat = cut(program(5), strategy)
-    loops = segmentable(made.graph, made.facts, made.plan)
+    loops = segmentable(made.problem, made.plan)
     assert bool(loops) == (program is not mapped or strategy != carry_alone)
     want = results(made, made.halves, flat)
     for k in (2, (4, 3)):
@@ -242,9 +244,9 @@ def test_every_loop_gives_the_same_bits_in_segments(program, strategy):
 @pytest.mark.parametrize("program", [cell, two_loops])
 def test_halves_for_xla_cpu_can_be_segmented_too(program):
     made, flat = cut(program(5), carry_alone)
-    held = emit(made.graph, made.plan, schedule(made.graph, made.facts, made.plan, CPU))
-    loops = segmentable(made.graph, made.facts, made.plan)
-    new = in_segments(made, dict.fromkeys(loops, 3), held)
+    held = made.on(CPU).halves
+    loops = segmentable(made.problem, made.plan)
+    new = in_segments(made, dict.fromkeys(loops, 3), CPU)
     assert_same(results(made, new, flat), results(made, held, flat))
 
 
@@ -253,8 +255,8 @@ def test_compiled_as_one_they_agree_but_for_rounding():
 
     def step(halves):
         def run(flat):
-            outputs, residuals = forward(halves, made.graph, flat)
-            return [*outputs, *backward(halves, residuals, [jnp.float32(1)])]
+            outputs, residuals = run_forward(halves, made.graph, flat)
+            return [*outputs, *run_backward(halves, residuals, [jnp.float32(1)])]
 
         return jax.jit(run)(flat)
 
@@ -273,7 +275,7 @@ def kept_bytes(halves):
 def test_the_bytes_are_those_that_the_record_states(program):
     """For each segment its carry instead of the residuals of all steps; besides only what the loop reads."""
     made, _ = cut(program(6), "save_all")
-    (record,) = segmentable(made.graph, made.facts, made.plan).values()
+    (record,) = segmentable(made.problem, made.plan).values()
     assert record.length == 6 and record.residual_bytes > 0
     before = {r.value for r in made.halves.residuals}
     for k in (1, 2, 3, 6):
@@ -286,7 +288,7 @@ def test_the_bytes_are_those_that_the_record_states(program):
 
 def test_what_a_carry_hands_on_and_what_nothing_reads_is_not_kept_for_each_segment():
     made, _ = cut(dropout(6), "save_all")
-    (record,) = segmentable(made.graph, made.facts, made.plan).values()
+    (record,) = segmentable(made.problem, made.plan).values()
     assert sorted(made.graph.values[v].dtype for v in record.carries) == ["float32", "int32", "key<fry>"]
 
 
@@ -306,9 +308,9 @@ def test_each_residual_is_of_the_value_that_it_names(program, k):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_ops_that_run_again_are_the_forward_bodys_own(program):
     made, _ = cut(program(4), "save_all")
-    for record in segmentable(made.graph, made.facts, made.plan).values():
+    for record in segmentable(made.problem, made.plan).values():
         body = made.graph.bodies[record.scan]
-        inside = {body.id} | {r.id for r in made.graph.regions if r.parent == body.id}
+        inside = {body.region} | {r.id for r in made.graph.regions if r.parent == body.region}
         assert record.rerun_ops
         assert {made.graph.ops[i].region for i in record.rerun_ops} <= inside
 
@@ -327,7 +329,7 @@ def test_the_memory_of_a_long_loop_grows_as_the_root_of_its_length():
     found = {}
     for steps in (100, 10_000):
         made, flat = cut(small(steps), carry_alone)
-        (record,) = segmentable(made.graph, made.facts, made.plan).values()
+        (record,) = segmentable(made.problem, made.plan).values()
         k = best_length(steps, record.carry_bytes, record.residual_bytes)
         for halves in (made.halves, in_segments(made, {1: k})):
 
@@ -388,12 +390,12 @@ def all_read_elsewhere(steps):
 def test_loops_with_effects_of_several_scans_or_with_stacks_read_elsewhere_stay_whole(program):
     made, _ = cut(program(4), "save_all")
     assert len(made.graph.loops) > 1
-    assert segmentable(made.graph, made.facts, made.plan) == {}
+    assert segmentable(made.problem, made.plan) == {}
 
 
 def test_only_loops_at_the_top_run_in_segments():
     made, _ = cut(nested(4), "save_all")
-    found = segmentable(made.graph, made.facts, made.plan)
+    found = segmentable(made.problem, made.plan)
     assert len(made.graph.loops) == 3
     assert [made.graph.loops[loop].parent for loop in found] == [TOP]
 
@@ -414,11 +416,3 @@ def test_a_loop_that_cannot_run_in_segments_is_refused():
     with pytest.raises(PlanError) as caught:
         in_segments(made, {1: 2})
     assert str(caught.value) == "lengths[1] names a loop that cannot run in segments.\nThose that can: []."
-
-
-def test_halves_of_another_plan_are_refused():
-    made, _ = cut(cell(4), "save_all")
-    other, _ = cut(two_loops(4), "min_cut")
-    with pytest.raises(PlanError) as caught:
-        in_segments(made, {1: 2}, other.halves)
-    assert str(caught.value).startswith("loop 1 is not to be found in these halves.")

@@ -82,7 +82,7 @@ def test_a_text_says_what_each_line_is():
     graph = parse(LOOP)
     assert graph.ops[1].effects and graph.ops[1].inner == {"add", "threefry2x32"}
     assert [op.origin for op in graph.ops[:4]] == [Side.FORWARD, Side.FORWARD, Side.BACKWARD, Side.FORWARD]
-    assert (graph.regions[2].scan, graph.regions[2].parent, graph.regions[2].carried) == (4, 1, (10,))
+    assert (graph.regions[2].holder, graph.regions[2].parent, graph.bodies[4].carried) == (4, 1, (10,))
     assert graph.regions[0].ops == (0, 1, 2)  # a step belongs to no list
     assert graph.values[7].saved_bytes == 12 * 3 * 4
     assert graph.values[9].maker is None

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut.partition import Roles, jaxprs, split
-from jointcut.partition.verify import forward
+from jointcut.partition.verify import run_forward
 from jointcut.wrappers.checks import Culprit, first_nonfinite, is_finite
 
 INF, NAN = jnp.inf, jnp.nan
@@ -84,7 +84,7 @@ def test_a_half_that_was_cut():
     program = jax.make_jaxpr(partial(joint, loss))(x, seed)
     cut = split(program, Roles.simple(1, 1, 1, 1))
     assert first_nonfinite(cut.forward, [x]) is None
-    _, residuals = forward(cut.halves, cut.graph, [x])
+    _, residuals = run_forward(cut.halves, cut.graph, [x])
     assert is_finite(residuals)
     assert_blamed(first_nonfinite(cut.backward, [*residuals, seed]), "div", "Inf", "cut root")
 

@@ -18,11 +18,12 @@ import pytest
 from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError
 from jointcut.wrappers import stack
-from jointcut.wrappers.alias import AliasWrapper, Unfinished, identities, replaced
+from jointcut.wrappers.alias import AliasWrapper
 from jointcut.wrappers.convention import Convention, slots
+from jointcut.wrappers.flatten import TreeWrapper
 from jointcut.wrappers.guards import GuardsWrapper
 from jointcut.wrappers.refs import RefsWrapper
-from jointcut.wrappers.tree import Statics, TreeWrapper, bind
+from jointcut.wrappers.tree import Statics, bind
 from jointcut.wrappers.wrapper import Target
 
 X, Y = jnp.arange(3.0), jnp.linspace(0.5, 1.0, 3)
@@ -64,14 +65,10 @@ def same(got, want):
 
 
 def played(target):
-    """The simpler target's own function in the place of a compiled one, which keeps inputs out of its results."""
+    """The simpler target's own function in the place of a compiled one."""
 
     def run(bound):
-        out = target.entered(*(bound.leaves if target.places is None else bound.unique))
-        leaves, tree = jax.tree.flatten(out)
-        found = identities(bound.leaves, leaves) if target.places is not None else {}
-        result = jax.tree.unflatten(tree, replaced(leaves, found))
-        return Unfinished(result) if found else result
+        return target.entered(*(bound.leaves if target.places is None else bound.unique))
 
     return run
 

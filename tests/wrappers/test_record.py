@@ -8,14 +8,18 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jointcut.partition.errors import RecordError
-from jointcut.wrappers.metadata import GraphSignature, InputAliasInfo, OutputType, PlainTensorMeta
+from jointcut.wrappers.fixed import Fixed
+from jointcut.wrappers.metadata import InputAliasInfo, OutputType, PlainTensorMeta
 from jointcut.wrappers.record import Record, choice
+from jointcut.wrappers.signatures import GraphSignature
 
 
 @choice
@@ -62,6 +66,10 @@ HELD = {
     "a class": Pair,
     "a tree": jax.tree.structure({"a": (1, [2, None]), "b": Pair(1, {"c": 2})}),
     "a leaf": jax.tree.structure(0),
+    "a function": jnp.tanh,
+    "a flag that is fixed": jax.tree.structure((Fixed(True, has_zero=True), Fixed(jax.nn.relu))),
+    "parameters of Flax": jax.tree.structure(nnx.Param(jnp.ones(3))),
+    "a module of Equinox": jax.tree.structure(eqx.nn.Linear(2, 3, key=jax.random.key(0))),
 }
 
 
@@ -95,6 +103,37 @@ def test_what_json_cannot_hold_is_named_by_its_place():
         "Box.held[0]['deep'] is a object, which has no JSON form.\n"
         "Give the class auxiliary data of numbers, strings, tuples and dicts, so that it can be written."
     )
+
+
+def test_a_function_without_a_name_is_refused():
+    with pytest.raises(RecordError) as caught:
+        Box(lambda: 0).to_json()
+    assert str(caught.value) == (
+        "Box.held is a function, which has no JSON form.\n"
+        "Give the class auxiliary data of numbers, strings, tuples and dicts, so that it can be written."
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "what"),
+    [
+        ('{"node": "*"}', 'holds no node without leaves: "*".'),
+        (
+            '{"node": {"class": "builtins:tuple", "data": null, "children": ["*"]}}',
+            'holds no node without leaves: {"class": "builtins:tuple", "data": null, "children": ["*"]}.',
+        ),
+    ],
+)
+def test_a_node_with_leaves_is_refused(held, what):
+    with pytest.raises(RecordError) as caught:
+        Box.from_json(f'{{"Box": {{"held": {held}}}}}')
+    assert str(caught.value) == f"Box.held {what}\nRead what to_json of the same class and version wrote."
+
+
+def test_a_function_that_is_not_at_hand_is_refused():
+    with pytest.raises(RecordError) as caught:
+        Box.from_json('{"Box": {"held": {"function": "nowhere:f"}}}')
+    assert str(caught.value) == "Box.held names the function nowhere:f, which is not at hand.\nImport nowhere first."
 
 
 def broken(change):

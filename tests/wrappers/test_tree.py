@@ -12,7 +12,8 @@ import pytest
 
 from jointcut.partition.errors import TraceError
 from jointcut.wrappers.convention import Convention
-from jointcut.wrappers.tree import Bound, Statics, TreeWrapper, bind, is_array_like, struct
+from jointcut.wrappers.flatten import TreeWrapper
+from jointcut.wrappers.tree import Bound, Statics, bind, is_array_like, struct
 from jointcut.wrappers.wrapper import Target
 
 NONE = Statics()

@@ -17,14 +17,6 @@ from programs import named
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quickly_compiled():
-    """XLA compiles with little optimisation, as for the laws."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="session")
 def traced() -> Callable[..., Any]:
     """From the name of a program of the corpus to its `Traced`."""

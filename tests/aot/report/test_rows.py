@@ -15,6 +15,7 @@ from jointcut.aot.report.rows import SHARES, Rows
 from jointcut.partition.budget import Planner
 from jointcut.partition.cost import Roofline
 from jointcut.partition.outline import PSEUDO, outline
+from jointcut.partition.problem import Problem
 from larger import LARGER
 from programs import CORPUS, named
 
@@ -36,7 +37,7 @@ def check(rows: Rows, plan) -> None:
     real = [i for i in plan.recomputed if rows.graph.ops[i].name not in PSEUDO]
     assert rows.twice(plan) == real
     assert sum(row.count for row in again) == len(real)
-    assert sum(row.seconds for row in again) == pytest.approx(sum(rows.planner.seconds[i] for i in real))
+    assert sum(row.seconds for row in again) == pytest.approx(sum(rows.planner.problem.seconds[i] for i in real))
     assert sum(row.flops for row in again) == pytest.approx(sum(rows.flops(rows.graph.ops[i]) for i in real))
     assert [row.seconds for row in again] == sorted((row.seconds for row in again), reverse=True)
     assert len({(row.line, row.path) for row in again}) == len(again)
@@ -59,7 +60,7 @@ def test_the_rows_of_a_program_list_its_plan(name, strategy, traced):
 @given(planned())
 def test_the_rows_of_a_random_plan_list_it(found):
     graph, plan = found
-    check(rows_of(Planner(graph, RATES)), plan)
+    check(rows_of(Planner(Problem.of(graph, RATES))), plan)
 
 
 def test_the_lines_and_modules_of_rows_are_those_that_the_user_wrote():
@@ -161,7 +162,7 @@ def test_a_policy_of_jax_saves_what_it_names_and_what_cannot_run_again(traced):
     for name, plan in found.items():
         assert plan.strategy == name and plan.seconds is not None
         makers = [planner.graph.ops[planner.graph.values[v].maker] for v in plan.values]
-        free = [op for op, v in zip(makers, plan.values, strict=True) if not planner.verdicts[v].not_recomputed]
+        free = [op for op, v in zip(makers, plan.values, strict=True) if not planner.problem.verdicts[v].not_recomputed]
         assert all(POLICIES[name](op) for op in free)
     assert found["nothing_saveable"].bytes_saved <= found["dots_saveable"].bytes_saved
     assert any(op.name == "dot_general" for op in planner.graph.ops)

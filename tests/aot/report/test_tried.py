@@ -25,8 +25,6 @@ quick = settings(deadline=None, max_examples=60, derandomize=True, database=None
 
 CASES = [
     ("elman", "min_cut"),
-    ("elman", "save_all"),
-    ("unrolled_layers", "min_cut"),
     ("unrolled_layers", "save_all"),
     ("scan_over_layers", "min_cut"),
     ("convolutions", "save_all"),

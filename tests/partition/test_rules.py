@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.partition.classify import classify
-from jointcut.partition.policy import CHECKPOINT_SCOPE, Verdict, heavy, judge
+from jointcut.partition.rules import CHECKPOINT_SCOPE, Verdict, heavy, judge
+from jointcut.partition.sides import classify
 from jointcut.partition.text import parse
 
 HEAVY = {
@@ -86,7 +86,7 @@ def test_of_a_checkpointed_region_only_what_the_backward_reads_is_saved(name, st
     """The region's own equation in the backward computes the rest again, as the user asked."""
     split = traced(name).partition(strategy).split
     inside = [s for s in split.plan.saved if CHECKPOINT_SCOPE in s.scope]
-    assert {s.value for s in inside} <= split.facts.wanted
+    assert {s.value for s in inside} <= split.problem.sides.wanted
     regions = [op for op in split.graph.ops if op.name == "remat2"]
     assert regions and {s.value for s in inside} <= {v for op in regions for v in op.inputs}
 

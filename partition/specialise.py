@@ -1,13 +1,13 @@
-"""Leave out of a backward what a zero cotangent would do.
+"""Leave out of a backward the equations that zero cotangents make needless.
 
-A backward is made for every output, and often some of them have no part in what is asked: their cotangents are zero.
-Zeros are followed through the equations as `jax.vjp` would have followed them: what is a product with one, or a sum of
-nothing but zeros, is not computed; where a zero meets an equation without a rule, an array of zeros is made for it.
-So a zero times infinity is zero here, as it is for JAX's own symbolic zeros. What nobody reads any longer is dropped,
-inside loops, branches and calls as well; effects stay. Kept equations keep their name stack and source line.
+A backward is made for all outputs. Often a caller differentiates only some of them; the others have zero cotangents.
+Zeros are followed through the equations as `jax.vjp` would have followed them. Products with a zero and sums of zeros
+are not computed. Where a zero meets an equation without a rule, an array of zeros is made. So zero times infinity is
+zero here, as it is for JAX's own symbolic zeros. Equations that nothing reads any more are dropped, inside loops,
+branches and calls as well; those with effects stay. Kept equations keep their name stack and source line.
 
-A zero need not be an array that is left out: a loop that sums cotangents starts from an array full of zeros, and if
-only zeros are added to it, it is as good as left out. Hence three states of a value instead of two.
+Some zeros are arrays in the program: a loop that sums cotangents starts from an array full of zeros. If only zeros are
+added to it, it is left out as well. So a value has one of three states, not two.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ from jointcut.partition.jaxprs import (
     varied,
     varying,
 )
+from jointcut.partition.primitives import OPENED
 
 
 @dataclass(frozen=True)
 class Specialised:
     """A program for the case that some of its inputs are zero.
 
-    `closed` reads the inputs at the positions `used` of the original's, and returns those of the original's outputs
-    that `zero_outputs` does not call zero.
+    `closed` takes those inputs of the original program that stand at the positions `used`. It returns the outputs of
+    the original program without those that `zero_outputs` marks.
     """
 
     closed: Any
@@ -62,7 +63,7 @@ class Specialised:
 
 
 class _State(Enum):
-    """What is known of a value: it is zero and left out, it is an array of zeros, or nothing is known."""
+    """The state of a value: it is zero and left out, it is an array of zeros, or nothing is known of it."""
 
     ABSENT = "absent"
     BLANK = "blank"
@@ -71,7 +72,7 @@ class _State(Enum):
 
 _ABSENT, _BLANK, _GIVEN = _State.ABSENT, _State.BLANK, _State.GIVEN
 
-# Which operands must all be zero for the results to be. The others (indices, predicates) may be anything.
+# The operands that must all be zero for the results to be zero. The others (indices, predicates) may be anything.
 _ALL, _FIRST = slice(None), slice(1)
 _TERMS: dict[str, slice] = {
     **dict.fromkeys(("add", "add_any", "sub", "neg", "max", "min", "complex", "real", "imag", "conj"), _ALL),
@@ -88,26 +89,25 @@ _TERMS: dict[str, slice] = {
     "dynamic_update_slice": slice(2),
     "select_n": slice(1, None),
 }
-# Of which operands one that is zero makes the results zero.
+# The operands of which a single zero one makes the results zero.
 _FACTORS: dict[str, slice] = {
     **dict.fromkeys(("mul", "dot_general", "conv_general_dilated", "ragged_dot_general"), slice(2)),
     **dict.fromkeys(("div", "rem", "scatter-mul", "select_and_scatter_add", "select_and_gather_add"), _FIRST),
     "triangular_solve": slice(1, 2),
     "tridiagonal_solve": slice(3, 4),
 }
-_SUMS = frozenset({"add", "add_any", "sub", "scatter-add", "scatter-sub"})  # x + 0 is x
+_SUMS = frozenset({"add", "add_any", "sub", "scatter-add", "scatter-sub"})  # adding or subtracting zero changes nothing
 _BARRIER = "optimization_barrier"
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat2"})
-_WHOLE = frozenset(
-    {"custom_jvp_call", "custom_vjp_call", "jointcut_call", "shard_map"}
-)  # looked into, but not rewritten inside
+_CALLS = OPENED | {"eval_jaxpr", "remat2"}
+# Zeros are followed into their bodies, which are not rewritten.
+_WHOLE = frozenset({"custom_jvp_call", "custom_vjp_call", "jointcut_call", "shard_map"})
 
 
 def without(closed: Any, zeros: Collection[int]) -> Specialised:
-    """Take the inputs at the positions `zeros` to be zero, and leave out of a jaxpr without constants what they feed.
+    """Specialise a jaxpr without constants to zeros in place of its inputs at the positions `zeros`.
 
-    References and random keys are never left out. An output that is zero anyway is called so as well, unless there
-    are no zeros at all: then the same program comes back without its dead code.
+    References and random keys are never left out. Every output that is then zero is marked, whatever makes it zero. If
+    no input is left out, no output is marked, and the program only loses its dead code.
     """
     jaxpr, consts = opened(closed)
     assert not consts and not jaxpr.constvars, "constants are inputs by now"
@@ -128,7 +128,7 @@ def without(closed: Any, zeros: Collection[int]) -> Specialised:
 
 
 def _walked(jaxpr: Jaxpr, known: Sequence[_State]) -> _Scope:
-    """The equations of a jaxpr that are left once its inputs are in these states."""
+    """Rewrite the equations of a jaxpr whose inputs are in these states."""
     scope = _Scope(dict(zip(jaxpr.invars, known, strict=True)))
     for eqn in jaxpr.eqns:
         scope.equation(eqn)
@@ -137,7 +137,7 @@ def _walked(jaxpr: Jaxpr, known: Sequence[_State]) -> _Scope:
 
 @dataclass
 class _Scope:
-    """One list of equations while it is rewritten: states of its variables, and atoms to read in place of some."""
+    """A list of equations while it is rewritten: the states of its variables, and atoms to read instead of some."""
 
     states: dict[Var, _State]
     atoms: dict[Var, Atom] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Scope:
         return atom if isinstance(atom, Literal) else self.atoms.get(atom, atom)
 
     def read(self, atom: Atom, reader: Equation) -> Atom:
-        """The atom to read; an array of zeros is made for one that is left out."""
+        """The atom to read in place of `atom`: a new array of zeros if `atom` is left out."""
         if self.state(atom) is not _ABSENT:
             return self.renamed(atom)
         aval = atom.aval
@@ -187,7 +187,7 @@ class _Scope:
         self.eqns.append(eqn if same else rebound(eqn, operands, outvars))
 
     def summed(self, eqn: Equation, known: Sequence[_State]) -> bool:
-        """Write a sum of which one term is left as that term, if their types agree."""
+        """Replace a sum that has one term left by that term, if their types agree; return whether it was replaced."""
         places = range(len(known))[_TERMS[eqn.primitive.name]]
         (left, *more), out = [i for i in places if known[i] is not _ABSENT], eqn.outvars[0]
         if more or struct(eqn.invars[left].aval) != struct(out.aval):
@@ -205,7 +205,7 @@ class _Scope:
     def nested(self, nest: _Nest, outer: Sequence[_State]) -> None:
         """Rewrite the bodies of an equation; a carry is zero if it starts as zero and every step leaves it so."""
         eqn, known = nest.eqn, list(outer[nest.first :])
-        for operand, _ in nest.carried:  # for JAX starts a carry with an array of zeros where it knew of a zero
+        for operand, _ in nest.carried:  # JAX starts a carry with an array of zeros where it knew of a zero
             known[operand] = _GIVEN if known[operand] is _GIVEN else _ABSENT
         while True:
             scopes = [_walked(body, known) for body in nest.bodies]
@@ -236,11 +236,11 @@ def _is_float0(aval: Any) -> bool:
 
 
 def _joined(states: Iterable[_State]) -> _State:
-    """The state of a sum: zero if every term is, and left out if some term is."""
-    found = set(states)
-    if _GIVEN in found or not found:
+    """The state of a sum: zero if every term is zero, and then left out if some term is left out."""
+    distinct = set(states)
+    if _GIVEN in distinct or not distinct:
         return _GIVEN
-    return _ABSENT if _ABSENT in found else _BLANK
+    return _ABSENT if _ABSENT in distinct else _BLANK
 
 
 def _outcomes(eqn: Equation, known: list[_State]) -> list[_State]:
@@ -260,7 +260,7 @@ def _outcomes(eqn: Equation, known: list[_State]) -> list[_State]:
 
 
 def _terms(eqn: Equation) -> slice | None:
-    """The operands that an equation is linear in together, or that for another reason make it zero together."""
+    """The operands that must all be zero for an equation's results to be zero; None where there is no rule."""
     if eqn.primitive.name == "custom_linear_solve":
         return slice(-len(eqn.outvars), None)
     if "num_residuals" in eqn.params:  # a primitive of `jaxprs.linear_primitive`
@@ -269,7 +269,7 @@ def _terms(eqn: Equation) -> slice | None:
 
 
 def _zero(aval: Any) -> list[Equation]:
-    """Equations that make an array of zeros; without a trace in its own dtype, which may ask for 64 bits."""
+    """Equations that make an array of zeros. Nothing is traced in its own dtype, which may need 64 bits enabled."""
     sharding = getattr(aval, "sharding", None)
     eqn = _template(_broadcast, np.float32(0), shape=aval.shape, sharding=sharding if is_explicit(sharding) else None)
     scalar = eqn.invars[0].aval.update(dtype=aval.dtype, weak_type=aval.weak_type)
@@ -292,7 +292,7 @@ def _template(function: Any, operand: Any, **fixed: Any) -> Equation:
 
 @dataclass(frozen=True)
 class _Nest:
-    """An equation whose operands from `first` on are those of each of its bodies, and whose results are theirs.
+    """An equation with bodies: its operands from `first` on are those of each body, and its results are theirs.
 
     `carried` pairs an operand of the bodies with the result that takes its place at the next step of a loop.
     """
@@ -305,7 +305,7 @@ class _Nest:
     def rebuilt(
         self, bodies: Sequence[Any], operands: Sequence[Atom], kept: Sequence[bool], shown: Sequence[bool]
     ) -> Equation:
-        """The same equation over smaller bodies: of its operands those `kept`, of its results those `shown`."""
+        """The same equation over smaller bodies, with the operands that are `kept` and the results that are `shown`."""
         eqn, name = self.eqn, self.eqn.primitive.name
         outvars = _chosen(eqn.outvars, shown)
         if name == "scan":
@@ -326,7 +326,7 @@ class _Nest:
 
 
 def _nest(eqn: Equation) -> _Nest | None:
-    """An equation that is rewritten inside, or None: one on references, or with constants of its own, stays whole."""
+    """The bodies of an equation to rewrite; None for one on references, or with constants in a body: it stays whole."""
     name = eqn.primitive.name
     if name not in _CALLS | {"scan", "cond"} or touches_references(eqn):
         return None
@@ -371,7 +371,7 @@ def _variables(atoms: Iterable[Atom]) -> Iterator[Var]:
 
 
 def _shrunk(eqn: Equation, read: Collection[Var]) -> Equation:
-    """An equation without the results that nobody reads, and without what only those need inside it."""
+    """An equation without the results that nothing reads, and without the equations inside that only they need."""
     nest = _nest(eqn)
     if nest is None:
         return eqn

@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
+from benchmarks.evict import evict
+from benchmarks.intervals import Instance, Schedule, solve
 from jointcut.partition.errors import GraphError, PlanError
-from jointcut.partition.evict import evict
-from jointcut.partition.intervals import Instance, Schedule, solve
 from jointcut.partition.text import parse
 
 with_solver = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed")

@@ -1,7 +1,7 @@
-"""Mark what must run forward, what must run backward, and what may choose.
+"""Mark the ops that must run forward, those that must run backward, and those that may do either.
 
-*Backward* is what needs a cotangent, what the backward does to the outside world, and the bodies of backward scans.
-*Forward* is what an output of the user needs, and what the forward does to the outside world. The rest (`1/sqrt(x)`
+*Backward* ops need a cotangent, have an effect and were traced in the backward, or belong to a backward scan. *Forward*
+ops are needed by an output of the user, or have an effect and were traced in the forward. The other ops (`1/sqrt(x)`
 used by a gradient only) may run on either side. The words follow `classify_nodes` of PyTorch's partitioner.
 """
 
@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jointcut.partition.errors import GraphError, message
-from jointcut.partition.graph import LITERAL, SCAN, STEP, TOP, Graph, Op
+from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.roles import Role, Side
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What classification found: op ids by side, and the values that stand at the border.
+class Sides:
+    """Op ids by side, and the values that matter where the sides meet.
 
-    `wanted` are the values of the forward that something in the backward reads as it is; `escaping` are values read
-    outside the loop that makes them, so that only their stack will do; `outputs` are values handed to the user.
+    `wanted` are forward values that an op of the backward reads, or that are gradients themselves. `escaping` are
+    values read outside the loop that makes them, where only their whole stack serves. `outputs` are values handed to
+    the user. `late` are values that exist in the backward only.
     """
 
     backward: frozenset[int]
@@ -35,8 +36,8 @@ class Facts:
         return value_id in self.late
 
 
-def classify(graph: Graph) -> Facts:
-    """Place every op of the graph.
+def classify(graph: Graph) -> Sides:
+    """Return the sides of a graph.
 
     Raises `GraphError` where an output of the user needs a cotangent, since no cut can serve it.
     """
@@ -50,12 +51,12 @@ def classify(graph: Graph) -> Facts:
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     reads = {v for op_id in backward for v in _read_by(graph, graph.ops[op_id])}
     wanted = frozenset((reads | gradients) - late)
-    return Facts(backward, forward, wanted, _escaping(graph), outputs, late)
+    return Sides(backward, forward, wanted, _escaping(graph), outputs, late)
 
 
 def _read_by(graph: Graph, op: Op) -> Iterable[int]:
-    """What an op of the backward reads from its own level; a scan's body speaks for itself."""
-    if op.name != SCAN:
+    """The values that an op of the backward reads; of a scan only those from around it, as its body's ops read more."""
+    if op.name != OPEN_LOOP:
         return op.inputs
     return [v for v in op.inputs if graph.values[v].loop in graph.ancestors[graph.loop_of(op)]]
 
@@ -68,7 +69,7 @@ def _backward(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
         op
         for op in graph.ops
         if op.origin is Side.BACKWARD
-        and (op.effects or graph.regions[op.region].origin is Side.BACKWARD or op.name == SCAN)
+        and (op.effects or graph.regions[op.region].origin is Side.BACKWARD or op.name == OPEN_LOOP)
         and op.name not in (STEP, LITERAL)
     ]
     stack = [*late]
@@ -98,20 +99,20 @@ def _forward(graph: Graph) -> frozenset[int]:
         ops.add(maker)
         op = graph.ops[maker]
         stack.extend(op.inputs)
-        scan = graph.regions[op.region].scan
+        scan = graph.regions[op.region].holder
         if scan is not None:
             makers.append(scan)
     return frozenset(ops)
 
 
 def _escaping(graph: Graph) -> frozenset[int]:
-    """Values of a loop that something outside reads as a stack."""
+    """Values of a loop that are read outside it, as a stack."""
     out = {v for v, _ in graph.outputs if v is not None and graph.values[v].loop != TOP}
     for op in graph.ops:
         # A scan's next-step values lie in its own body; all else must lie in a loop around the op.
         home = graph.ancestors[graph.loop_of(op)]
         for v in op.inputs:
             loop = graph.values[v].loop
-            if loop not in home and not (op.name == SCAN and loop == graph.bodies[op.id].loop):
+            if loop not in home and not (op.name == OPEN_LOOP and loop == graph.bodies[op.id].loop):
                 out.add(v)
     return frozenset(out)

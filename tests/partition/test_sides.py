@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jointcut.partition.classify import classify
 from jointcut.partition.errors import GraphError
+from jointcut.partition.sides import classify
 from jointcut.partition.text import parse
 
 FREE = """
@@ -24,19 +24,19 @@ FREE = """
 
 
 def test_what_needs_neither_output_nor_cotangent_may_choose():
-    facts = classify(parse(FREE))
-    assert (facts.forward, facts.backward) == ({0, 1}, {4})
-    assert facts.late == {1, 6}
+    sides = classify(parse(FREE))
+    assert (sides.forward, sides.backward) == ({0, 1}, {4})
+    assert sides.late == {1, 6}
 
 
 def test_the_backward_wants_what_it_reads_and_the_gradients_made_early():
-    facts = classify(parse(FREE))
-    assert facts.wanted == {4, 5}
-    assert facts.outputs == {3}
+    sides = classify(parse(FREE))
+    assert sides.wanted == {4, 5}
+    assert sides.outputs == {3}
 
 
 def test_effects_stay_on_the_side_where_they_were_traced():
-    facts = classify(
+    sides = classify(
         parse(
             """
             primal %0:float32[]
@@ -50,7 +50,7 @@ def test_effects_stay_on_the_side_where_they_were_traced():
             """
         )
     )
-    assert (facts.forward, facts.backward) == ({0}, {1, 2})
+    assert (sides.forward, sides.backward) == ({0}, {1, 2})
 
 
 def test_a_result_for_the_user_that_needs_a_cotangent_is_refused():
@@ -88,10 +88,10 @@ LOOP = """
 
 
 def test_a_backward_scan_and_its_whole_body_run_in_the_backward():
-    facts = classify(parse(LOOP))
-    assert {3, 7, 8} <= facts.backward
-    assert {0, 1, 4, 5} <= facts.forward
-    assert not {2, 6} & (facts.backward | facts.forward)
+    sides = classify(parse(LOOP))
+    assert {3, 7, 8} <= sides.backward
+    assert {0, 1, 4, 5} <= sides.forward
+    assert not {2, 6} & (sides.backward | sides.forward)
 
 
 def test_what_is_read_outside_its_loop_escapes_it():

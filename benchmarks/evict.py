@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jointcut.partition.instance import Instance, Schedule, copies_of, held_bytes, stages_of
+from benchmarks.fixed_order import Instance, Schedule, copies_of, held_bytes, stages_of
 
 
 def evict(instance: Instance, budget_bytes: int, copies: int = 2) -> Schedule | None:

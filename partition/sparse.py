@@ -1,8 +1,8 @@
-"""Take a gradient that is a sum of rows apart into the rows and their places.
+"""Split a gradient that is a sum of scattered rows into the rows and their places.
 
-The gradient of a table by its rows (an embedding) is mostly zeros: `jax.vjp` scatters a few rows into an array of the
-table's size. Where the rows are wanted as they are, the scatter is left out of the joint program, and the rows and
-their places take its place: what `torch.nn.Embedding(sparse=True)` does for PyTorch.
+The gradient of an embedding table is mostly zeros: `jax.vjp` scatters a few rows into an array of the table's size.
+Where the user wants the rows as they are, the scatter is left out of the joint program, which returns the rows and
+their places instead. `torch.nn.Embedding(sparse=True)` does the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SPREAD = ("broadcast_in_dim", "convert_element_type", "reshape")
 
 
 def scatters(eqns: Sequence[Equation], gradient: Atom) -> list[Equation] | None:
-    """The equations that scatter rows of `gradient` into zeros, if it is a sum of nothing else; else None."""
+    """The equations that scatter rows into zeros, if `gradient` is a sum of their results and nothing else; or None."""
     makers = {v: eqn for eqn in eqns for v in eqn.outvars}
-    found: list[Equation] = []
+    scattering: list[Equation] = []
     stack = [gradient]
     while stack:
         atom = stack.pop()
@@ -34,10 +34,10 @@ def scatters(eqns: Sequence[Equation], gradient: Atom) -> list[Equation] | None:
             stack.extend(eqn.invars)
         elif eqn is not None and _scatters_rows(eqn):
             stack.append(eqn.invars[0])
-            found.append(eqn)
+            scattering.append(eqn)
         else:
             return None
-    return found[::-1]
+    return scattering[::-1]
 
 
 def is_zero(atom: Atom, makers: dict[Any, Any]) -> bool:
@@ -58,21 +58,21 @@ def _scatters_rows(eqn: Equation) -> bool:
     updates: Any = eqn.invars[2].aval
     batch = len(indices.shape) - 1
     rows = tuple(range(batch, len(updates.shape)))
-    found = (numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims)
+    dims = (numbers.update_window_dims, numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims)
     plain = not numbers.operand_batching_dims and not numbers.scatter_indices_batching_dims
     table: Any = eqn.invars[0].aval
     plain = plain and tuple(updates.shape[batch:]) == tuple(table.shape[1:])
-    return plain and indices.shape[-1] == 1 and tuple(map(tuple, found)) == (rows, (0,), (0,))
+    return plain and indices.shape[-1] == 1 and tuple(map(tuple, dims)) == (rows, (0,), (0,))
 
 
-def taken_apart(found: Sequence[Equation], table: Any) -> tuple[list[Equation], list[Var]]:
-    """Equations that lay the rows of some scatters below each other, and the variables of rows and of places.
+def taken_apart(scattering: Sequence[Equation], table: Any) -> tuple[list[Equation], list[Var]]:
+    """Equations that concatenate the rows of some scatters and their places, and the variables of both results.
 
     `table` is the abstract value of the gradient, `(length, *row)`. Rows have shape `(number, *row)`, places
-    `(number, 1)`, int32 or as the scatters have them; a place outside the table is one that is dropped.
+    `(number, 1)`, int32 or a wider dtype of the scatters. A row whose place lies outside the table is dropped.
     """
-    operands = [v for eqn in found for v in (eqn.invars[2], eqn.invars[1])]
-    clips = ["CLIP" in str(eqn.params["mode"]) for eqn in found]
+    operands = [v for eqn in scattering for v in (eqn.invars[2], eqn.invars[1])]
+    clips = ["CLIP" in str(eqn.params["mode"]) for eqn in scattering]
 
     def lay(*flat: Any) -> tuple[Any, Any]:
         rows = [x.reshape(-1, *table.shape[1:]) for x in flat[::2]]
@@ -82,7 +82,7 @@ def taken_apart(found: Sequence[Equation], table: Any) -> tuple[list[Equation], 
         length = table.shape[0]
         places = [x.astype(jnp.promote_types(x.dtype, np.int32)) for x in places]
         inside = [
-            jnp.clip(x, 0, length - 1) if on else jnp.where(x < 0, length, x)  # BCOO counts negative ones from the end
+            jnp.clip(x, 0, length - 1) if on else jnp.where(x < 0, length, x)  # BCOO takes negative places from the end
             for x, on in zip(places, clips, strict=True)
         ]
         return jnp.concatenate(rows), jnp.concatenate(inside)

@@ -1,7 +1,7 @@
 """Choose when each value is kept and computed again, by constraint programming.
 
-An *instance* is ops in a fixed order (see `instance`). Under a budget on the peak some ops run again, and `solve` finds
-the sequence of runs that takes least.
+An *instance* is ops in a fixed order (see `fixed_order`). Under a budget on the peak some ops run again, and `solve`
+finds the sequence of runs that takes least.
 
 The model is that of retention intervals (Bartan, Li, Teague, Lott and Dilkina, "Moccasin: efficient tensor
 rematerialization for neural networks", ICML 2023). Stage t ends with the first run of op t; before it, ops that ran
@@ -23,11 +23,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
+from benchmarks.evict import evict
+from benchmarks.fixed_order import Instance as Instance
+from benchmarks.fixed_order import Schedule as Schedule
+from benchmarks.fixed_order import copies_of, stages_of
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.evict import evict
-from jointcut.partition.instance import Instance as Instance
-from jointcut.partition.instance import Schedule as Schedule
-from jointcut.partition.instance import copies_of, stages_of
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 

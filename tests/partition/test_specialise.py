@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jointcut.partition import Roles, jaxprs, rewrite, split, verify, zeros
+from jointcut.partition import Roles, jaxprs, rewrite, specialise, split, verify
 from oracle import cotangents, is_inexact
 from programs import CORPUS, named
 
@@ -68,7 +68,7 @@ def backward_of(function, *args):
     flat = rewrite.inlined(jax.make_jaxpr(joint)(*primals, *cts))
     inputs = [*jaxprs.opened(flat)[1], *primals]
     halves = split(without_constants(flat), Roles.simple(len(inputs), len(cts), len(cts), len(primals)))
-    _, residuals = verify.forward(halves.halves, halves.graph, inputs)
+    _, residuals = verify.run_forward(halves.halves, halves.graph, inputs)
     return halves.backward, [*residuals, *cts], len(cts)
 
 
@@ -87,7 +87,7 @@ def answers(closed, special, values):
 
 def hold_law(closed, values, patterns):
     """The law: for each pattern the same gradients, with no more equations and without the inputs left out."""
-    specials = [zeros.without(closed, places) for places in patterns]
+    specials = [specialise.without(closed, places) for places in patterns]
     for special, places in zip(specials, patterns, strict=True):
         jaxpr, _ = jaxprs.opened(special.closed)
         assert not set(special.used) & set(places)
@@ -128,7 +128,7 @@ def test_every_pattern_of_zeros_gives_the_same_gradients_for_less(program):
         patterns = [places[: count // 2], places[count // 2 :], places]
         second, first, neither = hold_law(closed, values, patterns)
     if program.name not in OPAQUE:
-        assert size(first.closed) + size(second.closed) <= size(zeros.without(closed, ()).closed)
+        assert size(first.closed) + size(second.closed) <= size(specialise.without(closed, ()).closed)
         assert not jaxprs.opened(neither.closed)[0].eqns
         assert all(neither.zero_outputs)
 
@@ -176,7 +176,7 @@ def test_without_zeros_only_dead_code_goes():
         return jnp.cos(x), alive, x, 0.0, jax.jit(jnp.sinh)(x), dead * 0 if False else dead_too.shape[0]
 
     closed = jax.make_jaxpr(program)(X)
-    special = zeros.without(closed, ())
+    special = specialise.without(closed, ())
     assert special.used == (0,) and not any(special.zero_outputs)
     assert names(closed) - names(special.closed) == Counter({"exp": 1, "add": 1})
     old, new = ({e.primitive.name: e for e in jaxprs.opened(c)[0].eqns} for c in (closed, special.closed))
@@ -205,7 +205,7 @@ def test_sums_lose_their_zero_terms():
 
 def test_a_zero_is_zero_times_infinity_too_and_nothing_by_itself_below_a_line():
     closed = jax.make_jaxpr(lambda x, z: (x * z, x / (z + 1), x / z))(X, X)
-    special = zeros.without(closed, [1])
+    special = specialise.without(closed, [1])
     assert special.zero_outputs == (True, False, False)
     got = jaxprs.evaluate(special.closed, jnp.full((3, 3), 2.0))
     assert [float(x[0, 0]) for x in got] == [2, np.inf]
@@ -216,14 +216,14 @@ def test_a_system_is_solved_by_zero_for_zeros_alone():
         return lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
 
     closed = jax.make_jaxpr(lambda x, z: (solve(x, z), solve(z, x)))(X, X)
-    assert zeros.without(closed, [1]).zero_outputs == (True, False)
+    assert specialise.without(closed, [1]).zero_outputs == (True, False)
 
 
 def test_a_term_of_another_type_keeps_its_sum():
     weak = jax.make_jaxpr(lambda x: x * 2)(1.0).out_avals[0]
     assert weak.weak_type
     closed = jax.make_jaxpr(lambda x, z: x + z)(1.0, np.float32(1))
-    special = zeros.without(closed, [1])
+    special = specialise.without(closed, [1])
     (out,) = jaxprs.opened(special.closed)[0].outvars
     assert not out.aval.weak_type
     assert answers(closed, special, [jnp.asarray(1.0), np.float32(0)])[1] == [1]
@@ -272,7 +272,7 @@ def test_zeros_of_64_bits_are_made_where_64_bits_are_off():
         z = jnp.ones(3, np.float64)
         closed = jax.make_jaxpr(lambda z: (jnp.cos(z), jnp.exp(z) + z))(z)
     with jax.enable_checks(False):  # the checker knows no 64 bits then
-        special = zeros.without(closed, [0])
+        special = specialise.without(closed, [0])
     with jax.enable_x64(True):
         ones = [np.asarray(x) for x in jaxprs.evaluate(special.closed)]
     assert [x.dtype for x in ones] == [np.float64] * 2
@@ -283,7 +283,7 @@ def test_zeros_of_an_explicit_sharding_are_made():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
         z = jax.device_put(jnp.ones((2, 3)), jax.sharding.NamedSharding(mesh, jax.P("i")))
-        special = zeros.without(jax.make_jaxpr(jnp.cos)(z), [0])
+        special = specialise.without(jax.make_jaxpr(jnp.cos)(z), [0])
         (out,) = jaxprs.opened(special.closed)[0].outvars
         assert out.aval.sharding.spec == jax.P("i", None)
         assert np.all(np.asarray(jax.jit(partial(jaxprs.evaluate, special.closed))()[0]) == 1)
@@ -298,7 +298,7 @@ def test_zeros_are_made_once_and_where_they_are_read():
     assert tops(special) == ["broadcast_in_dim", "cos", "exp", "add"]
     eqns = jaxprs.opened(special.closed)[0].eqns
     assert [jaxprs.scope_of(eqn) for eqn in eqns] == ["here"] * 4
-    assert all("test_zeros.py" in jaxprs.source_of(eqn) for eqn in eqns)
+    assert all("test_specialise.py" in jaxprs.source_of(eqn) for eqn in eqns)
 
 
 def test_a_result_of_cond_is_zero_if_it_is_in_every_branch():
@@ -368,8 +368,8 @@ def test_a_linear_map_of_zeros_is_zero():
     )
     linear = jaxprs.linear_primitive("scaled")
     closed = jax.make_jaxpr(lambda x, z: linear.bind(x, z, rules=rules, num_residuals=1))(X, X)
-    assert zeros.without(closed, [1]).zero_outputs == (True,)
-    assert zeros.without(closed, [0]).zero_outputs == (False,)
+    assert specialise.without(closed, [1]).zero_outputs == (True,)
+    assert specialise.without(closed, [0]).zero_outputs == (False,)
 
 
 @pytest.mark.parametrize("where", ["alone", "in a loop", "in a branch", "in a call"])
@@ -384,7 +384,7 @@ def test_effects_stay(where, capfd):
         "in a branch": lambda z: lax.cond(z[0, 0] > 2, lambda z: z, told, z),
         "in a call": jax.jit(told),
     }
-    special = zeros.without(jax.make_jaxpr(around[where])(X), [0])
+    special = specialise.without(jax.make_jaxpr(around[where])(X), [0])
     assert special.zero_outputs == (True,)
     assert special.used == ()
     jax.jit(partial(jaxprs.evaluate, special.closed))()
@@ -398,7 +398,7 @@ def test_references_and_keys_are_never_left_out():
         return jax.random.uniform(key) * z, jax.random.bits(key)
 
     jaxpr, _ = jaxprs.opened(jax.make_jaxpr(function)(jax.new_ref(X), jax.random.key(0), X))
-    special = zeros.without(jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), [0, 1, 2])
+    special = specialise.without(jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), [0, 1, 2])
     assert special.used == (0, 1)
     assert special.zero_outputs == (True, False)
     ref = jax.new_ref(jnp.asarray(X))
@@ -415,7 +415,7 @@ def test_a_loop_on_a_reference_stays_whole():
         return lax.scan(step, jnp.zeros_like(z[0]), (x, z))[0]
 
     jaxpr, _ = jaxprs.opened(jax.make_jaxpr(function)(jax.new_ref(X[0]), X, X))
-    special = zeros.without(jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), [2])
+    special = specialise.without(jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), [2])
     ref = jax.new_ref(jnp.zeros(3))
     assert special.used == (0, 1)
     jaxprs.evaluate(special.closed, ref, X)
@@ -427,7 +427,7 @@ def test_cotangents_of_integers_are_handed_on_without_numbers():
     first.defjvp(lambda primals, tangents: (first(*primals), tangents[0] * 2))
     nothing = np.zeros(3, jax.dtypes.float0)
     closed = jax.make_jaxpr(lambda x, z: (first(x, z), z))(X, nothing)
-    special = zeros.without(closed, [1])
+    special = specialise.without(closed, [1])
     assert (special.used, special.zero_outputs) == ((0,), (False, True))
     np.testing.assert_array_equal(jax.jit(partial(jaxprs.evaluate, special.closed))(X)[0], X * 2)
 
@@ -442,4 +442,4 @@ def test_a_call_with_constants_of_its_own_stays_whole():
 
 def test_a_place_that_does_not_exist_is_refused():
     with pytest.raises(AssertionError, match=r"\[2\] of 1 inputs"):
-        zeros.without(jax.make_jaxpr(jnp.sin)(X), [2])
+        specialise.without(jax.make_jaxpr(jnp.sin)(X), [2])

@@ -1,8 +1,10 @@
-"""Write a scan in segments, forward and again in the backward.
+"""Read a scan and write one: whole, or in segments, forward and again in the backward.
 
-The programs that take the place of a loop's two scan equations once the loop runs in segments (`segments`). Here a
-*sweep* runs a forward scan segment by segment and notes the carry at the start of each; to *unwind* is to run each
-segment again from there, and then the backward scan's own steps, in the backward scan's order.
+Programs take the place of a loop's two scan equations where the loop runs in segments (`steps.Keep` and
+`steps.Segments`). To *sweep* is to run a forward scan segment by segment and note the carry at the start of each; to
+*unwind* is to run each segment again from there, and then the backward scan's own steps, in the backward scan's order.
+A loop of L steps in segments of k keeps L/k carries and k residuals. Several lengths divide each segment again, for one
+more run each, as in Griewank and Walther's treeverse (TOMS 2000), though with segments of one length.
 
 Each scan keeps its body, its direction, its name stack and its source line. A segment of a stack is sliced out of the
 whole; if the segments leave a rest, that is one shorter segment at the end of the stacks.
@@ -19,111 +21,71 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition import jaxprs
-from jointcut.partition.rewrite import live, renamed
+from jointcut.partition.bodies import Carry, Inside, Kind, Operands
+from jointcut.partition.rewrite import renamed
 
 Segment = Callable[["_Place", Any, list[Any], list[Any]], tuple[list[Any], list[Any], list[Any]]]
 
 
-@dataclass(frozen=True)
-class Rerun:
-    """The part of a forward scan that some of its stacks are computed by.
+class Scan(Kind):
+    """How `lax.scan` is read and written."""
 
-    `consts`, `xs` and `starts` are positions among the scan's operands: what the part reads whole, what it scans over,
-    and where the carries that it needs begin. What a carry hands on unchanged counts as read whole. `carries` are the
-    positions of those it needs among all carries. `body` returns carries and stacks, `bare` the carries alone.
-    """
+    divides = True
 
-    consts: tuple[int, ...]
-    xs: tuple[int, ...]
-    starts: tuple[int, ...]
-    carries: tuple[int, ...]
-    body: Any
-    bare: Any
-
-    @classmethod
-    def of(cls, eqn: Any, stacks: Sequence[Any]) -> Rerun:
-        """The part that serves some of an equation's results, which must be stacks."""
+    def inside(self, eqn: Any) -> Inside:
+        """The body of a scan."""
         layout = jaxprs.scan_layout(eqn)
-        body, first, last = layout.body, layout.num_consts, layout.num_consts + layout.num_carry
-        wanted = [body.outvars[eqn.outvars.index(v)] for v in stacks]
-        handed_on = {j for j in range(layout.num_carry) if body.outvars[j] is body.invars[first + j]}
-        carries: list[int] = []
-        while True:
-            ends = [body.outvars[j] for j in carries]
-            part = live(body.eqns, [*ends, *wanted])
-            read = [i for i, v in enumerate(body.invars) if v in part.read]
-            found = [i - first for i in read if first <= i < last and i - first not in handed_on]
-            if found == carries:
-                break
-            carries = found
-        starts = tuple(first + j for j in carries)
-        consts = tuple(i for i in read if i < last and i not in starts)
-        xs = tuple(i for i in read if i >= last)
-        invars = [body.invars[i] for i in (*consts, *starts, *xs)]
-        whole, bare = _part(body, invars, [*ends, *wanted]), _part(body, invars, ends)
-        return cls(consts, xs, starts, tuple(carries), whole, bare)
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        variables, ends = layout.body.invars, layout.body.outvars
+        results, n = eqn.outvars, layout.num_carry
+        return Inside(
+            layout.length,
+            layout.body,
+            layout.body_consts,
+            tuple(zip(variables[:a], eqn.invars[:a], strict=True)),
+            tuple(map(Carry, variables[a:b], eqn.invars[a:b], ends[:n], results[:n])),
+            tuple(zip(variables[b:], eqn.invars[b:], strict=True)),
+            tuple(zip(ends[n:], results[n:], strict=True)),
+        )
 
+    def equation(self, like: Any, program: Any, operands: Operands, results: Sequence[Any]) -> Any:
+        """A scan in the direction of another, with another body."""
+        return jaxprs.scan(like, program, *operands, results)
 
-def _part(body: Any, invars: Sequence[Any], ends: Sequence[Any]) -> Any:
-    """What a body computes for some of its ends."""
-    places = live(body.eqns, ends).places
-    return jaxprs.build(invars, ends, [body.eqns[i] for i in sorted(places)])
+    def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
+        """The program in the place of a forward scan that runs in segments."""
+        layout = jaxprs.scan_layout(eqn)
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        walk = _Walk.of(eqn)
 
+        def program(*operands: Any) -> Any:
+            read, carry = (list(operands[:a]), list(operands[b:])), list(operands[a:b])
+            carry, starts, last, ys = _sweep(walk, kept, _Place(np.uint32(0), layout.length), length, read, carry)
+            return *carry, *ys, *starts, *last
 
-# --------------------------------------------------------------------------------------------- the two programs
+        return _traced(program, *map(_struct, eqn.invars))[0]
 
+    def unwind(
+        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
+    ) -> tuple[Any, list[Any]]:
+        """The program in the place of a backward scan that runs in segments, and the atoms that it reads."""
+        pair = _Pair(tuple(map(_Walk.of, reruns)), _Walk.of(back, fed), tuple(i for i in fed if i is not None))
+        layout, scans = jaxprs.scan_layout(back), [jaxprs.scan_layout(eqn) for eqn in reruns]
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        other = [v for v, stack in zip(back.invars[b:], fed, strict=True) if stack is None]
+        again = zip(reruns, scans, strict=True)
+        read = [(eqn.invars[: s.num_consts], eqn.invars[s.num_consts + s.num_carry :]) for eqn, s in again]
+        groups = [read, (back.invars[:a], other), back.invars[a:b]]
+        carried = [v.aval for v in reruns[0].invars[scans[0].num_consts :][: scans[0].num_carry]]
+        count, rest = divmod(layout.length, lengths[0])
+        starts = [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in carried]
+        last = [jaxprs.struct(aval) for aval in carried] if rest else []
 
-def sweep_program(eqn: Any, dropped: Sequence[Any], rerun: Rerun, length: int) -> Any:
-    """The program in the place of a forward scan, of the scan's operands: final carries and the stacks that are not
-    `dropped`, then the starts of all segments, each carry stacked, then those of the tail.
+        def program(again: Any, read: Any, carry: Any, starts: Any, last: Any) -> Any:
+            carry, ys = _unwind(pair, lengths, _Place(np.uint32(0), layout.length), (again, read), carry, starts, last)
+            return [*carry, *ys]
 
-    Where the scan runs from the end of its stacks it begins with the tail: then that starts as the scan itself.
-    """
-    layout = jaxprs.scan_layout(eqn)
-    a, b = layout.num_consts, layout.num_consts + layout.num_carry
-    ends = [end for end, v in zip(layout.body.outvars, eqn.outvars, strict=True) if v not in dropped]
-    walk = _Walk.of(eqn, _part(layout.body, layout.body.invars, ends), a, layout.num_carry)
-
-    def program(*operands: Any) -> Any:
-        read, carry = (list(operands[:a]), list(operands[b:])), list(operands[a:b])
-        place = _Place(np.uint32(0), layout.length)
-        carry, starts, last, ys = _sweep(walk, rerun.carries, place, length, read, carry)
-        return *carry, *ys, *starts, *([] if layout.reverse else last)
-
-    return _traced(program, *map(_struct, eqn.invars))[0]
-
-
-def unwind_program(eqn: Any, rerun: Rerun, back: Any, fed: Sequence[int | None], lengths: tuple[int, ...]) -> Any:
-    """The program in the place of a backward scan.
-
-    `fed` says for everything that `back` scans over which stack of the rerun it is, None for what is none of them. The
-    operands are, in this order: what the rerun of `eqn` reads whole, what it scans over, and what `back` reads whole,
-    its carry and what it scans over otherwise; then the starts of all segments and those of the tail.
-    """
-    forward, backward = jaxprs.scan_layout(eqn), jaxprs.scan_layout(back)
-    a, b = backward.num_consts, backward.num_consts + backward.num_carry
-    again, bare = (_Walk.of(eqn, body, len(rerun.consts), len(rerun.starts)) for body in (rerun.body, rerun.bare))
-    walk = _Walk.of(back, back.params["jaxpr"], a, backward.num_carry, fed)
-    pair = _Pair(again, bare, walk, tuple(i for i in fed if i is not None))
-    other = [v for v, stack in zip(back.invars[b:], fed, strict=True) if stack is None]
-    count, rest = divmod(forward.length, lengths[0])
-    starts = [eqn.invars[i].aval for i in rerun.starts]
-    groups = (
-        [_struct(eqn.invars[i]) for i in rerun.consts],
-        [_struct(eqn.invars[i]) for i in rerun.xs],
-        list(map(_struct, back.invars[:a])),
-        list(map(_struct, back.invars[a:b])),
-        list(map(_struct, other)),
-        [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in starts],
-        [jaxprs.struct(aval) for aval in starts] if rest else [],
-    )
-
-    def program(consts: Any, xs: Any, back_consts: Any, carry: Any, back_xs: Any, starts: Any, last: Any) -> Any:
-        read, place = ((consts, xs), (back_consts, back_xs)), _Place(np.uint32(0), forward.length)
-        carry, ys = _unwind(pair, lengths, place, read, carry, starts, last)
-        return [*carry, *ys]
-
-    return _traced(program, *groups)[0]
+        return _traced(program, *jax.tree.map(_struct, groups), starts, last)[0], jax.tree.leaves(groups)
 
 
 # --------------------------------------------------------------------------------------------- how they are traced
@@ -165,12 +127,13 @@ class _Walk:
     scan: _Scan
 
     @classmethod
-    def of(cls, like: Any, body: Any, consts: int, carries: int, fed: Sequence[int | None] = ()) -> _Walk:
-        """Walk by a body that reads so many constants and carries. `fed` is None for what it scans over that is a
-        whole stack, as everything is by default; the rest is given for the steps alone.
+    def of(cls, like: Any, fed: Sequence[int | None] = ()) -> _Walk:
+        """Walk as a scan equation does. `fed` is None for what it scans over that is a whole stack, as everything is by
+        default; the rest is given for the steps alone.
         """
-        inner, _ = jaxprs.opened(body)
-        last = consts + carries
+        layout = jaxprs.scan_layout(like)
+        inner, consts = layout.body, layout.num_consts
+        last = consts + layout.num_carry
         xs = inner.invars[last:]
         picked = [v for v, given in zip(xs, fed or [None] * len(xs), strict=True) if given is None]
         wholes = [jaxprs.fresh(jaxprs.stacked(v.aval, [like.params["length"]])) for v in picked]
@@ -191,12 +154,11 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What is run in a segment of the backward: the rerun, with stacks or `bare` of them, and the backward scan, which
-    reads the stacks in the order `fed`.
+    """What runs in a segment of the backward: the reruns, one for each level of segments, and the backward scan, which
+    reads the stacks of the last of them in the order `fed`.
     """
 
-    again: _Walk
-    bare: _Walk
+    reruns: tuple[_Walk, ...]
     backward: _Walk
     fed: tuple[int, ...]
 
@@ -213,15 +175,16 @@ def _sweep(scan: _Walk, kept: Sequence[int], place: _Place, length: int, read: A
 
 
 def _unwind(
-    pair: _Pair, lengths: tuple[int, ...], place: _Place, read: Any, carry: list[Any], starts: Any, last: Any
+    pair: _Pair, lengths: Sequence[int], place: _Place, read: Any, carry: list[Any], starts: Any, last: Any
 ) -> tuple[list[Any], list[Any]]:
     """Run a backward scan in segments, each after its rerun: final carries and stacks.
 
-    `read` is what the rerun reads and what the backward scan reads, each a pair as `_Walk.run` takes it.
+    `lengths` are those of this level and the ones below. `read` is what each rerun reads and what the backward scan
+    reads, each a pair as `_Walk.run` takes it.
     """
 
     def segment(place: _Place, read: Any, carry: list[Any], start: list[Any]) -> Any:
-        carry, ys = _run_again(pair, lengths[1:], place, read, carry, start)
+        carry, ys = _run_again(pair, lengths, place, read, carry, start)
         return carry, [], ys
 
     like = pair.backward.scan.like
@@ -230,15 +193,17 @@ def _unwind(
 
 
 def _run_again(
-    pair: _Pair, lengths: tuple[int, ...], place: _Place, read: Any, carry: list[Any], start: list[Any]
+    pair: _Pair, lengths: Sequence[int], place: _Place, read: Any, carry: list[Any], start: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """One segment of the backward: the rerun from its start, whole or in segments of its own, then the steps back."""
     start = _tied(start, carry)
-    lengths = tuple(k for k in lengths if k < place.steps)
-    if lengths:
-        _, starts, last, _ = _sweep(pair.bare, range(len(start)), place, lengths[0], read[0], start)
-        return _unwind(pair, lengths, place, read, carry, starts, last)
-    _, stacks = pair.again.run(place, read[0], start)
+    for below in range(1, len(lengths)):
+        if lengths[below] < place.steps:
+            level = len(pair.reruns) - len(lengths) + below - 1
+            kept = range(len(start))
+            _, starts, last, _ = _sweep(pair.reruns[level], kept, place, lengths[below], read[0][level], start)
+            return _unwind(pair, lengths[below:], place, read, carry, starts, last)
+    _, stacks = pair.reruns[-1].run(place, read[0][-1], start)
     return pair.backward.run(place, read[1], carry, [stacks[i] for i in pair.fed])
 
 

@@ -1,7 +1,8 @@
-"""Let a class show itself in a notebook by a file that comes after it.
+"""Let a class show itself in a notebook, drawn by a file that comes after it.
 
-`Graph` and `Plan` come early in the reading order, what draws them late. A class that is `Shown` asks `told` for its
-text and its page, and the file that can draw it registers how: `@told.register`.
+`Graph` and `Plan` come early in the reading order, and `displays`, which draws them, comes late. A class that is
+`Shown` asks `told` for its text and its page, and the file that draws the class registers a function for it with
+`@told.register`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ Told = tuple[str, dict[str, Any]]  # text, and the data of a page
 
 @singledispatch
 def told(shown: Any) -> Told:
-    """The text of something that is shown, and the data of its page."""
+    """The text of the object that is shown, and the data of its page."""
     raise TypeError(f"nobody has registered how to show {type(shown).__name__}: see partition/displays.py")
 
 
 class Shown:
-    """Something that a notebook shows as a page, and everything else as text."""
+    """A class whose objects a notebook shows as a page, and everything else as text."""
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """The text and the page, in a frame of its own."""

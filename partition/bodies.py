@@ -1,0 +1,136 @@
+"""Describe an op that holds a program: its kind, and what its operands and results mean.
+
+A loop is such an op, as are a branch and a call. `Inside` says this of an equation, in its own variables, and `Body` of
+an op of the graph, in values. A `Kind` makes the one of an equation, and writes equations. A new kind is a file with a
+class (as `scans` is) and a line in `kinds`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SCAN = "scan"  # the kind that graph text takes for granted
+
+#: What an equation reads: whole, as starts of carried values, and slice by slice.
+Operands = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+
+
+class Carry(NamedTuple):
+    """A value that each step hands to the next: its variable in the program, the operand from which it starts, what a
+    step makes of it, and the equation's result, which the last step leaves.
+    """
+
+    variable: Any
+    start: Any
+    following: Any
+    result: Any
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The program inside an equation, and how it meets the equation's operands and results.
+
+    Attributes:
+        trips: how often the program runs, None where only a run can tell.
+        program: a jaxpr, and the constants that it has of its own.
+        whole: variables that stand for an operand in every step, each with the operand.
+        carries: what each step hands to the next.
+        sliced: variables that stand for one step's slice of an operand, each with the operand.
+        stacks: what the program makes in each step, each with the result that stacks it.
+    """
+
+    trips: int | None
+    program: Any
+    constants: tuple[Any, ...] = ()
+    whole: tuple[tuple[Any, Any], ...] = ()
+    carries: tuple[Carry, ...] = ()
+    sliced: tuple[tuple[Any, Any], ...] = ()
+    stacks: tuple[tuple[Any, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The program that an op of the graph holds, where it lies open in regions.
+
+    The ops in it read values of the regions around by their ids, and slices of stacks as made by a `step`. So of the
+    op's operands only the starts of carried values are listed here.
+
+    Attributes:
+        op: id of the op.
+        kind: a name of `kinds.KINDS`.
+        regions: ids of the regions that the op runs.
+        loop: id of the loop in whose steps they run.
+        trips: how often they run each time, None where only a run can tell.
+        starts: from what the carried values start, None for a literal.
+        carried_in: the carried values as a step finds them.
+        carried: as it hands them to the next step, None for a literal.
+        carried_out: as the last step leaves them.
+        stacks: the values of the steps that the op returns stacked.
+        own: those among them that no op of the body makes: a constant, repeated.
+        repeated: the atoms that these repeat.
+        inside: the same of the equation; None where the graph was read from text.
+    """
+
+    op: int
+    kind: str
+    regions: tuple[int, ...]
+    loop: int
+    trips: int | None
+    starts: tuple[int | None, ...] = ()
+    carried_in: tuple[int, ...] = ()
+    carried: tuple[int | None, ...] = ()
+    carried_out: tuple[int, ...] = ()
+    stacks: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
+    repeated: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    inside: Inside | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def region(self) -> int:
+        """The region of an op that runs one. Raises `ValueError` where it runs several."""
+        (region,) = self.regions
+        return region
+
+
+class Kind(ABC):
+    """How equations of one primitive are read and written.
+
+    A kind that `divides` can be written in segments too, by `sweep` and `unwind`.
+    """
+
+    divides = False
+
+    @abstractmethod
+    def inside(self, eqn: Any) -> Inside:
+        """The program in an equation: `loops` opens it, and `memory` counts what stays closed by it."""
+
+    @abstractmethod
+    def equation(self, like: Any, program: Any, operands: Operands, results: Sequence[Any]) -> Any:
+        """An equation like another that runs another program, a closed jaxpr.
+
+        The program reads what is whole, carried values and slices, and returns carried values and what is stacked.
+        `operands` and `results` stand in the same order; the equation may have an order of its own.
+        """
+
+    def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
+        """The program in the place of a forward equation, of its operands, that runs it in segments of `length` steps.
+
+        It returns the results, then the starts of all segments, each stacked, then those of a shorter last one. `kept`
+        are the places of the carries whose starts it returns.
+        """
+        raise NotImplementedError
+
+    def unwind(
+        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
+    ) -> tuple[Any, list[Any]]:
+        """The program in the place of a backward equation that runs in segments, and the atoms that it reads.
+
+        `reruns` are forward equations, one for each of the `lengths`: the last makes the stacks that `back` takes
+        slices of, those before it their carries alone. `fed` says for all that `back` slices which of these stacks it
+        is, None for what is none of them. Behind the atoms the program reads the starts of all segments, and those of a
+        shorter last one.
+        """
+        raise NotImplementedError

@@ -1,0 +1,105 @@
+"""Say by names and positions which input and output of a program is which.
+
+The names are those of the programs: `primals_1` and so on for inputs, `output_1` for outputs, `gradient_1` for results
+of the backward. A *path* is how the user reaches the array, `args[0]['w']`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointcut.wrappers.record import Record, aligned
+
+
+@dataclass(frozen=True)
+class BackwardSignature(Record):
+    """The results of the backward of an exported pair.
+
+    Attributes:
+        gradients_to_parameters: name of a gradient to the path of the leaf that it belongs to, in `argnums`.
+        gradients_to_user_inputs: the same for differentiated leaves of other arguments.
+        loss_output: name of the output that is differentiated, the empty text where there are several.
+        parts: name of a gradient to `rows` or `places`, for a table whose gradient is two arrays, those rows of it that
+            were read and where they belong; any other gradient is whole.
+    """
+
+    gradients_to_parameters: dict[str, str]
+    gradients_to_user_inputs: dict[str, str]
+    loss_output: str
+    parts: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each gradient: its name, and the path of its leaf."""
+        of = self.gradients_to_parameters | self.gradients_to_user_inputs
+        rows = [(name, f"of {of[name]}", self.parts.get(name, "")) for name in sorted(of, key=_place)]
+        return "\n".join(["gradients", *aligned(rows)])
+
+
+@dataclass(frozen=True)
+class GraphSignature(Record):
+    """Which input and output of a program is which, by name and position.
+
+    JAX has no modules: *parameters* are the leaves of the arguments in `argnums`, *buffers* the references (`jax.Ref`)
+    that the function reads or writes, its own and those that it closes over, and the arrays of objects that it writes;
+    *user inputs* are everything else.
+
+    Attributes:
+        parameters: paths of the parameters; `inputs_to_parameters` maps names of inputs to them.
+        buffers: paths of the buffers; `inputs_to_buffers` maps names of inputs to them.
+        user_inputs, user_outputs: names of inputs and outputs.
+        buffers_to_mutate: name of a result of the forward, behind the outputs, to the path of the buffer whose new
+            state it is. (PyTorch's `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only buffers are
+            written.)
+        in_spec, out_spec: the trees of the arguments and of the result; an object that the function can write (a Flax
+            NNX module) is the tree of its arrays there.
+        backward_signature: that of the backward, None for inference.
+        input_tokens, output_tokens: names of the ordered effects, whose tokens JAX itself threads.
+        buffers_mutated_in_place: paths of the references that the program writes where they lie, without a result.
+        same_arrays: path of a leaf that is the same array as an earlier one, to the path of that one, whose input they
+            share.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    user_inputs: tuple[str, ...]
+    user_outputs: tuple[str, ...]
+    inputs_to_parameters: dict[str, str]
+    inputs_to_buffers: dict[str, str]
+    buffers_to_mutate: dict[str, str]
+    in_spec: Any
+    out_spec: Any
+    backward_signature: BackwardSignature | None
+    input_tokens: tuple[str, ...] = ()
+    output_tokens: tuple[str, ...] = ()
+    buffers_mutated_in_place: tuple[str, ...] = ()
+    same_arrays: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each input, output and gradient: its name, what it is, and the path of its leaf."""
+        kinds = dict.fromkeys(self.user_inputs, ("user input", ""))
+        kinds |= {name: ("parameter", self._with_others(path)) for name, path in self.inputs_to_parameters.items()}
+        kinds |= {name: ("buffer", self._with_others(path)) for name, path in self.inputs_to_buffers.items()}
+        outputs = [(name, "the loss" if name == self._loss else "") for name in self.user_outputs]
+        outputs += [(name, f"new state of {path}") for name, path in self.buffers_to_mutate.items()]
+        lines = ["inputs", *aligned([(name, *kinds[name]) for name in sorted(kinds, key=_place)])] if kinds else []
+        lines += ["outputs", *aligned(outputs)] if outputs else []
+        lines += [str(self.backward_signature)] if self.backward_signature else []
+        return "\n".join(lines) or "neither inputs nor outputs"
+
+    @property
+    def _loss(self) -> str:
+        return "" if self.backward_signature is None else self.backward_signature.loss_output
+
+    def _with_others(self, path: str) -> str:
+        """A path, with those of leaves that are the same array, and whether it is written in place."""
+        first = self.same_arrays.get(path, path)
+        group = [first, *(other for other, same in self.same_arrays.items() if same == first)]
+        shown = " = ".join([path, *(other for other in group if other != path)])
+        return f"{shown}, written in place" if path in self.buffers_mutated_in_place else shown
+
+
+def _place(name: str) -> tuple[str, int]:
+    """`primals_10` stands behind `primals_9`."""
+    word, _, number = name.rpartition("_")
+    return word, int(number) if number.isdecimal() else 0
