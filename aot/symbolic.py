@@ -28,6 +28,7 @@ from jointcut.aot.options import Options, name_of
 from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.aot.traced import Traced
 from jointcut.partition import jaxprs, verify
+from jointcut.partition.bodies import Body
 from jointcut.partition.emit import Halves, Residual, emit
 from jointcut.partition.errors import PlanError, TraceError, message
 from jointcut.partition.graph import Graph
@@ -129,7 +130,14 @@ def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:
         regions=symbolic.regions,
         loops=symbolic.loops,
         literals=symbolic.literals,
+        bodies=_of_equations(measured.bodies, symbolic.bodies),
     )
+
+
+def _of_equations(measured: Mapping[int, Body], symbolic: Mapping[int, Body]) -> dict[int, Body]:
+    """The bodies of one program with what those of the other say of their equations."""
+    pairs = ((op, body, symbolic[op]) for op, body in measured.items())
+    return {op: replace(body, inside=other.inside, repeated=other.repeated) for op, body, other in pairs}
 
 
 def _carrying(measured: Iterable[Any], symbolic: Iterable[Any]) -> tuple[Any, ...]:
