@@ -1,10 +1,11 @@
-"""Tell what any function keeps for its backward, whether it is one of ours or not."""
+"""Tell what any function keeps for its backward, and whether it has one: a function of ours or any other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jointcut.aot.flow import Differentiability
 from jointcut.aot.function import Function, function
 from jointcut.aot.method import Method
 from jointcut.aot.report.report import Report
@@ -39,3 +40,39 @@ def explain(
     chosen = {"argnums": argnums, "has_aux": has_aux, "static_argnums": static_argnums, "cost": cost}
     ours = function(fun, strategy="save_all", **chosen)
     return ours.explain(*args, **kwargs)
+
+
+def is_differentiable(
+    fun: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    static_argnums: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Differentiability:
+    """Whether a gradient can flow through a function, and if not, which op stops it; nothing is run.
+
+    TorchScript's query of this name asks whether each op has a derivative; this one asks JAX's own rules, and follows
+    the gradient from the outputs to the arguments.
+
+    Args:
+        fun: the function. One that `aot.function` made is asked with its own options.
+        *args: its arguments, arrays or `jax.ShapeDtypeStruct`.
+        argnums: which of them are differentiated, as `jax.grad` has it.
+        has_aux: whether it returns `(output, aux)`.
+        static_argnums: positions of arguments that are Python values.
+        **kwargs: further arguments by name.
+
+    Returns an answer that is true or false, and prints the ops that stop the gradient with the user's lines. Raises
+    `TraceError` where `argnums` names no argument, and what the function itself raises.
+
+    >>> import jax.numpy as jnp
+    >>> print(is_differentiable(lambda x: jnp.sum(x**2), jnp.ones(3)))
+    <lambda> is differentiable.
+    >>> bool(is_differentiable(jnp.argmax, jnp.ones(3)))
+    False
+    """
+    if isinstance(fun, Function | Method):
+        return fun.is_differentiable(*args, **kwargs)
+    ours = function(fun, argnums=argnums, has_aux=has_aux, static_argnums=static_argnums)
+    return ours.is_differentiable(*args, **kwargs)

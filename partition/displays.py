@@ -7,8 +7,9 @@ from typing import Any
 
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.graph import Graph
-from jointcut.partition.notebook import Told, told
+from jointcut.partition.notebook import Bundle, told
 from jointcut.partition.outline import PSEUDO
+from jointcut.partition.page.page import framed, page
 from jointcut.partition.picture import JSON, graph_view, reason, short, times, type_of
 from jointcut.partition.plan import Plan, Saved, grouped, in_segments
 from jointcut.partition.plandiff import PlanDiff
@@ -48,24 +49,28 @@ def _page(title: str, subtitle: str, sections: Sequence[JSON]) -> JSON:
     return {"format": 1, "title": title, "subtitle": subtitle, "totals": [], "sections": list(sections)}
 
 
+def _bundle(text: str, data: JSON) -> Bundle:
+    return {"text/plain": text, "text/html": framed(page(data))}
+
+
 @told.register
-def _graph(shown: Graph) -> Told:
+def _graph(shown: Graph) -> Bundle:
     real = sum(op.name not in PSEUDO for op in shown.ops)
     loops = len(shown.loops) - 1
     text = f"<Graph: {counted(real, 'op')}, {counted(len(shown.values), 'value')}, {counted(loops, 'loop')}>"
-    return text, graph_page("Joint program", text, shown)
+    return _bundle(text, graph_page("Joint program", text, shown))
 
 
 @told.register
-def _plan(shown: Plan) -> Told:
+def _plan(shown: Plan) -> Bundle:
     first, *rest = shown.summary()
     lead = "; ".join(rest)
     saved = {"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": lead, **table(shown)}
-    return str(shown), _page("Plan", first, [saved])
+    return _bundle(str(shown), _page("Plan", first, [saved]))
 
 
 @told.register
-def _difference(shown: PlanDiff) -> Told:
+def _difference(shown: PlanDiff) -> Bundle:
     signed = [("-", own) for own in grouped(shown.saved_only_before)]
     signed += [("+", own) for own in grouped(shown.saved_only_after)]
     rows: list[dict[str, Any]] = [
@@ -77,7 +82,7 @@ def _difference(shown: PlanDiff) -> Told:
     )
     columns = [{"name": name, "align": "right" if name == "bytes" else "left"} for name in _SAVED_COLUMNS]
     section = {"kind": "diff", "id": "diff", "title": "What changes", "lead": "", "columns": columns, "rows": rows}
-    return str(shown), _page("Two plans", totals, [{**section, "before": before, "after": after}])
+    return _bundle(str(shown), _page("Two plans", totals, [{**section, "before": before, "after": after}]))
 
 
 def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:

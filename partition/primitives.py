@@ -7,6 +7,9 @@ as heavy. Effects are not in the table: each equation tells its own.
 
 from __future__ import annotations
 
+#: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
+CHECKPOINT_SCOPE = "jax.checkpoint"
+
 WORDS: dict[str, str] = {
     "elementwise": "one instruction or a short polynomial for each element (not a series, as `lgamma` is)",
     "dear": "a polynomial or more for each element: XLA does not compute it again within the loop of each reader",

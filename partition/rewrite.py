@@ -27,8 +27,7 @@ from jointcut.partition.jaxprs import (
     rebound,
     source_of,
 )
-from jointcut.partition.primitives import OPENED, WITH_BODIES
-from jointcut.partition.rules import CHECKPOINT_SCOPE
+from jointcut.partition.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
 
 
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -15,12 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op, Value
-from jointcut.partition.primitives import ANYWHERE, CALLS, CHEAP, COLLECTIVES, DEAR, REDUCTIONS
+from jointcut.partition.primitives import ANYWHERE, CALLS, CHEAP, CHECKPOINT_SCOPE, COLLECTIVES, DEAR, REDUCTIONS
 from jointcut.partition.roles import Side
 from jointcut.partition.sides import Sides
-
-#: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
-CHECKPOINT_SCOPE = "jax.checkpoint"
 
 #: A chain of so many transcendental functions for each element is not run twice. Softplus has two: where it is saved,
 #: the suite's interatomic potential takes 0.97 of plain JAX's time instead of 1.06, its simulated robots 0.87 instead

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.partition.rules import CHECKPOINT_SCOPE, Verdict, heavy, judge
+from jointcut.partition.primitives import CHECKPOINT_SCOPE
+from jointcut.partition.rules import Verdict, heavy, judge
 from jointcut.partition.sides import classify
 from jointcut.partition.text import parse
 
