@@ -67,8 +67,8 @@ Files, in reading order:
 from jointcut.aot.checked import debug as debug
 from jointcut.aot.compiled import Compiled as Compiled
 from jointcut.aot.cut import Cut as Cut
-from jointcut.aot.differentiable import is_differentiable as is_differentiable
 from jointcut.aot.explain import explain as explain
+from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
 from jointcut.aot.loaded import Loaded as Loaded
