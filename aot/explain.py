@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jointcut.aot.flow import Differentiability
+from jointcut.aot.calls.flow import Differentiability
+from jointcut.aot.calls.method import Method
 from jointcut.aot.function import Function, function
-from jointcut.aot.method import Method
 from jointcut.aot.report.report import Report
-from jointcut.partition.cost import CostModel
+from jointcut.partition.prices.cost import CostModel
 
 
 def explain(

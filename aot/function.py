@@ -21,38 +21,39 @@ from typing import Any
 
 import jax
 
-from jointcut.aot import checked, escapes, pipeline
 from jointcut.aot import options as choosing
-from jointcut.aot.alone import alone
-from jointcut.aot.blame import explained, for_one_example
-from jointcut.aot.bound import Binder, Signature
-from jointcut.aot.cache.caching import store_for
-from jointcut.aot.cut import Cut
-from jointcut.aot.export import PLATFORMS, export, refuse_request
-from jointcut.aot.exportable import exportable
-from jointcut.aot.flat import refuse_donated_objects
-from jointcut.aot.flow import Differentiability, differentiability
-from jointcut.aot.inside import cut_inside
-from jointcut.aot.joint import Primal, joint, primal
-from jointcut.aot.keeper import Keeper
+from jointcut.aot.cache.location import store_for
+from jointcut.aot.calls.alone import alone
+from jointcut.aot.calls.cached import Keeper
+from jointcut.aot.calls.flow import Differentiability, differentiability
+from jointcut.aot.calls.method import Method
+from jointcut.aot.export.export import PLATFORMS, export, refuse_request
 from jointcut.aot.limits import Budget
-from jointcut.aot.method import Method
 from jointcut.aot.options import Options
-from jointcut.aot.progress import Stage
+from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.report import Report
-from jointcut.aot.runner import Runner
-from jointcut.aot.traced import Traced
-from jointcut.aot.uncut import Uncut, has_symbolic_sizes
-from jointcut.partition import jaxprs
-from jointcut.partition.cost import CostModel
-from jointcut.partition.passes import HalfPass
-from jointcut.partition.plan import Plan
+from jointcut.aot.run.bound import Binder, Signature
+from jointcut.aot.run.flat import refuse_donated_objects
+from jointcut.aot.run.runner import Runner
+from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
+from jointcut.aot.stages import debug, pipeline
+from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.exportable import exportable
+from jointcut.aot.stages.traced import Traced
+from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.aot.trace import escapes
+from jointcut.aot.trace.blame import explained, for_one_example
+from jointcut.aot.trace.joint import Primal, joint, primal
+from jointcut.partition.lower.passes import HalfPass
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.prices.cost import CostModel
+from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Strategy
-from jointcut.wrappers import refs
-from jointcut.wrappers.autograd import differentiable
-from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.flatten import TreeWrapper
-from jointcut.wrappers.tree import Bound, Statics, bind
+from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+from jointcut.wrappers.built_in import refs
+from jointcut.wrappers.built_in.autograd import differentiable
+from jointcut.wrappers.built_in.flatten import TreeWrapper
+from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 
@@ -88,7 +89,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; nothing is kept for a backward."""
-        if not checked.is_on() and (found := self._binder.ready("call", args, kwargs)) is not None:
+        if not debug.is_on() and (found := self._binder.ready("call", args, kwargs)) is not None:
             (program, consts, tree), leaves = found
             return tree.unflatten(program(*consts, *leaves))
         signature, bound = self._binder(args, kwargs)
@@ -101,7 +102,7 @@ class Function:
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if not checked.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
+        if not debug.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
             (program, consts, tree), leaves = found
             return tree.unflatten(program(*consts, *leaves))
         signature, bound = self._binder(args, kwargs)
@@ -192,7 +193,7 @@ class Function:
         """What runs a call: `kind` is `call`, `step` or `pair`, `positions` what is differentiated."""
         if jaxprs.tracing():
             return self._cut(signature, positions, bound).open
-        if checked.is_on():
+        if debug.is_on():
             return self._cut(signature, positions, bound).checked()
         kept = None if self._keeper is None else self._keeper.find(kind, positions, bound)
         if kept is not None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import BudgetError, choices, message
+from jointcut.partition.program import jaxprs
 from jointcut.wrappers.record import Record
 
 Budget = float | int | str

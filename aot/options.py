@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.aot.limits import Budget, limit, plain_number
-from jointcut.partition import planfile
-from jointcut.partition.best import STRATEGIES, best
-from jointcut.partition.cost import CostModel
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
-from jointcut.partition.passes import HalfPass
-from jointcut.partition.plan import Plan
+from jointcut.partition.lower.passes import HalfPass
+from jointcut.partition.plans import planfile
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.prices.cost import CostModel
+from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
+from jointcut.wrappers.arguments.tree import Statics
 from jointcut.wrappers.record import Record
-from jointcut.wrappers.tree import Statics
 from jointcut.wrappers.wrapper import CompilerWrapper
 
 #: The strategy that decides where nothing is asked for.

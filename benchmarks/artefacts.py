@@ -26,7 +26,7 @@ from benchmarks.methods import count_equations, forget
 from benchmarks.programs import gpt, load
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
-from jointcut.aot.export import PLATFORMS
+from jointcut.aot.export.export import PLATFORMS
 
 RESULTS = Path(__file__).parent / "results" / "artefacts.json"
 WAYS = ("plain", "plain, JAX's cache", "jointcut", "jointcut, its cache")

@@ -31,8 +31,8 @@ from benchmarks.methods import PLAIN, Step, build_plain, forget, methods_for
 from benchmarks.programs import PROGRAMS, SIZES, Program, load
 from jointcut import aot
 from jointcut.partition import Plan
-from jointcut.partition.budget import Planner
-from jointcut.partition.mincut import save_all
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.mincut import save_all
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS = 8

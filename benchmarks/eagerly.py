@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jointcut.partition import jaxprs
+from jointcut.partition.program import jaxprs
 
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 

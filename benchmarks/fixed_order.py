@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jointcut.partition.errors import GraphError, PlanError, message
-from jointcut.partition.graph import LITERAL, TOP, Graph, Op
+from jointcut.partition.program.graph import LITERAL, TOP, Graph, Op
 
 Pricing = Callable[[Graph, Op], float]
 

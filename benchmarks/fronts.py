@@ -38,9 +38,9 @@ from benchmarks.optima import Exact, exact_of, small_networks
 from benchmarks.programs import PROGRAMS, SIZES, Program, gpt, load, mlp, resnet, vit
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
-from jointcut.aot.rates import rates
-from jointcut.partition.budget import Candidate, Planner, ranked
-from jointcut.partition.front import Front, front
+from jointcut.aot.budget.rates import rates
+from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.front import Front, front
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS = 8

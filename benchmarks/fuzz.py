@@ -31,14 +31,14 @@ from jax import lax
 from benchmarks.eagerly import evaluate, traced
 from benchmarks.random_programs import Program, program
 from jointcut import aot
-from jointcut.aot.traced import Traced
-from jointcut.partition.backend import CPU, PORTABLE, Backend
-from jointcut.partition.cost import Roofline
+from jointcut.aot.stages.traced import Traced
 from jointcut.partition.errors import PlanError
-from jointcut.partition.graph import Graph
-from jointcut.partition.plan import Plan, needed
-from jointcut.partition.problem import Problem
-from jointcut.partition.reruns import segmentable
+from jointcut.partition.lower.reruns import segmentable
+from jointcut.partition.plans.backend import CPU, PORTABLE, Backend
+from jointcut.partition.plans.plan import Plan, needed
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.split import Strategy
 
 STEADY = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)  # so that a seed gives the same plans everywhere

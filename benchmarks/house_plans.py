@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.measure import memory_of
 from benchmarks.programs import Program, load
 from jointcut import aot
-from jointcut.partition.cost import Roofline
-from jointcut.partition.flops import jaxpr_flops
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.flops import jaxpr_flops
 
 #: What a device does in a second, the same on every machine, so that a budget leads to one plan.
 RATES = Roofline(1.6e11, 1.6e10, 4.0e10, 5.0e9)

@@ -31,9 +31,9 @@ from benchmarks.convnets import NETWORKS, Network
 from benchmarks.intervals import Instance, solve
 from benchmarks.measure import machine, wide_console
 from jointcut import aot
-from jointcut.partition.graph import TOP, Graph, Loop, Op, Region
-from jointcut.partition.roles import Side
-from jointcut.partition.text import parse, show
+from jointcut.partition.program.graph import TOP, Graph, Loop, Op, Region
+from jointcut.partition.program.roles import Side
+from jointcut.partition.program.text import parse, show
 
 HERE = Path(__file__).parent
 TEXTS = HERE / "instances"

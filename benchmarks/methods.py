@@ -17,7 +17,7 @@ from jax.stages import Compiled
 from benchmarks.measure import Call, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
 from jointcut import aot
-from jointcut.partition.jaxprs import barriers_expand
+from jointcut.partition.program.jaxprs import barriers_expand
 
 # Drop what earlier builds left in JAX's caches, so that each method pays for its own tracing.
 forget = jax.clear_caches

@@ -14,8 +14,8 @@ from scipy.sparse import csr_array, vstack
 
 from benchmarks.programs import PROGRAMS, load
 from jointcut import aot
-from jointcut.partition.front import front
-from jointcut.partition.network import INFINITE, SINK, SOURCE, Network
+from jointcut.partition.search.front import front
+from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network
 
 #: Random networks, budgets for each graph, and seconds for each integer program.
 RANDOM, BUDGETS, MOST_SECONDS = 24, 5, 30.0

@@ -42,12 +42,12 @@ from tqdm import tqdm
 
 from benchmarks.measure import machine, wide_console
 from jointcut import aot
-from jointcut.partition import jaxprs
-from jointcut.partition.budget import Planner
-from jointcut.partition.graph import Graph, Op
-from jointcut.partition.plan import Plan
-from jointcut.partition.problem import Problem
-from jointcut.partition.verify import verify_meaning
+from jointcut.partition.lower.verify import verify_meaning
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Graph, Op
+from jointcut.partition.search.budget import Planner
 
 if TYPE_CHECKING:
     from benchmarks.pytorch_models import Batch, Capture, Model, Product

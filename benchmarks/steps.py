@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from benchmarks.measure import Call, time_together, wide_console
 from jointcut import aot
-from jointcut.aot.compile import ProgramMemory
-from jointcut.partition import jaxprs
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.partition.program import jaxprs
 
 WIDTH, ROWS = 16, 4
 PLAIN, CHECKPOINT = "plain", "jax.checkpoint on the body"

@@ -26,10 +26,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from jointcut import aot
-from jointcut.partition import Plan, planfile, show
-from jointcut.partition.cost import Roofline
+from jointcut.partition import Plan, Roofline, diff, show
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plandiff import diff
+from jointcut.partition.plans import planfile
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10})
 jax.config.update("jax_pprint_use_color", False)

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from jointcut import aot
-from jointcut.partition.cost import Roofline
+from jointcut.partition import Roofline
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10})
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8c939c"

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jointcut import aot
-from jointcut.partition import show
-from jointcut.partition.cost import Roofline
+from jointcut.partition import Roofline, show
 from matplotlib import pyplot as plt
 
 plt.rcParams.update({"figure.dpi": 85, "font.size": 10})
@@ -394,7 +393,7 @@ plt.show()
 # %% [markdown]
 # ## Where to look
 #
-# - `partition/loops.py` finds the scans that belong together and joins their bodies.
-# - `partition/reruns.py` says which loops can run in segments, `scans.py` writes them.
+# - `partition/nesting/read.py` finds the scans that belong together and joins their bodies.
+# - `partition/lower/reruns.py` says which loops can run in segments, `scans.py` writes them.
 # - What else a budget does, and what it costs in time, is told in [03_budgets](03_budgets.ipynb).
 # - `cond`, `while_loop` and the body of a scan without a backward are not opened: they stay one operation.

@@ -411,7 +411,7 @@ with aot.debug():
 # %% [markdown]
 # ## Where to look
 #
-# - `wrappers/metadata.py` holds the records; `aot/analyse.py` is the one look that fills them.
+# - `wrappers/metadata/schemas.py` holds the records; `aot/trace/analyse.py` is the one look that fills them.
 # - `wrappers/wrapper.py` says what a wrapper is: one half before compiling, one half after. `alias.py`,
 #   `refs.py`, `containers.py` and `checks.py` beside it are those of sections 2 to 10.
 # - To write a wrapper of your own, see [07_write_your_own](07_write_your_own.ipynb).

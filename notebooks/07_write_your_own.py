@@ -35,16 +35,12 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from jointcut import aot
-from jointcut.partition import Graph, Plan, parse, show
-from jointcut.partition.budget import Planner
-from jointcut.partition.cost import Roofline
+from jointcut.partition import (
+    Constraint, Demand, Graph, Plan, Planner, Problem, Roofline,
+    Side, diff, min_cut, parse, save_all, show,
+)
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import min_cut, save_all
-from jointcut.partition.plandiff import diff
-from jointcut.partition.primitives import DEAR
-from jointcut.partition.problem import Problem
-from jointcut.partition.roles import Side
-from jointcut.partition.rules import Constraint, Demand
+from jointcut.partition.program.primitives import DEAR
 
 plt.rcParams.update({"figure.dpi": 90, "font.size": 10})
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8a8f98"
@@ -236,9 +232,7 @@ check(aot.function(loss, strategy=without_softplus), params, x)
 
 
 # %%
-from jointcut.wrappers.convention import Convention, Slot, slots
-from jointcut.wrappers.stack import pre_compile
-from jointcut.wrappers.wrapper import Target
+from jointcut.wrappers import Convention, Slot, Target, pre_compile, slots
 
 
 def is_complex(array):
@@ -489,5 +483,5 @@ tell(everything, planner.plan(planner.front.best(30_000_000), "front"))
 
 # %% [markdown]
 # Each of these was a function of ten or fifteen lines. If yours turns out well, the places where ours stand
-# are `partition/cost.py`, `partition/rules.py`, `wrappers/` and `partition/mincut.py`; each folder lists its
+# are `partition/prices/cost.py`, `partition/prices/rules.py`, `wrappers/` and `partition/search/mincut.py`; each folder lists its
 # files in the order in which to read them.

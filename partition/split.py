@@ -17,19 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from jointcut.partition import loops, verify
-from jointcut.partition.backend import Backend
-from jointcut.partition.best import STRATEGIES
-from jointcut.partition.emit import Halves, emit
 from jointcut.partition.errors import StrategyError, choices, message
-from jointcut.partition.graph import Graph
-from jointcut.partition.passes import HalfPass, passed
-from jointcut.partition.plan import Plan, validated
-from jointcut.partition.problem import Problem
-from jointcut.partition.replay import spared
-from jointcut.partition.roles import Roles
-from jointcut.partition.schedule import schedule
-from jointcut.partition.steps import Schedule
+from jointcut.partition.lower import verify
+from jointcut.partition.lower.emit import Halves, emit
+from jointcut.partition.lower.passes import HalfPass, passed
+from jointcut.partition.lower.replay import spared
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.steps import Schedule
+from jointcut.partition.nesting import read as loops
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.plans.plan import Plan, validated
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Roles
+from jointcut.partition.search.best import STRATEGIES
 
 Strategy = str | Callable[[Graph], Plan]
 

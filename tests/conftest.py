@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from jointcut.aot import searches
-from jointcut.aot.progress import VARIABLE as PROGRESS
-from jointcut.aot.rates import VARIABLE as RATES
+from jointcut.aot.budget import searches
+from jointcut.aot.budget.rates import VARIABLE as RATES
+from jointcut.aot.progress.progress import VARIABLE as PROGRESS
 
 EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
 HERE = Path(__file__).parent

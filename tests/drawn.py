@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from jointcut.partition import Plan, parse
 from jointcut.partition.errors import PlanError
-from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
-from jointcut.partition.places import NOWHERE, Name, Place
-from jointcut.partition.roles import Side
+from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.program.places import NOWHERE, Name, Place
+from jointcut.partition.program.roles import Side
 
 _CALLS = (Name("call", "apply", "model.py:3"), Name("call", "norm", "model.py:7"), Name("call", "dense", "model.py:9"))
 

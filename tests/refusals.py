@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jointcut.partition.mincut import MinimumCut, minimum_cut
-from jointcut.partition.network import network
-from jointcut.partition.problem import Problem
-from jointcut.partition.rules import Verdict
-from jointcut.partition.text import parse
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.rules import Verdict
+from jointcut.partition.program.text import parse
+from jointcut.partition.search.mincut import MinimumCut, minimum_cut
+from jointcut.partition.search.network import network
 
 CHAIN = """
     primal %0:float32[8]

@@ -196,7 +196,7 @@ def test_a_name_in_a_docstring_is_a_link_to_what_it_names(site):
     links = {link for _, link in site.pages["api/aot.html"].links}
     assert "errors.html#jointcut.partition.errors.CallError" in links  # of another folder
     assert "#jointcut.aot.Function.export" in links  # a method, by the name of its class
-    assert "../files/partition/cost.html#jointcut.partition.cost.CostModel" in links  # in a signature
+    assert "partition.html#jointcut.partition.CostModel" in links  # in a signature
 
 
 def test_the_site_asks_nothing_of_a_network(site):

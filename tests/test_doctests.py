@@ -1,7 +1,7 @@
 """The examples in the docstrings run, and print what they say.
 
 pytest's own `--doctest-modules` finds the files by path and imports each a second time, as `partition.graph`
-beside `jointcut.partition.graph`; two classes of one name then fail `isinstance`. Here every module is
+beside `jointcut.partition.program.graph`; two classes of one name then fail `isinstance`. Here every module is
 imported by the one name that users give it.
 """
 

@@ -11,8 +11,8 @@ from benchmarks import instances
 from benchmarks.convnets import NETWORKS
 from benchmarks.evict import evict
 from benchmarks.intervals import Instance
-from jointcut.partition.roles import Role, Side
-from jointcut.partition.text import parse, show
+from jointcut.partition.program.roles import Role, Side
+from jointcut.partition.program.text import parse, show
 
 TEXTS = sorted(instances.TEXTS.glob("*.txt"))
 

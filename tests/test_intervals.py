@@ -15,7 +15,7 @@ import pytest
 from benchmarks.evict import evict
 from benchmarks.intervals import Instance, Schedule, solve
 from jointcut.partition.errors import GraphError, PlanError
-from jointcut.partition.text import parse
+from jointcut.partition.program.text import parse
 
 with_solver = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed")
 

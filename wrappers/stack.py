@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from jointcut.partition.errors import TraceError, message
-from jointcut.wrappers import objects
-from jointcut.wrappers.paths import tree_paths
+from jointcut.wrappers.arguments import objects
+from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 _CURE = "Return what the function that pre_compile was given returns for the same arrays."

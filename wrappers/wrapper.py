@@ -19,16 +19,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jointcut.wrappers.convention import Convention
+from jointcut.wrappers.metadata.convention import Convention
 
 
 @dataclass(frozen=True)
 class Target:
     """A function on its way to the compiler, and the convention that it speaks.
 
-    `convention.inputs` are the arrays that enter the program; `places` says which of them stands at each argument of
-    the function (None: each at its own). The two differ where an array stands twice, since it enters once but is
-    differentiated at each place.
+    An array that the caller passes twice enters the program once, but is differentiated at each place.
+
+    Attributes:
+        function: takes and returns flat arrays.
+        convention: the arrays that enter and leave the program.
+        places: for each argument of the function, which of `convention.inputs` it is. None: each its own.
     """
 
     function: Callable[..., Any]

@@ -9,5 +9,5 @@ Files, in reading order:
     sketch: Name a program within one process, also where it holds what no other process would know by name.
     folder: Share a folder with other processes, each of which may be killed at any moment.
     store: Keep entries on disk, and forget them safely.
-    caching: Say where compiled programs are kept.
+    location: Say where compiled programs are kept.
 """

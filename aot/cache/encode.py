@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.cache import known
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError, message
+from jointcut.partition.program import jaxprs
 
 # By primitive, the parameters that are read when it is differentiated or mapped, and not when it is compiled.
 RULES: dict[str, tuple[str, ...]] = {

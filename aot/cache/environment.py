@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from jointcut import partition, wrappers
-from jointcut.partition import jaxprs
+from jointcut.partition.program import jaxprs
 
 # What decides which program is traced, planned or compiled: libraries by name, those of accelerators by their prefix.
 _DISTRIBUTIONS = ("jointcut", "jax", "jaxlib", "libtpu", "numpy", "scipy", "ml-dtypes")

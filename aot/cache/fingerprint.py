@@ -18,8 +18,8 @@ from typing import Any
 
 from jointcut.aot.cache.encode import RULES, Encoder, pack
 from jointcut.aot.cache.environment import environment as environment
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import IdentityError
+from jointcut.partition.program import jaxprs
 
 _FORMAT = "jointcut fingerprint 1"  # changes with the encoding
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from jointcut.partition import jaxprs
+from jointcut.partition.program import jaxprs
 
 _VERSIONED = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins", "collections")
 _OURS = ("jointcut.partition", "jointcut.wrappers", "jointcut.aot")

@@ -18,17 +18,17 @@ from typing import Any
 
 import click
 
-from jointcut.aot import artefact
-from jointcut.aot.cache.caching import DEFAULT_FOLDER, FOLDER
+from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
 from jointcut.aot.command import facts, npz, shown, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
-from jointcut.aot.contract import Contract
-from jointcut.aot.export import PLATFORMS, known_platforms
+from jointcut.aot.export import artefact
+from jointcut.aot.export.contract import Contract
+from jointcut.aot.export.export import PLATFORMS, known_platforms
 from jointcut.aot.limits import Budget, limit
-from jointcut.partition.best import STRATEGIES
 from jointcut.partition.errors import CacheError, JointcutError, message
+from jointcut.partition.search.best import STRATEGIES
 
 #: Exit codes: a check failed or an answer was no; something given cannot be used; a fault of ours.
 NO, REFUSED, FAULT = 1, 2, 3

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.aot.artefact import SIGNATURE
 from jointcut.aot.cache.store import StoredEntry
 from jointcut.aot.command.differences import wide
 from jointcut.aot.command.trial import Check, Trial
-from jointcut.aot.contract import Contract
-from jointcut.aot.cut import Cut
+from jointcut.aot.export.artefact import SIGNATURE
+from jointcut.aot.export.contract import Contract
 from jointcut.aot.report.report import Report
+from jointcut.aot.stages.cut import Cut
 
 JSON = dict[str, Any]
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.calls.method import Method
 from jointcut.aot.function import Function, function
-from jointcut.aot.method import Method
-from jointcut.aot.shapes import concrete
-from jointcut.partition import sizes as symbolic
+from jointcut.aot.trace.shapes import concrete
 from jointcut.partition.errors import CallError, JointcutError, choices, message
+from jointcut.partition.program import sizes as symbolic
 
 _NAMED = "Write module:name, as in train:loss."
 _EXAMPLES = "Give a tuple of arguments, a dict of arguments by name, or a function without parameters that returns one."

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from jointcut.aot.descriptors import Described, fits, same_sizes
+from jointcut.aot.export.descriptors import Described, fits, same_sizes
 from jointcut.partition.errors import CallError, choices, message
 from jointcut.wrappers.record import key_implementation, read_dtype
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from jointcut.aot.artefact import SIGNATURE
 from jointcut.aot.command.facts import JSON
+from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
 
 _SHOWN = 12  # arrays of a kind that are listed unless all are wanted

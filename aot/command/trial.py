@@ -19,11 +19,11 @@ import numpy as np
 
 from jointcut.aot.command import npz
 from jointcut.aot.command.differences import ALLOWED, missed, wide
-from jointcut.aot.descriptors import Gradient, Input
-from jointcut.aot.loaded import Loaded
-from jointcut.aot.trees import dense
+from jointcut.aot.export.descriptors import Gradient, Input
+from jointcut.aot.export.loaded import Loaded
+from jointcut.aot.trace.trees import dense
 from jointcut.partition.errors import CallError, JointcutError, message
-from jointcut.wrappers.convention import is_inexact, is_real
+from jointcut.wrappers.metadata.convention import is_inexact, is_real
 
 _NO_GRADIENT = "; if it has a stop_gradient or a derivative of your own, give --no-differences"
 

@@ -14,5 +14,4 @@ Files, in reading order:
     table: Write a report as a table of at most 100 columns.
     drawing: Draw the memory over a step with matplotlib.
     report: Tell the user what was saved, what is recomputed, and what it costs.
-    gather: Gather a report from a cut, its planner and its front.
 """

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.aot.axes import apart, kept, shown, unit_of
+from jointcut.aot.budget.axes import apart, kept, shown, unit_of
+from jointcut.partition.drawing.picture import JSON
 from jointcut.partition.errors import JointcutError, choices, message
-from jointcut.partition.picture import JSON
 
 #: Okabe and Ito's palette, which colour-blind people tell apart, and a grey for the rest.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#6a51a3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jointcut.aot.report.wire import Message, decode, number
-from jointcut.partition.cells import call_text
+from jointcut.partition.program.cells import call_text
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from jointcut.aot.report.instructions import Instruction, Program
 from jointcut.aot.report.schedule import Assignment, Value
-from jointcut.partition.lifetimes import Lifetime, Lifetimes, Moment
-from jointcut.partition.places import Place, place
-from jointcut.partition.roles import Side
+from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.program.places import Place, place
+from jointcut.partition.program.roles import Side
 
 _BACKWARD = "transpose("  # in the name of what a cotangent flows through
 

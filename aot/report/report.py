@@ -20,17 +20,17 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from jointcut.aot.axes import optional
-from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.budget.axes import optional
+from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import drawing, table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
+from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.lifetimes import Lifetimes
-from jointcut.partition.page.page import framed, page
-from jointcut.partition.plan import Plan
-from jointcut.partition.roles import Side
+from jointcut.partition.lower.lifetimes import Lifetimes
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
 

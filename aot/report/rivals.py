@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jointcut.partition.budget import Planner
 from jointcut.partition.errors import PlanError
-from jointcut.partition.graph import Op
-from jointcut.partition.outline import PSEUDO
-from jointcut.partition.plan import Plan
-from jointcut.partition.problem import Problem
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program.graph import Op
+from jointcut.partition.program.outline import PSEUDO
+from jointcut.partition.search.budget import Planner
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 

@@ -10,15 +10,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
-from jointcut.partition.budget import Planner
+from jointcut.partition.drawing.picture import file_and_line, type_of
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.flops import flops
-from jointcut.partition.graph import OPEN_LOOP, STEP, Graph, Op
-from jointcut.partition.outline import PSEUDO, Outline
-from jointcut.partition.picture import file_and_line, type_of
-from jointcut.partition.plan import Plan, Saved, in_segments
+from jointcut.partition.plans.plan import Plan, Saved, in_segments
+from jointcut.partition.prices.flops import flops
+from jointcut.partition.program.graph import OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.program.outline import PSEUDO, Outline
+from jointcut.partition.search.budget import Planner
 
 _MOST_NAMES = 3  # of ops on a line
 

@@ -9,9 +9,9 @@ from typing import Any
 from jointcut.aot.limits import limit
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.tried import MOST_SECONDS, Tried
+from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.picture import JSON, file_and_line, reason, shared, short, times
-from jointcut.partition.plan import alike, in_segments
+from jointcut.partition.plans.plan import alike, in_segments
 
 _SHOWN = 14
 _NAMED = 5  # arrays in a cell

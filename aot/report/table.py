@@ -19,9 +19,9 @@ from rich.text import Text
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, saved_change, sentence, within
 from jointcut.aot.report.tried import Tried
+from jointcut.partition.drawing.picture import reason, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.picture import reason, short, times
-from jointcut.partition.plan import alike
+from jointcut.partition.plans.plan import alike
 
 WIDTH = 100
 SHOWN = 12  # rows of a kind that are listed

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from jointcut.aot.limits import Budget
 from jointcut.partition.errors import BudgetError
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.plan import Plan
+from jointcut.partition.plans.plan import Plan
 
 if TYPE_CHECKING:
-    import jointcut.aot.cut
+    import jointcut.aot.stages.cut
 
 #: The shares of a plan's peak for which other plans are looked for.
 SHARES = (0.9, 0.8, 0.6, 0.4)
@@ -79,7 +79,7 @@ def try_budgets(
     peak_bytes: int,
     fixed_bytes: int,
     least_bytes: Callable[[Met | None], float],
-    partition: Callable[[Budget], jointcut.aot.cut.Cut],
+    partition: Callable[[Budget], jointcut.aot.stages.cut.Cut],
     seconds: Callable[[], float] = time.perf_counter,
 ) -> Tried:
     """Try the budgets of `SHARES` below a compiled step's peak, and at last the least peak that is found.
@@ -108,7 +108,7 @@ def try_budgets(
     return replace(found, met=(*found.met, *_least(partition, known)))
 
 
-def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.cut.Cut]) -> Met | None:
+def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.stages.cut.Cut]) -> Met | None:
     """What holds a budget, None where nothing that was found does."""
     try:
         cut = partition(budget)
@@ -117,14 +117,14 @@ def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.c
     return Met(share, budget, cut.plan, _peak(cut))
 
 
-def _least(partition: Callable[[Budget], jointcut.aot.cut.Cut], below: int) -> Iterable[Met]:
+def _least(partition: Callable[[Budget], jointcut.aot.stages.cut.Cut], below: int) -> Iterable[Met]:
     """The least that is found, as a budget that holds, where it is less than what is known."""
     peak = _peak(partition(0.0))
     found = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
     return [] if found is None or found.peak_bytes > _WORTH_IT * below else [found]
 
 
-def _peak(cut: jointcut.aot.cut.Cut) -> int:
+def _peak(cut: jointcut.aot.stages.cut.Cut) -> int:
     assert cut.fitted is not None, "a cut within a budget knows its compiled step"
     return cut.fitted.measured.peak_bytes
 

@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 
-from jointcut.aot.progress import VARIABLE
+from jointcut.aot.progress.progress import VARIABLE
 
-DISPLAY = import_module("jointcut.aot.progress")._DISPLAY
+DISPLAY = import_module("jointcut.aot.progress.progress")._DISPLAY
 
 
 @pytest.fixture

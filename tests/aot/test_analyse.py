@@ -11,7 +11,7 @@ from jax.experimental import sparse
 
 from jointcut import aot
 from jointcut.partition.errors import CallError
-from jointcut.wrappers.metadata import MutationType, OutputType, ViewAndMutationMeta
+from jointcut.wrappers.metadata.schemas import MutationType, OutputType, ViewAndMutationMeta
 
 X = jnp.arange(6.0).reshape(2, 3)
 

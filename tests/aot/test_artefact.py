@@ -18,7 +18,7 @@ from jax import export
 
 from benchmarks.wounds import sealed
 from jointcut import aot
-from jointcut.aot import artefact
+from jointcut.aot.export import artefact
 from jointcut.partition.errors import ArtefactError, message
 
 X = np.float32([0.1, -0.4, 0.9])

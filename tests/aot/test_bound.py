@@ -13,7 +13,7 @@ from jax.experimental import sparse
 from jointcut import aot
 from jointcut.partition.errors import CallError
 
-bound = importlib.import_module("jointcut.aot.bound")
+bound = importlib.import_module("jointcut.aot.run.bound")
 X, Y, ONE = jnp.arange(3.0), jnp.ones(3), jnp.float32(1)
 
 

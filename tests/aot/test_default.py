@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import best, mincut
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.search import best, mincut
 from oracle import assert_same, plain, value_and_grad
 from programs import named
 
@@ -75,10 +75,11 @@ def test_strategy_min_cut_repeats_no_product_however_it_is_asked_for():
 
 
 def test_the_default_measures_nothing_and_is_one_in_every_way_of_calling(monkeypatch):
-    monkeypatch.setattr(import_module("jointcut.aot.rates"), "_measure", lambda device: pytest.fail("measured"))
+    monkeypatch.setattr(import_module("jointcut.aot.budget.rates"), "_measure", lambda device: pytest.fail("measured"))
     made = []
-    split = import_module("jointcut.aot.inside").split
-    monkeypatch.setattr("jointcut.aot.inside.split", lambda *args, **kw: made.append(split(*args, **kw)) or made[-1])
+    module = import_module("jointcut.aot.stages.under_transform")
+    split = module.split
+    monkeypatch.setattr(module, "split", lambda *args, **kw: made.append(split(*args, **kw)) or made[-1])
     jax.jit(jax.grad(aot.function(narrow))).trace(*LARGE)
     assert [half.plan.strategy for half in made] == ["front"]
     first, again = (aot.function(narrow).trace(*LARGE).partition().plan for _ in range(2))

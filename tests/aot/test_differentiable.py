@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.flow import Stop
+from jointcut.aot.calls.flow import Stop
 from jointcut.partition.errors import TraceError
 
 X = jnp.arange(1.0, 4.0)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import export
 
 from jointcut import aot
-from jointcut.aot.export import PLATFORMS
+from jointcut.aot.export.export import PLATFORMS
 from jointcut.partition.errors import CallError
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named

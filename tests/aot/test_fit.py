@@ -20,17 +20,17 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.fit import CALIBRATION, MOST_PROPOSED, MOST_SMALLEST, Attempt, Weighed, fit, room_for
+from jointcut.aot.budget.fit import CALIBRATION, MOST_PROPOSED, MOST_SMALLEST, Attempt, Weighed, fit, room_for
 from jointcut.aot.limits import Limit, limit
 from jointcut.aot.options import Options
 from jointcut.partition import Plan
-from jointcut.partition.budget import Candidate, ranked
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError, PlanError
-from jointcut.partition.memory import Buffer
-from jointcut.partition.planfile import dumps
-from jointcut.partition.replay import Replay
-from jointcut.partition.roles import Side
+from jointcut.partition.lower.memory import Buffer
+from jointcut.partition.lower.replay import Replay
+from jointcut.partition.plans.planfile import dumps
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.program.roles import Side
+from jointcut.partition.search.budget import Candidate, ranked
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 FIXED = 1000
@@ -272,7 +272,7 @@ def test_several_processes_must_be_given_their_rates(monkeypatch):
         aot.function(deep, budget=0.5).trace(W, X).partition()
     assert str(refusal.value) == (
         "budget must lead to one plan in all 4 processes, and each would measure its own device.\n"
-        "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.cost."
+        "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.prices.cost."
     )
     aot.function(deep, budget=0.0, cost=ROOFLINE).trace(W, X).partition()
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot import pipeline, searches
-from jointcut.aot.cache.caching import store_for
-from jointcut.aot.traced import Traced
+from jointcut.aot.budget import searches
+from jointcut.aot.cache.location import store_for
+from jointcut.aot.stages import pipeline
+from jointcut.aot.stages.traced import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot.shapes import shapes
+from jointcut.aot.trace.shapes import shapes
 from jointcut.partition.errors import CallError, TraceError
 
 X = np.float32([0.1, -0.4, 0.9])

@@ -12,11 +12,11 @@ import pytest
 from matplotlib.cbook import STEP_LOOKUP_MAP
 
 from jointcut import aot
-from jointcut.aot.axes import apart
-from jointcut.aot.pareto import Pareto, ParetoPoint
+from jointcut.aot.budget.axes import apart
+from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.partition import Plan, parse
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import JointcutError
+from jointcut.partition.prices.cost import Roofline
 
 GRAPH = parse("""
     loop 1 x4

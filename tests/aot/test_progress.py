@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
 from jointcut import aot
-from jointcut.aot import screens
+from jointcut.aot.budget.rates import rates
 from jointcut.aot.options import Options
-from jointcut.aot.progress import WORDS, Stage, progress, shortened, size, tell, text
-from jointcut.aot.rates import rates
+from jointcut.aot.progress import screens
+from jointcut.aot.progress.progress import WORDS, Stage, progress, shortened, size, tell, text
 from jointcut.partition import Plan
-from jointcut.partition.budget import Planner
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import CallError
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.search.budget import Planner
 
 ROOT = Path(__file__).parent.parent.parent
 fitting, measuring, module = map(import_module, [f"jointcut.aot.{name}" for name in ("fit", "rates", "progress")])

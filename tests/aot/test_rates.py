@@ -19,15 +19,15 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jointcut.aot import rates as measuring
-from jointcut.aot.rates import Measured, rates
-from jointcut.partition import jaxprs
-from jointcut.partition.cost import Roofline, recompute_seconds
+from jointcut.aot.budget import rates as measuring
+from jointcut.aot.budget.rates import Measured, rates
 from jointcut.partition.errors import JointcutError
-from jointcut.partition.loops import read
-from jointcut.partition.roles import Roles
-from jointcut.partition.sides import classify
-from jointcut.partition.text import parse
+from jointcut.partition.nesting.read import read
+from jointcut.partition.prices.cost import Roofline, recompute_seconds
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.roles import Roles
+from jointcut.partition.program.sides import classify
+from jointcut.partition.program.text import parse
 
 FIGURES = Roofline(1e12, 2e10, 3e9)
 

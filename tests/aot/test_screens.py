@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import pytest
 
 from jointcut import aot
-from jointcut.aot import screens
-from jointcut.aot.progress import VARIABLE, Stage, progress
+from jointcut.aot.progress import screens
+from jointcut.aot.progress.progress import VARIABLE, Stage, progress
 
 ROOT = Path(__file__).parent.parent.parent
-DISPLAY = import_module("jointcut.aot.progress")._DISPLAY
+DISPLAY = import_module("jointcut.aot.progress.progress")._DISPLAY
 
 
 pytestmark = pytest.mark.usefixtures("untouched")
@@ -261,7 +261,7 @@ def test_switching_off_takes_the_line_away_while_its_stage_runs(monkeypatch):
 CELL = """
 import sys, time, warnings
 warnings.simplefilter("error")
-from jointcut.aot.progress import _DISPLAY, Stage, text
+from jointcut.aot.progress.progress import _DISPLAY, Stage, text
 
 def run(name):
     with Stage("trace", name) as now:

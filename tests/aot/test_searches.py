@@ -18,13 +18,13 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot import rates as measuring
-from jointcut.aot import searches
-from jointcut.aot.inside import cut_inside
+from jointcut.aot.budget import rates as measuring
+from jointcut.aot.budget import searches
 from jointcut.aot.limits import limit
-from jointcut.partition.cost import Roofline
-from jointcut.partition.loops import read
-from jointcut.partition.planfile import dumps, loads
+from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.partition.nesting.read import read
+from jointcut.partition.plans.planfile import dumps, loads
+from jointcut.partition.prices.cost import Roofline
 from programs import CORPUS
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32) / 4)

@@ -18,12 +18,13 @@ from jax import export, lax
 
 from jointcut.aot.function import function
 from jointcut.aot.options import Options, checked
-from jointcut.aot.shapes import checked_sizes, concrete, in_one_scope, shapes
-from jointcut.aot.symbolic import symbolic_cut
-from jointcut.partition import jaxprs, mincut, sizes
-from jointcut.partition.backend import CPU, PORTABLE
+from jointcut.aot.stages.symbolic import symbolic_cut
+from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes
 from jointcut.partition.errors import CallError, GraphError, JointcutError, PlanError, TraceError
-from jointcut.wrappers.tree import Statics, bind
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.program import jaxprs, sizes
+from jointcut.partition.search import mincut
+from jointcut.wrappers.arguments.tree import Statics, bind
 
 F32 = jnp.float32
 

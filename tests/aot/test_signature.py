@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from jointcut import aot
-from jointcut.wrappers.metadata import ViewAndMutationMeta
-from jointcut.wrappers.signatures import GraphSignature
+from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
+from jointcut.wrappers.metadata.signatures import GraphSignature
 
 X = jnp.arange(6.0).reshape(2, 3)
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.compile import ProgramMemory
+from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import RecordError
 
 LAYERS, BATCH, LENGTH, WIDTH, HEADS = 4, 4, 32, 32, 2

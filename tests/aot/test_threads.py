@@ -73,7 +73,7 @@ def test_threads_that_meet_a_signature_at_once_trace_it_once():
 
 def test_many_signatures_in_threads_are_kept_and_forgotten(monkeypatch):
     """More than are kept, in every table that calls share: by method, in somebody's trace, with an array twice."""
-    monkeypatch.setattr(importlib.import_module("jointcut.aot.bound"), "KEPT_SIGNATURES", 2)
+    monkeypatch.setattr(importlib.import_module("jointcut.aot.run.bound"), "KEPT_SIGNATURES", 2)
     function = aot.function(counted()[0], static_argnums=1)
 
     def gradient(power):

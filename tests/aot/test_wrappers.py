@@ -12,9 +12,9 @@ import pytest
 from flax import nnx
 
 from jointcut import aot
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import ArtefactError, TraceError
-from jointcut.wrappers.convention import Slot
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.metadata.convention import Slot
 from jointcut.wrappers.wrapper import Target
 
 X, W = jnp.linspace(0.1, 1.0, 6).reshape(2, 3), jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)

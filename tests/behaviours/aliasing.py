@@ -20,7 +20,7 @@ from behaviours.behaviour import (
 from corpus.program import normal
 from jointcut import aot
 from jointcut.partition.errors import CallError
-from jointcut.wrappers.metadata import OutputType
+from jointcut.wrappers.metadata.schemas import OutputType
 
 X, Y = normal(20, 3), normal(21, 3)
 M = normal(22, 2, 3)

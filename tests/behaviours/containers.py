@@ -14,8 +14,8 @@ from behaviours.behaviour import assert_as_jax, assert_near, assert_pulls_back_a
 from corpus.program import normal
 from jointcut import aot
 from jointcut.partition.errors import CallError
-from jointcut.wrappers import containers
-from jointcut.wrappers.metadata import PlainTensorMeta, SubclassCreationMeta, ViewAndMutationMeta
+from jointcut.wrappers.arguments import containers
+from jointcut.wrappers.metadata.schemas import PlainTensorMeta, SubclassCreationMeta, ViewAndMutationMeta
 
 X, Y = normal(50, 3), normal(51, 3)
 ONE = jnp.float32(1)

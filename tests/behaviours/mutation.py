@@ -14,7 +14,7 @@ from behaviours.behaviour import assert_near, behaviour, refusal
 from corpus.program import normal
 from jointcut import aot
 from jointcut.partition.errors import CallError, TraceError
-from jointcut.wrappers.metadata import InputAliasInfo, MutationType
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, MutationType
 
 X, Y = normal(10, 3), normal(11, 3)
 ONE = jnp.float32(1)

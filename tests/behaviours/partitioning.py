@@ -15,7 +15,7 @@ from corpus.program import normal
 from jointcut import aot
 from jointcut.partition import Graph, Plan, parse, show
 from jointcut.partition.errors import PlanError, StrategyError
-from jointcut.partition.rules import Verdict
+from jointcut.partition.prices.rules import Verdict
 from refusals import cut_under
 
 X, Y = normal(70, 3), normal(71, 3)

@@ -16,9 +16,9 @@ from behaviours.behaviour import assert_near, behaviour, counts, primitives, ref
 from corpus.program import normal
 from jointcut import aot
 from jointcut.partition.errors import CallError, RecordError, TraceError
-from jointcut.partition.roles import Role
-from jointcut.wrappers.metadata import SubclassMeta, ViewAndMutationMeta
-from jointcut.wrappers.signatures import BackwardSignature, GraphSignature
+from jointcut.partition.program.roles import Role
+from jointcut.wrappers.metadata.schemas import SubclassMeta, ViewAndMutationMeta
+from jointcut.wrappers.metadata.signatures import BackwardSignature, GraphSignature
 
 X, Y = normal(80, 3), normal(81, 3)
 S = normal(82, 3, 3)

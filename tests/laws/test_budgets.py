@@ -14,8 +14,8 @@ from jax.experimental import io_callback
 
 from corpus.draws import masked_in_nested_scans, masked_in_scan, masked_twice
 from jointcut import aot
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError
+from jointcut.partition.prices.cost import Roofline
 from larger import larger
 from oracle import assert_same, cotangents, loss, plain, plain_vjp, value_and_grad
 from programs import named

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jointcut import aot
-from jointcut.aot.searches import forget
-from jointcut.partition.cost import Roofline
+from jointcut.aot.budget.searches import forget
+from jointcut.partition.prices.cost import Roofline
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

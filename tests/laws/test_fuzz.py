@@ -17,7 +17,7 @@ from benchmarks import fuzz
 from benchmarks.eagerly import traced
 from benchmarks.random_programs import program
 from jointcut import aot
-from jointcut.partition.backend import PORTABLE
+from jointcut.partition.plans.backend import PORTABLE
 
 PROGRAMS, TOGETHER = 200, 10
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition.cost import Roofline
+from jointcut.partition.prices.cost import Roofline
 
 STEADY = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 X = np.float32(0.7)

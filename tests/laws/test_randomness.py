@@ -12,7 +12,7 @@ import pytest
 from corpus.draws import dropped, masked, masked_in_nested_scans, masked_in_scan
 from jointcut import aot
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plan import Plan
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.split import decide
 from oracle import STRATEGIES
 

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import mincut
 from jointcut.partition.errors import CallError, TraceError
-from jointcut.wrappers.metadata import MutationType
+from jointcut.partition.search import mincut
+from jointcut.wrappers.metadata.schemas import MutationType
 from oracle import STRATEGIES
 
 X = jnp.linspace(0.2, 0.8, 4)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jointcut import aot
-from jointcut.wrappers.metadata import OutputType, SubclassMeta, ViewAndMutationMeta, plain_metas
-from jointcut.wrappers.signatures import GraphSignature
+from jointcut.wrappers.metadata.schemas import OutputType, SubclassMeta, ViewAndMutationMeta, plain_metas
+from jointcut.wrappers.metadata.signatures import GraphSignature
 from oracle import cotangents, is_inexact, kind, numbers, weigh
 
 few = settings(deadline=None, max_examples=14, derandomize=True, database=None, phases=[Phase.generate])

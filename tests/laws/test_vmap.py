@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition.mincut import STRATEGIES
+from jointcut.partition.search.mincut import STRATEGIES
 
 W = jnp.cos(jnp.arange(9.0)).reshape(3, 3)
 X = jnp.sin(jnp.arange(12.0)).reshape(4, 3)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jointcut.partition.page import page
+from jointcut.partition.drawing.page import page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SECONDS_TO_DRAW = 20

@@ -10,7 +10,7 @@ from benchmarks import pages
 from benchmarks.programs import load
 from jointcut import aot
 from jointcut.aot.report.report import Report
-from jointcut.partition.cost import Roofline
+from jointcut.partition.prices.cost import Roofline
 
 MOST_KB = 2_000
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

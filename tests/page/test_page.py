@@ -8,9 +8,9 @@ from html import unescape
 
 import pytest
 
+from jointcut.partition.drawing.page import framed, page
 from jointcut.partition.errors import RecordError
 from jointcut.partition.figures import human_bytes, human_seconds
-from jointcut.partition.page import framed, page
 from page.browser import axe_findings
 from page.fixtures import diff, page_data, table, timeline
 

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from jax.extend.core import Primitive
 
-from jointcut.partition import bodies, emit, jaxprs, kinds, loops, memory
-from jointcut.partition.loops import read
-from jointcut.partition.mincut import STRATEGIES
-from jointcut.partition.problem import Problem
-from jointcut.partition.reruns import segmentable
-from jointcut.partition.roles import Role
-from jointcut.partition.schedule import schedule
-from jointcut.partition.text import parse, show
-from jointcut.partition.verify import run
+from jointcut.partition.lower import emit, memory
+from jointcut.partition.lower.reruns import segmentable
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.verify import run
+from jointcut.partition.nesting import kinds
+from jointcut.partition.nesting import read as loops
+from jointcut.partition.nesting.read import read
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import bodies, jaxprs
+from jointcut.partition.program.roles import Role
+from jointcut.partition.program.text import parse, show
+from jointcut.partition.search.mincut import STRATEGIES
 
 #: A loop that has all in another order than a scan: it reads slices, starts, then what is whole, and returns stacks
 #: first.

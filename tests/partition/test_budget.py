@@ -17,18 +17,18 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
-from jointcut.partition.backend import CPU
-from jointcut.partition.budget import Candidate, Planner, ranked, sampled, spread
-from jointcut.partition.cost import Roofline
-from jointcut.partition.emit import emit
 from jointcut.partition.errors import PlanError
-from jointcut.partition.front import Choice
-from jointcut.partition.plan import validated
-from jointcut.partition.primitives import COLLECTIVES
-from jointcut.partition.problem import Problem
-from jointcut.partition.rules import Constraint, Demand
-from jointcut.partition.schedule import schedule
-from jointcut.partition.verify import verify_structure
+from jointcut.partition.lower.emit import emit
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.verify import verify_structure
+from jointcut.partition.plans.backend import CPU
+from jointcut.partition.plans.plan import validated
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.rules import Constraint, Demand
+from jointcut.partition.program.primitives import COLLECTIVES
+from jointcut.partition.search.budget import Candidate, Planner, ranked, sampled, spread
+from jointcut.partition.search.front import Choice
 from programs import CORPUS
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jointcut.partition.cells import call_text
+from jointcut.partition.program.cells import call_text
 
 compilerop = pytest.importorskip("IPython.core.compilerop")
 

@@ -16,12 +16,12 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, parse, split
-from jointcut.partition.budget import Planner
-from jointcut.partition.chain import Chain, Piece, Programme, divisions, peak_bytes
-from jointcut.partition.cost import Roofline
-from jointcut.partition.problem import Problem
-from jointcut.partition.rules import Constraint, Demand
-from jointcut.partition.stretches import Stretches, narrow_places, places
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.rules import Constraint, Demand
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.chain import Chain, Piece, Programme, divisions, peak_bytes
+from jointcut.partition.search.stretches import Stretches, narrow_places, places
 from programs import CORPUS
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jointcut.partition.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.errors import PlanError
-from jointcut.partition.flops import flops, moved_bytes
-from jointcut.partition.graph import LITERAL, OPEN_LOOP, STEP
-from jointcut.partition.loops import read
-from jointcut.partition.primitives import WEIGHTS
-from jointcut.partition.roles import Roles
-from jointcut.partition.sides import classify
-from jointcut.partition.text import parse
+from jointcut.partition.nesting.read import read
+from jointcut.partition.prices.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
+from jointcut.partition.prices.flops import flops, moved_bytes
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP
+from jointcut.partition.program.primitives import WEIGHTS
+from jointcut.partition.program.roles import Roles
+from jointcut.partition.program.sides import classify
+from jointcut.partition.program.text import parse
 
 RATES = Roofline(flops_per_s=1e12, elementwise_per_s=1e10, bytes_per_s=1e11)
 

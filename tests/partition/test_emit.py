@@ -11,15 +11,16 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import jaxprs, parse
-from jointcut.partition.backend import CPU, PORTABLE
-from jointcut.partition.emit import emit
+from jointcut.partition import parse
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plan import Plan
-from jointcut.partition.problem import Problem
-from jointcut.partition.schedule import schedule
+from jointcut.partition.lower.emit import emit
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.verify import run, verify_meaning
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
 from jointcut.partition.split import split
-from jointcut.partition.verify import run, verify_meaning
 from oracle import STRATEGIES
 from programs import named
 

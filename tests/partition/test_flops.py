@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jointcut.partition import jaxprs
-from jointcut.partition.counts import PER_ELEMENT, RANDOM_NUMBER, Work, counted
-from jointcut.partition.flops import flops, is_fused, jaxpr_flops, moved_bytes, work
-from jointcut.partition.primitives import WEIGHTS
+from jointcut.partition.prices.counts import PER_ELEMENT, RANDOM_NUMBER, Work, counted
+from jointcut.partition.prices.flops import flops, is_fused, jaxpr_flops, moved_bytes, work
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.primitives import WEIGHTS
 
 SMALL = st.integers(1, 5)
 F32 = 4

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from jointcut.partition import peel
 from jointcut.partition.errors import PlanError
-from jointcut.partition.front import front
-from jointcut.partition.mincut import minimum_cut
-from jointcut.partition.network import INFINITE, SINK, SOURCE, Network
+from jointcut.partition.search import peel
+from jointcut.partition.search.front import front
+from jointcut.partition.search.mincut import minimum_cut
+from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network
 
 quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 

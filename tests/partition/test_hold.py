@@ -9,9 +9,9 @@ import pytest
 
 from jointcut import aot
 from jointcut.aot.cache.fingerprint import fingerprint
-from jointcut.partition import jaxprs
-from jointcut.partition.backend import CPU, PORTABLE
-from jointcut.partition.jaxprs import held
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jaxprs import held
 
 ARRAYS = [
     np.array([[1.0, -0.0], [np.inf, np.nan]], np.float32),

@@ -9,14 +9,14 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import jaxprs
-from jointcut.partition.budget import Planner, spread
-from jointcut.partition.cost import Roofline
-from jointcut.partition.graph import OPEN_LOOP, TOP
-from jointcut.partition.mincut import min_cut
-from jointcut.partition.problem import Problem
-from jointcut.partition.rules import rerunnable
-from jointcut.partition.verify import run, verify_structure
+from jointcut.partition.lower.verify import run, verify_structure
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.rules import rerunnable
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import OPEN_LOOP, TOP
+from jointcut.partition.search.budget import Planner, spread
+from jointcut.partition.search.mincut import min_cut
 
 RATES = Roofline(1e11, 1e10, 1e10)
 

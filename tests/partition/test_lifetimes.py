@@ -11,10 +11,10 @@ from jax import lax
 
 from drawn import rows
 from jointcut import aot
-from jointcut.partition.cost import Roofline
-from jointcut.partition.lifetimes import Lifetimes, lifetimes
-from jointcut.partition.replay import Replayer
-from jointcut.partition.roles import Side
+from jointcut.partition.lower.lifetimes import Lifetimes, lifetimes
+from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.program.roles import Side
 from larger import LARGER
 from programs import CORPUS, named
 

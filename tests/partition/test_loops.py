@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import GraphError
-from jointcut.partition.graph import OPEN_LOOP, STEP, TOP
-from jointcut.partition.loops import read
-from jointcut.partition.roles import Role, Roles, Side
+from jointcut.partition.nesting.read import read
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP
+from jointcut.partition.program.roles import Role, Roles, Side
 
 
 def loops_of(graph):

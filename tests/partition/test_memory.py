@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition import Plan, Roles, jaxprs, split
-from jointcut.partition.backend import PORTABLE
-from jointcut.partition.graph import LITERAL, STEP
-from jointcut.partition.memory import Names
-from jointcut.partition.mincut import STRATEGIES
-from jointcut.partition.primitives import CALLS, ELEMENTWISE
-from jointcut.partition.problem import Problem
-from jointcut.partition.replay import Replayer, Rows
-from jointcut.partition.roles import Side
-from jointcut.partition.schedule import schedule
+from jointcut.partition import Plan, Roles, split
+from jointcut.partition.lower.memory import Names
+from jointcut.partition.lower.replay import Replayer, Rows
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.plans.backend import PORTABLE
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import LITERAL, STEP
+from jointcut.partition.program.primitives import CALLS, ELEMENTWISE
+from jointcut.partition.program.roles import Side
+from jointcut.partition.search.mincut import STRATEGIES
 from larger import LARGER
 from programs import CORPUS
 

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointcut import aot
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import min_cut, minimum_cut, save_all, with_ties
-from jointcut.partition.network import INFINITE, SINK, SOURCE, Network, network
-from jointcut.partition.problem import Problem
-from jointcut.partition.rules import Verdict
-from jointcut.partition.text import parse
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.rules import Verdict
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.text import parse
+from jointcut.partition.search.mincut import min_cut, minimum_cut, save_all, with_ties
+from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network
 from programs import named
 from refusals import cut_under
 

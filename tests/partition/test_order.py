@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jointcut.partition.backend import CPU
-from jointcut.partition.graph import TOP
-from jointcut.partition.order import Order, Turn, ordered
-from jointcut.partition.plan import Plan
-from jointcut.partition.problem import Problem
-from jointcut.partition.text import parse
+from jointcut.partition.lower.order import Order, Turn, ordered
+from jointcut.partition.plans.backend import CPU
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program.graph import TOP
+from jointcut.partition.program.text import parse
 
 CHAIN = """
     primal %0:float32[8]

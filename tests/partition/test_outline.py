@@ -12,10 +12,10 @@ from jax import lax
 
 from drawn import graphs
 from jointcut import aot
-from jointcut.partition.graph import TOP, Graph
-from jointcut.partition.outline import PSEUDO, Outline, outline
-from jointcut.partition.places import modules_of
-from jointcut.partition.roles import Role, Side
+from jointcut.partition.program.graph import TOP, Graph
+from jointcut.partition.program.outline import PSEUDO, Outline, outline
+from jointcut.partition.program.places import modules_of
+from jointcut.partition.program.roles import Role, Side
 from programs import CORPUS
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][1::3]  # that one cannot be traced

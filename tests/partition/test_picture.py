@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import planned, rows
+from jointcut.partition.drawing.picture import graph_view, shared, short, timeline
 from jointcut.partition.figures import human_bytes, human_seconds
-from jointcut.partition.lifetimes import lifetimes
-from jointcut.partition.outline import PSEUDO, outline
-from jointcut.partition.picture import graph_view, shared, short, timeline
-from jointcut.partition.replay import Replayer
+from jointcut.partition.lower.lifetimes import lifetimes
+from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.program.outline import PSEUDO, outline
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][2::4]  # that one cannot be traced

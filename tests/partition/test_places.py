@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointcut.partition.places import NOWHERE, Name, Place, calls_of, modules_of, names, place, place_of
+from jointcut.partition.program.places import NOWHERE, Name, Place, calls_of, modules_of, names, place, place_of
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plan import Plan
-from jointcut.partition.text import parse
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program.text import parse
 
 CHAIN = """
     primal %0:float32[8] "args[0]"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from jointcut.partition import Plan, Roles, parse, show, split
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import STRATEGIES
-from jointcut.partition.plandiff import diff
-from jointcut.partition.planfile import checksum, dumps, loads
+from jointcut.partition.plans.plandiff import diff
+from jointcut.partition.plans.planfile import checksum, dumps, loads
+from jointcut.partition.search.mincut import STRATEGIES
 from programs import CORPUS
 
 PROGRAM = """

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jointcut.partition import counts, jaxprs, primitives
-from jointcut.partition.primitives import TABLE, WORDS, those
+from jointcut.partition.prices import counts
+from jointcut.partition.program import jaxprs, primitives
+from jointcut.partition.program.primitives import TABLE, WORDS, those
 
 
 def test_each_word_of_the_table_is_explained_and_each_that_is_explained_is_used():

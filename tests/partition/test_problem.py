@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from jointcut.partition import Plan, parse
-from jointcut.partition.backend import CPU
-from jointcut.partition.budget import Planner
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import min_cut, save_all
-from jointcut.partition.network import network
-from jointcut.partition.problem import Problem, as_problem
-from jointcut.partition.rules import Constraint, Demand, judge
-from jointcut.partition.sides import classify
+from jointcut.partition.plans.backend import CPU
+from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.rules import Constraint, Demand, judge
+from jointcut.partition.program.sides import classify
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.mincut import min_cut, save_all
+from jointcut.partition.search.network import network
 
 RATES = Roofline(1e9, 1e9, 1e9)
 PROGRAM = """

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.partition import jaxprs, rewrite
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify
 
 
 def equations(closed):
@@ -35,7 +36,7 @@ def test_nested_calls_are_opened_and_their_names_join_the_stack():
             return inner(x) + 1
 
     closed = jax.make_jaxpr(lambda x: outer(x))(1.0)
-    opened = rewrite.inlined(closed)
+    opened = simplify.inlined(closed)
     assert names(opened) == ["sin", "mul", "add"]
     assert [jaxprs.scope_of(eqn) for eqn in equations(opened)] == ["outer/deep/inner", "outer/deep/inner", "outer/deep"]
     assert all("test_rewrite.py" in jaxprs.source_of(eqn) for eqn in equations(opened))
@@ -44,27 +45,27 @@ def test_nested_calls_are_opened_and_their_names_join_the_stack():
 
 def test_one_call_made_twice_gives_two_sets_of_results():
     closed = jax.make_jaxpr(lambda x: inner(inner(x)))(1.0)
-    assert names(rewrite.inlined(closed)) == ["sin", "mul", "sin", "mul"]
-    assert same(closed, rewrite.inlined(closed), 0.3)
+    assert names(simplify.inlined(closed)) == ["sin", "mul", "sin", "mul"]
+    assert same(closed, simplify.inlined(closed), 0.3)
 
 
 def test_calls_in_a_scan_body_are_opened():
     closed = jax.make_jaxpr(lambda x: lax.scan(lambda h, _: (inner(h), None), x, None, length=3)[0])(1.0)
-    scan = next(eqn for eqn in equations(rewrite.inlined(closed)) if eqn.primitive.name == "scan")
+    scan = next(eqn for eqn in equations(simplify.inlined(closed)) if eqn.primitive.name == "scan")
     assert [eqn.primitive.name for eqn in jaxprs.scan_layout(scan).body.eqns] == ["sin", "mul"]
-    assert same(closed, rewrite.inlined(closed), 0.3)
+    assert same(closed, simplify.inlined(closed), 0.3)
 
 
 def test_a_call_with_shardings_of_its_own_stays_closed():
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = jax.jit(jnp.sin, in_shardings=device)
-    assert len(names(rewrite.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0)))) == 1
-    assert names(rewrite.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0))) != ["sin"]
+    assert len(names(simplify.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0)))) == 1
+    assert names(simplify.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0))) != ["sin"]
 
 
 def test_what_runs_under_checkpoint_is_marked_in_its_name_stack():
     region = jax.checkpoint(lambda x: jnp.sin(x))
-    (eqn,) = equations(rewrite.marked(jax.make_jaxpr(lambda x: region(x))(1.0)))
+    (eqn,) = equations(simplify.marked(jax.make_jaxpr(lambda x: region(x))(1.0)))
     (inner,) = [e for body in jaxprs.inner_jaxprs(eqn) for e in body.eqns]
     assert "jax.checkpoint" in jaxprs.scope_of(inner)
     assert "jax.checkpoint" not in jaxprs.scope_of(eqn)
@@ -72,7 +73,7 @@ def test_what_runs_under_checkpoint_is_marked_in_its_name_stack():
 
 def merged(function, *args, boundary=0):
     jaxpr, _ = jaxprs.opened(jax.make_jaxpr(function)(*args))
-    eqns, outs, count = rewrite.merged(jaxpr.eqns, jaxpr.outvars, boundary)
+    eqns, outs, count = simplify.merged(jaxpr.eqns, jaxpr.outvars, boundary)
     return jaxprs.build(jaxpr.invars, outs, eqns), count
 
 

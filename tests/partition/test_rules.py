@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.partition.primitives import CHECKPOINT_SCOPE
-from jointcut.partition.rules import Verdict, heavy, judge
-from jointcut.partition.sides import classify
-from jointcut.partition.text import parse
+from jointcut.partition.prices.rules import Verdict, heavy, judge
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE
+from jointcut.partition.program.sides import classify
+from jointcut.partition.program.text import parse
 
 HEAVY = {
     "%1:float32[8] = sin %0": "",

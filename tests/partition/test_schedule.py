@@ -10,14 +10,14 @@ import pytest
 from jax import lax
 
 from jointcut.partition import Roles, split
-from jointcut.partition.backend import CPU, PORTABLE
 from jointcut.partition.errors import PlanError
-from jointcut.partition.mincut import STRATEGIES
-from jointcut.partition.plan import Plan
-from jointcut.partition.problem import Problem
-from jointcut.partition.schedule import schedule
-from jointcut.partition.steps import parse, show
-from jointcut.partition.text import parse as read
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.steps import parse, show
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program.text import parse as read
+from jointcut.partition.search.mincut import STRATEGIES
 from programs import CORPUS
 
 
@@ -390,7 +390,7 @@ def test_a_schedule_is_read_back_equal(name, traced):
         (
             "again #0",
             "repeat #0",
-            "line 10 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.steps.show does.",
+            "line 10 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.lower.steps.show does.",
         ),
         ("forward:\n", "", "line 1 is `run #0 sin`, before any half began.\nBegin with `forward:`."),
         (

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jointcut.partition import Plan, Roles, jaxprs, rewrite, split
-from jointcut.partition.backend import CPU, PORTABLE
-from jointcut.partition.emit import emit
+from jointcut.partition import Plan, Roles, split
 from jointcut.partition.errors import PlanError
-from jointcut.partition.graph import TOP
-from jointcut.partition.reruns import best_length, segmentable
-from jointcut.partition.roles import Side
-from jointcut.partition.schedule import schedule
-from jointcut.partition.sides import classify
-from jointcut.partition.verify import run_backward, run_forward, verify_structure
+from jointcut.partition.lower.emit import emit
+from jointcut.partition.lower.reruns import best_length, segmentable
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.verify import run_backward, run_forward, verify_structure
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import TOP
+from jointcut.partition.program.roles import Side
+from jointcut.partition.program.sides import classify
+from jointcut.partition.rewrite import simplify
 
 
 def normal(seed, *shape, dtype=np.float32):
@@ -141,7 +143,7 @@ def cut(program, strategy):
         out, pullback = jax.vjp(function, *given[:-1])
         return out, *pullback(given[-1])
 
-    closed = rewrite.inlined(jax.make_jaxpr(joint)(*args, jnp.float32(1)))
+    closed = simplify.inlined(jax.make_jaxpr(joint)(*args, jnp.float32(1)))
     jaxpr, consts = jaxprs.opened(closed)
     lifted = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     return split(lifted, Roles.simple(len(consts) + len(args), 1, 1, len(args)), strategy), [*consts, *args]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jointcut.partition.errors import GraphError
-from jointcut.partition.sides import classify
-from jointcut.partition.text import parse
+from jointcut.partition.program.sides import classify
+from jointcut.partition.program.text import parse
 
 FREE = """
     primal %0:float32[8]

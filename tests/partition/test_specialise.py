@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jointcut.partition import Roles, jaxprs, rewrite, specialise, split, verify
+from jointcut.partition import Roles, split
+from jointcut.partition.lower import verify
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify, specialise
 from oracle import cotangents, is_inexact
 from programs import CORPUS, named
 
@@ -65,7 +68,7 @@ def backward_of(function, *args):
         out, pullback = jax.vjp(function, *tree.unflatten(xs[: len(primals)]))
         return *jax.tree.leaves(out), *jax.tree.leaves(pullback(cts_tree.unflatten(xs[len(primals) :])))
 
-    flat = rewrite.inlined(jax.make_jaxpr(joint)(*primals, *cts))
+    flat = simplify.inlined(jax.make_jaxpr(joint)(*primals, *cts))
     inputs = [*jaxprs.opened(flat)[1], *primals]
     halves = split(without_constants(flat), Roles.simple(len(inputs), len(cts), len(cts), len(primals)))
     _, residuals = verify.run_forward(halves.halves, halves.graph, inputs)

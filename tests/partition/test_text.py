@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointcut.partition.errors import GraphError
-from jointcut.partition.roles import Role, Side
-from jointcut.partition.text import parse, show
+from jointcut.partition.program.roles import Role, Side
+from jointcut.partition.program.text import parse, show
 from programs import CORPUS
 
 SINE = """

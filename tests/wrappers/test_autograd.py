@@ -13,7 +13,7 @@ from jax.experimental import checkify
 
 from jointcut import aot
 from jointcut.partition import Roles, split
-from jointcut.wrappers.autograd import differentiable
+from jointcut.wrappers.built_in.autograd import differentiable
 
 X, Y = jnp.arange(1.0, 4.0), jnp.array([0.5, -1.0, 2.0])
 

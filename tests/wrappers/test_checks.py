@@ -12,9 +12,10 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from jointcut.partition import Roles, jaxprs, split
-from jointcut.partition.verify import run_forward
-from jointcut.wrappers.checks import Culprit, first_nonfinite, is_finite
+from jointcut.partition import Roles, split
+from jointcut.partition.lower.verify import run_forward
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.built_in.checks import Culprit, first_nonfinite, is_finite
 
 INF, NAN = jnp.inf, jnp.nan
 

@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 from jointcut import aot
 from jointcut.partition.errors import CallError, TraceError
-from jointcut.wrappers.metadata import PlainTensorMeta, SubclassCreationMeta, ViewAndMutationMeta, plain_metas
+from jointcut.wrappers.metadata.schemas import PlainTensorMeta, SubclassCreationMeta, ViewAndMutationMeta, plain_metas
 
 X = jnp.linspace(0.1, 0.9, 6).reshape(2, 3)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jointcut.partition.errors import CallError
-from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.guards import GuardsWrapper
-from jointcut.wrappers.tree import Statics, bind
+from jointcut.wrappers.arguments.tree import Statics, bind
+from jointcut.wrappers.built_in.guards import GuardsWrapper
+from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
 
 STATICS = Statics(frozenset({2}), frozenset({"mode"}))

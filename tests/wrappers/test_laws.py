@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jointcut.partition import jaxprs
 from jointcut.partition.errors import CallError
+from jointcut.partition.program import jaxprs
 from jointcut.wrappers import stack
-from jointcut.wrappers.alias import AliasWrapper
-from jointcut.wrappers.convention import Convention, slots
-from jointcut.wrappers.flatten import TreeWrapper
-from jointcut.wrappers.guards import GuardsWrapper
-from jointcut.wrappers.refs import RefsWrapper
-from jointcut.wrappers.tree import Statics, bind
+from jointcut.wrappers.arguments.tree import Statics, bind
+from jointcut.wrappers.built_in.alias import AliasWrapper
+from jointcut.wrappers.built_in.flatten import TreeWrapper
+from jointcut.wrappers.built_in.guards import GuardsWrapper
+from jointcut.wrappers.built_in.refs import RefsWrapper
+from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
 
 X, Y = jnp.arange(3.0), jnp.linspace(0.5, 1.0, 3)

@@ -12,9 +12,9 @@ from flax import nnx
 
 from jointcut import aot
 from jointcut.partition.errors import CallError, TraceError
-from jointcut.wrappers.fixed import Fixed
-from jointcut.wrappers.metadata import MutationType
-from jointcut.wrappers.tree import Statics, bind
+from jointcut.wrappers.arguments.fixed import Fixed
+from jointcut.wrappers.arguments.tree import Statics, bind
+from jointcut.wrappers.metadata.schemas import MutationType
 
 X = jnp.ones(3)
 

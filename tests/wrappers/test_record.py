@@ -16,10 +16,10 @@ import pytest
 from flax import nnx
 
 from jointcut.partition.errors import RecordError
-from jointcut.wrappers.fixed import Fixed
-from jointcut.wrappers.metadata import InputAliasInfo, OutputType, PlainTensorMeta
+from jointcut.wrappers.arguments.fixed import Fixed
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, OutputType, PlainTensorMeta
+from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.record import Record, choice
-from jointcut.wrappers.signatures import GraphSignature
 
 
 @choice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jointcut.wrappers.convention import Convention, Slot
+from jointcut.wrappers.metadata.convention import Convention, Slot
 from jointcut.wrappers.stack import pre_compile
 from jointcut.wrappers.wrapper import Target
 

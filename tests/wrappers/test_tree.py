@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jointcut.partition.errors import TraceError
-from jointcut.wrappers.convention import Convention
-from jointcut.wrappers.flatten import TreeWrapper
-from jointcut.wrappers.tree import Bound, Statics, bind, is_array_like, struct
+from jointcut.wrappers.arguments.tree import Bound, Statics, bind, is_array_like, struct
+from jointcut.wrappers.built_in.flatten import TreeWrapper
+from jointcut.wrappers.metadata.convention import Convention
 from jointcut.wrappers.wrapper import Target
 
 NONE = Statics()

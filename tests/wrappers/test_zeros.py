@@ -12,8 +12,8 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 
 from jointcut import aot
-from jointcut.partition import jaxprs
-from jointcut.wrappers.zeros import Backwards
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.built_in.zeros import Backwards
 
 W, V = jnp.linspace(-0.5, 0.6, 12).reshape(4, 3), jnp.linspace(0.2, -0.3, 6).reshape(3, 2)
 X = jnp.linspace(0.1, 0.9, 20).reshape(5, 4)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.programs import load
 from jointcut import aot
-from jointcut.partition.cost import Roofline
+from jointcut.partition.prices.cost import Roofline
 from programs import named
 
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

@@ -11,11 +11,11 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from drawn import rows
-from jointcut.aot.axes import MissingLibrary, apart, optional
+from jointcut.aot.budget.axes import MissingLibrary, apart, optional
 from jointcut.aot.report import drawing
+from jointcut.partition.drawing.picture import timeline
 from jointcut.partition.errors import JointcutError
-from jointcut.partition.lifetimes import Lifetimes
-from jointcut.partition.picture import timeline
+from jointcut.partition.lower.lifetimes import Lifetimes
 
 few = settings(deadline=None, max_examples=6, derandomize=True, database=None)
 SIZE = (4, 3)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jax import lax
 
 from drawn import rows
-from jointcut.aot.compile import ProgramMemory
 from jointcut.aot.report.held import _slots, held, one_after_the_other
 from jointcut.aot.report.schedule import Assignment, Value, occupied
-from jointcut.partition.lifetimes import Lifetimes
-from jointcut.partition.roles import Side
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.partition.lower.lifetimes import Lifetimes
+from jointcut.partition.program.roles import Side
 
 quick = settings(deadline=None, max_examples=100, derandomize=True, database=None)
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot.axes import apart
-from jointcut.aot.compile import ProgramMemory
+from jointcut.aot.budget.axes import apart
 from jointcut.aot.report.report import FORMATS
-from jointcut.partition.cost import Roofline
+from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import JointcutError, TraceError
-from jointcut.partition.roles import Side
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.program.roles import Side
 from programs import CORPUS, named
 
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

@@ -12,10 +12,10 @@ from drawn import planned
 from jointcut import aot
 from jointcut.aot.report.rivals import POLICIES, rivals
 from jointcut.aot.report.rows import SHARES, Rows
-from jointcut.partition.budget import Planner
-from jointcut.partition.cost import Roofline
-from jointcut.partition.outline import PSEUDO, outline
-from jointcut.partition.problem import Problem
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.program.outline import PSEUDO, outline
+from jointcut.partition.search.budget import Planner
 from larger import LARGER
 from programs import CORPUS, named
 

@@ -19,8 +19,8 @@ from jointcut.aot.report import table
 from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.table import cut_off, module_within, tail
 from jointcut.aot.report.tried import Tried
-from jointcut.partition.cost import Roofline
 from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.prices.cost import Roofline
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][::9]  # that one cannot be traced
@@ -169,7 +169,7 @@ def test_in_a_notebook_the_text_is_returned_and_not_shown(monkeypatch):
 SCRIPT = """
 import jax, jax.numpy as jnp
 from jointcut import aot
-from jointcut.partition.cost import Roofline
+from jointcut.partition.prices.cost import Roofline
 
 def loss(w, x):
     for _ in range(2):

@@ -14,8 +14,8 @@ from jointcut.aot.limits import limit
 from jointcut.aot.report.rows import LessRow
 from jointcut.aot.report.sections import promises, within
 from jointcut.aot.report.tried import MOST_SECONDS, SHARES, Tried, try_budgets, typed
-from jointcut.partition.cost import Roofline
 from jointcut.partition.errors import BudgetError
+from jointcut.partition.prices.cost import Roofline
 from larger import LARGER
 from programs import named
 

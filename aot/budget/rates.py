@@ -1,0 +1,365 @@
+"""Measure what a device computes and moves in a second.
+
+Four short programs are timed: a matrix product, a chain of exponentials, and additions of large arrays, in place and
+into memory that is new. Other work on the machine only ever makes a run longer, so the least time counts, of many runs
+in bursts with pauses between them; and rates are rounded to decibels (1.0, 1.3, 1.6, 2.0, ... of a power of ten), since
+a plan should not hang on the third digit.
+
+The same budget should give the same plan tomorrow. So the rates are noted in a small JSON file under the kind of
+device, the model of the processor, the cores and the version of jaxlib: `rates.json` below `$JOINTCUT_CACHE_DIR`, else
+below the user's cache folder (`~/.cache/jointcut`), or the file that `$JOINTCUT_RATES` names. After a month they are
+measured again, and each stays what it was unless it comes out more than half as fast again; `rates(anew=True)` measures
+at once and takes what it finds, say where other programs ran the first time. An entry `"*"` of that file is taken for
+any device and never measured again: write one where several machines, or tests, are to plan alike.
+
+`Measured` times each heavy op itself instead. Both time on a thread of their own, since a budget may be met inside
+somebody's `jit`, where the caller's thread computes nothing, or under settings that would distort the figures.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+import platform
+import statistics
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.aot.limits import default_device
+from jointcut.aot.progress.progress import Stage, size
+from jointcut.partition.errors import JointcutError, PlanError, message
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.rules import heavy
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.program.primitives import COLLECTIVES, WEIGHTS
+
+_LOG = logging.getLogger("jointcut")
+_KNOWN: dict[str, Roofline] = {}
+_LOCK = threading.Lock()
+_T = TypeVar("_T")
+
+#: The environment variable that names the file of rates, and the entry in it that is taken for any device.
+VARIABLE, ANY = "JOINTCUT_RATES", "*"
+
+_DEPTH = 8  # exponentials in a chain: then a pass computes longer than it moves
+_BURST_S, _PAUSE_S = 0.15, 0.1  # of runs, and between two bursts, in which other work may end
+_STEADY, _BETTER = 4, 0.97  # bursts without a better time after which it ends, and what counts as better
+_MOST_S = 4.0  # after which it ends anyway
+_WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # of an entry in the file, which counts for so many seconds
+_FASTER = 1.5  # what a rate must come out at after that, over the one noted, to take its place
+_TRIES = 5  # runs of one op, of which the median counts
+
+#: Ops that random operands would lead elsewhere or harm, and ops that need company.
+_NOT_ALONE = COLLECTIVES | {"axis_index", "cond", "ffi_call", "pure_callback", "while"}
+
+
+# ------------------------------------------------------------------------------------------------- of a device
+
+
+def rates(device: Any = None, *, anew: bool = False) -> Roofline:
+    """What a device (by default JAX's default device) does in a second, rounded to decibels.
+
+    Measured once per kind of device, processor, number of host cores and version of jaxlib, in some seconds; then read
+    from memory or from the file, unless `anew`. The file is written where it can be (a folder that cannot be written
+    does not matter); one that cannot be read, or an entry that holds no rates, is logged and replaced. Raises
+    `JointcutError` where the device cannot run the programs, as when its memory is full.
+    """
+    device = default_device() if device is None else device
+    name = _name(device)
+    with _LOCK:
+        if anew or name not in _KNOWN:
+            _KNOWN[name] = _found(device, name, anew)
+        return _KNOWN[name]
+
+
+def _found(device: Any, name: str, anew: bool) -> Roofline:
+    """The rates in the file, or those that are measured now and written there."""
+    entries = _read()
+    fixed, noted = _rates_in(entries, ANY), _rates_in(entries, name)
+    if fixed is not None and not anew:
+        return fixed
+    if noted is not None and not anew and _is_young(entries[name]):
+        return noted
+    found = _measured(device)
+    if noted is not None and not anew:
+        found = _fastest(noted, found)
+    _write({**entries, name: {**asdict(found), _WHEN: int(time.time())}})
+    return found
+
+
+def _fastest(noted: Roofline, found: Roofline) -> Roofline:
+    """The rates as they were, but for those that are much higher now: then other programs ran the first time."""
+    pairs = {name: (rate, getattr(found, name)) for name, rate in asdict(noted).items()}
+    return Roofline(**{n: new if old is None or new > _FASTER * old else old for n, (old, new) in pairs.items()})
+
+
+def _name(device: Any) -> str:
+    """All that decides the rates, and that differs between hosts which may share a folder."""
+    kind = f"{device.device_kind} ({_processor()})" if device.platform == "cpu" else device.device_kind
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{kind}, {cores} cores, jaxlib {metadata.version('jaxlib')}"
+
+
+@functools.cache
+def _processor() -> str:
+    """The model of the host's processor where the system names it, else its family."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _measured(device: Any) -> Roofline:
+    try:
+        with Stage("measure", device.device_kind) as now:
+            found = _aside(lambda: _measure(device))
+            now.ends(lambda: f"measured in {now}, {found.flops_per_s:.1e} flops/s, {size(found.bytes_per_s)}/s")
+            return found
+    except jax.errors.JaxRuntimeError as error:
+        cure = "Free memory on it, or say what it does in a second: cost=Roofline(...)."
+        raise JointcutError(message(str(device), f"cannot be measured: {error}", cure)) from error
+
+
+def _measure(device: Any) -> Roofline:
+    small = device.platform == "cpu"
+    side, length, chained = (512, 2**23, 2**18) if small else (4096, 2**26, 2**26)
+    programs = [
+        _program(device, lambda x, y: x @ y, (side, side), (side, side)),
+        _program(device, _exponentials, (chained,)),
+        _program(device, lambda x, y: x + y, (length,), (length,)),
+    ]
+    product, chain, added, fresh = _least([*programs, _into_fresh_memory(device, 2 * length)])
+    return Roofline(
+        _rounded(2.0 * side**3 / product),
+        _rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
+        _rounded(3.0 * 4 * length / added),
+        _rounded(2.0 * 4 * 2 * length / fresh),
+    )
+
+
+def _least(programs: Sequence[Callable[[], float]]) -> list[float]:
+    """The least seconds of each program, run in bursts until none gets better any more."""
+    best, steady, end = _burst(programs), 0, time.perf_counter() + _MOST_S
+    while steady < _STEADY and time.perf_counter() < end:
+        time.sleep(_PAUSE_S)
+        before, best = best, list(map(min, best, _burst(programs)))
+        is_better = any(now < _BETTER * then for now, then in zip(best, before, strict=True))
+        steady = 0 if is_better else steady + 1
+    return best
+
+
+def _burst(programs: Sequence[Callable[[], float]]) -> list[float]:
+    """The least seconds of each program, run in turns for a short while, and once at least."""
+    best, end = [run() for run in programs], time.perf_counter() + _BURST_S
+    while time.perf_counter() < end:
+        best = [min(seconds, run()) for seconds, run in zip(best, programs, strict=True)]
+    return best
+
+
+def _exponentials(x: jax.Array) -> jax.Array:
+    for _ in range(_DEPTH):
+        x = jnp.exp(-x)
+    return x
+
+
+def _program(device: Any, function: Callable[..., jax.Array], *shapes: tuple[int, ...]) -> Callable[[], float]:
+    """A call that runs a function once and returns the seconds, each time on the result before and in its buffer.
+
+    A program reuses its buffers in the same way; a fresh one would be paid for page by page.
+    """
+    run = jax.jit(function, donate_argnums=0)
+    first, *others = (jax.device_put(np.full(shape, 1 / shape[0], np.float32), device) for shape in shapes)
+    state = [run(first, *others).block_until_ready()]
+
+    def once() -> float:
+        start = time.perf_counter()
+        state.append(run(state.pop(), *others).block_until_ready())
+        return time.perf_counter() - start
+
+    return once
+
+
+def _into_fresh_memory(device: Any, length: int) -> Callable[[], float]:
+    """A call that writes an array of `float32` into a buffer that the program has not had before, for the seconds.
+
+    It is larger than what C libraries keep for themselves when it is freed (32 MB), as the temporaries of a step are.
+    """
+    x = jax.device_put(np.ones(length, np.float32), device)
+    run = jax.jit(lambda x: x + 1)
+    run(x).block_until_ready()
+
+    def once() -> float:
+        start = time.perf_counter()
+        run(x).block_until_ready()
+        return time.perf_counter() - start
+
+    return once
+
+
+def _rounded(rate: float) -> float:
+    """A rate in whole decibels, written with two digits."""
+    return float(f"{10 ** (round(10 * math.log10(rate)) / 10):.1e}")
+
+
+def _aside(function: Callable[[], _T]) -> _T:
+    """Run a function on a fresh thread, where nothing is being traced and no `with` of the caller's holds."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+# --------------------------------------------------------------------------------------------------- the file
+
+
+def _file() -> Path:
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    if own := os.environ.get("JOINTCUT_CACHE_DIR"):
+        return Path(own) / "rates.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
+
+
+def _read() -> dict[str, Any]:
+    """The entries of the file by name; none where there is no file, or one that is not ours."""
+    try:
+        return dict(json.loads(_file().read_text("utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        _LOG.warning("Rates are measured anew, since the file that should hold them cannot be read: %s", error)
+        return {}
+
+
+def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
+    """The rates in an entry of the file, None where there are none."""
+    if name not in entries:
+        return None
+    try:
+        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key != _WHEN})
+    except (TypeError, ValueError, PlanError):
+        _LOG.warning("Rates are measured anew, since the entry %r of %s holds none.", name, _file())
+        return None
+
+
+def _is_young(entry: dict[str, Any]) -> bool:
+    """Whether an entry was measured within a month, and not in the future of a clock that was put back."""
+    when = entry.get(_WHEN)
+    return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
+
+
+def _write(entries: dict[str, Any]) -> None:
+    """Write the file in one stroke, or leave it where that is not allowed."""
+    try:
+        path = _file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            draft.write_text(json.dumps(entries, indent=2), "utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        _LOG.info("Rates are not kept for the next process: %s", error)
+
+
+# ------------------------------------------------------------------------------------------------- op by op
+
+
+@dataclass
+class Measured:
+    """A cost model that runs each distinct heavy op once, alone, on JAX's default device.
+
+    `roofline` prices what is cheap, since that would be fused with others, and what cannot run alone: an op of a graph
+    text, an effect, a collective, foreign code, what branches or loops by values. `taken` keeps the seconds of each.
+    """
+
+    roofline: Roofline = field(default_factory=rates)
+    taken: dict[str, float | None] = field(default_factory=dict, repr=False)
+
+    def saving_seconds(self, num_bytes: int) -> float:
+        """What the roofline says."""
+        return self.roofline.saving_seconds(num_bytes)
+
+    def seconds(self, graph: Graph, op: Op) -> float:
+        """The median of several runs on random operands, less what it takes to start a program."""
+        if (
+            op.payload is None
+            or op.name in (STEP, LITERAL, OPEN_LOOP)
+            or not heavy(graph, op)
+            or not _can_run_alone(op)
+        ):
+            return self.roofline.seconds(graph, op)
+        key = _key(op.payload)
+        if key not in self.taken:
+            with_doubles = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+            device = default_device()
+            self.taken[key] = _aside(lambda: _alone(op.payload, device, with_doubles))
+        taken = self.taken[key]
+        return self.roofline.seconds(graph, op) if taken is None else taken
+
+
+def _can_run_alone(op: Op) -> bool:
+    avals = [v.aval for v in (*op.payload.invars, *op.payload.outvars)]
+    plain = all(jaxprs.is_plain(aval) and not jaxprs.is_explicit(aval.sharding) for aval in avals)
+    return plain and not op.effects and not (op.inner | {op.name}) & _NOT_ALONE
+
+
+def _key(eqn: jaxprs.Equation) -> str:
+    """What decides how long an equation takes: primitive, types and parameters."""
+    types = [[str(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars)]
+    return f"{eqn.primitive.name} {types} {sorted((name, str(value)) for name, value in eqn.params.items())}"
+
+
+def _alone(eqn: jaxprs.Equation, device: Any, with_doubles: bool) -> float | None:
+    """Seconds of one run of an equation as a program of its own, None where the device cannot run it."""
+    inputs: list[Any] = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)))
+    outputs = [jaxprs.fresh(v.aval) for v in eqn.outvars]
+    closed = jaxprs.build(inputs, outputs, [jaxprs.rebound(eqn, eqn.invars, outputs)])
+    with jax.default_device(device), jax.enable_x64(with_doubles):
+        try:
+            rng = np.random.default_rng(0)
+            bound = max((1, *(v.aval.shape[0] for v in inputs[:1] if v.aval.shape)))
+            operands = [jax.device_put(_operand(v.aval, rng, bound)) for v in inputs]
+            taken = _median(lambda *xs: jaxprs.evaluate(closed, *xs), *operands)
+            return max(0.0, taken - _median(lambda: np.float32(0)))
+        except (jax.errors.JaxRuntimeError, FloatingPointError, NotImplementedError, ValueError):
+            return None
+
+
+def _operand(aval: Any, rng: np.random.Generator, bound: int) -> np.ndarray:
+    """Random numbers: indices below `bound`, or numbers in [0, 1), a square matrix with a heavy diagonal."""
+    if jnp.issubdtype(aval.dtype, np.bool_):
+        return rng.random(aval.shape) < 0.5
+    if jnp.issubdtype(aval.dtype, np.integer):
+        return rng.integers(0, min(bound, int(jnp.iinfo(aval.dtype).max)), aval.shape).astype(aval.dtype)
+    numbers = rng.random(aval.shape, np.float32)
+    if len(aval.shape) >= 2 and aval.shape[-1] == aval.shape[-2]:
+        numbers += aval.shape[-1] * np.eye(aval.shape[-1], dtype=np.float32)  # then a factorisation goes to its end
+    return numbers.astype(aval.dtype)
+
+
+def _median(function: Callable[..., Any], *operands: Any) -> float:
+    run = jax.jit(function)
+    jax.block_until_ready(run(*operands))
+    taken = []
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*operands))
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)

@@ -1,0 +1,33 @@
+"""Run a function alone, forward only: nothing is differentiated and nothing cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jointcut.aot.options import Options
+from jointcut.aot.run.flat import handed_back, jitted, of_function
+from jointcut.aot.run.runner import Runner
+from jointcut.aot.stages import pipeline
+from jointcut.aot.trace import escapes
+from jointcut.aot.trace.blame import explained, unique_paths
+from jointcut.aot.trace.joint import primal
+from jointcut.aot.trace.trees import Call, entering
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import Bound
+
+
+def alone(name: str, function: Callable[..., Any], options: Options, bound: Bound) -> Runner:
+    """Runs a program of the function, which is compiled at the first call; all that is returned is one tree."""
+    paths, shapes = unique_paths(bound), bound.abstract()
+    with explained(name, function, paths, bound), escapes.refused(function, name, bound), jaxprs.paused_collection():
+        source = primal(pipeline.wrapped_for(function, shapes, options.around).target.entered, bound.unique, False)
+    given = name, replace(options, has_aux=False), shapes, source.results
+    call = Call(*given, (), frozenset(), False, entering(bound))
+    out = handed_back(source.closed, bound, source.results, bound.leaves_of(*options.donated), len(source.consts))
+    return Runner(call, jitted(of_function(call, source, out), _no_backward), source.consts, out)
+
+
+def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+    raise AssertionError("a function that runs alone has no backward")

@@ -1,0 +1,70 @@
+"""Bind a function of ours to an instance."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jointcut.aot.calls.flow import Differentiability
+from jointcut.aot.report.report import Report
+from jointcut.aot.stages.traced import Traced
+from jointcut.partition.errors import TraceError
+
+
+class Method:
+    """A function of ours bound to an instance, as `obj.loss` is."""
+
+    def __init__(self, function: Any, instance: Any) -> None:
+        """Made by attribute access; not by hand."""
+        self._bound = function, instance
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        """`<aot.function Model.loss: best, bound to a Model>`."""
+        function, instance = self._bound
+        return f"{repr(function)[:-1]}, bound to a {type(instance).__name__}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function, with the instance in front."""
+        return self._bound[0](self._bound[1], *args, **kwargs)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.value_and_grad`; the instance is argument 0."""
+        return self._told(self._bound[0].value_and_grad, self._bound[1], *args, **kwargs)
+
+    def grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.grad`; the instance is argument 0."""
+        return self._told(self._bound[0].grad, self._bound[1], *args, **kwargs)
+
+    def vjp(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Function.vjp`; the instance is argument 0."""
+        return self._bound[0].vjp(self._bound[1], *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """As `Function.explain`; the instance is argument 0."""
+        return self._told(self._bound[0].explain, self._bound[1], *args, **kwargs)
+
+    def is_differentiable(self, *args: Any, **kwargs: Any) -> Differentiability:
+        """As `Function.is_differentiable`; the instance is argument 0."""
+        return self._bound[0].is_differentiable(self._bound[1], *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """As `Function.trace`; the instance is argument 0."""
+        return self._told(self._bound[0].trace, self._bound[1], *args, **kwargs)
+
+    def export(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Path:
+        """As `Function.export`; the instance is argument 0."""
+        return self._told(self._bound[0].export, path, self._bound[1], *args, **kwargs)
+
+    def _told(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call, and say of an error about the instance that it is one."""
+        try:
+            return call(*args, **kwargs)
+        except TraceError as error:
+            if str(error).startswith("args[0] is a"):
+                what = f"args[0] is the instance, self, of the method {self._bound[0].__name__}"
+                error.add_note(f"{what}; aot.function(argnums=1) differentiates the argument that comes after it.")
+            raise

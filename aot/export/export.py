@@ -1,0 +1,223 @@
+"""Export a cut pair as programs that others can run.
+
+Three programs are lowered for every platform that is asked for, which need not be here: the function alone, its forward
+with the residuals as results, and its backward. They are written as portable artefacts of `jax.export` and as readable
+StableHLO, with a contract (`contract`) that says what each array is, and a README for whoever finds the folder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.aot.export import agreement, artefact, guide
+from jointcut.aot.export.contract import Contract
+from jointcut.aot.export.pair import Pair
+from jointcut.aot.progress.progress import Stage, tell
+from jointcut.aot.trace.joint import constant_key
+from jointcut.partition.errors import ArtefactError, choices, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import struct
+
+if TYPE_CHECKING:
+    from jointcut.aot.stages.traced import Traced
+
+#: What programs are lowered for unless somebody says otherwise: the names are those of `jax.export`.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:
+    """Write the artefact of a pair, and return where it is.
+
+    Raises `ArtefactError` where the function cannot be exported or the folder not written.
+    """
+    platforms = refuse_request(folder, platforms, order, overwrite)
+    refuse_what_stays(pair.traced)
+    _refuse_same_keys(pair)
+    with Stage("export", pair.traced.name) as now:
+        programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
+        now.says(lambda: "writing")
+        files = {name: data for made in programs.values() for name, data in made.files.items()}
+        if pair.constants:
+            files[agreement.CONSTANTS] = _packed(pair.constants)
+        contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
+        files["README.md"] = guide.readme(contract).encode()
+        written = contract.to_json()
+        agreement.check(Contract.from_json(json.loads(json.dumps(written)), pair.traced.name), files, pair.traced.name)
+        place = artefact.write(folder, written, files, overwrite)
+        now.ends(lambda: f"exported in {now} for {', '.join(platforms)}, {len(programs)} programs in {place}")
+        return place
+
+
+def refuse_request(
+    folder: str | os.PathLike[str], platforms: str | Sequence[str], order: int, overwrite: bool
+) -> tuple[str, ...]:
+    """The platforms; raises `ArtefactError` for what can be told before anything is traced or lowered."""
+    found = known_platforms(platforms)
+    if type(order) is not int or order not in (1, 2, 3):
+        raise ArtefactError(message("order", f"is {order!r}.", "Give 1, 2 or 3: how often it can be differentiated."))
+    artefact.free_place(folder, overwrite)
+    return found
+
+
+def known_platforms(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The platforms, each once; raises `ArtefactError` for a name that is none."""
+    if not isinstance(given, str | list | tuple):
+        raise ArtefactError(message("platforms", f"is {given!r}.", f"Give one or more of {', '.join(PLATFORMS)}."))
+    found = (given,) if isinstance(given, str) else tuple(given)
+    for name in found:
+        if name not in PLATFORMS:
+            cure = "JAX exports for 'cuda' or for 'rocm'." if name == "gpu" else choices(name, PLATFORMS)
+            raise ArtefactError(message("platforms", f"holds {name!r}.", cure))
+    if not found:
+        raise ArtefactError(message("platforms", "is empty.", f"Give one or more of {', '.join(PLATFORMS)}."))
+    return tuple(dict.fromkeys(found))
+
+
+# ------------------------------------------------------------------------------------------- what cannot be exported
+
+
+def refuse_what_stays(traced: Traced) -> None:
+    """Raise `ArtefactError` for what belongs to this process or to another trace."""
+    paths, bound = traced.bound.paths(), traced.bound
+    for i, j in bound.duplicates.items():
+        cure = "Trace with a copy, or with jax.ShapeDtypeStruct, so that it has a place of its own."
+        raise ArtefactError(message(paths[i], f"is the same array as {paths[j]}.", cure))
+    if traced.program.has_traced_consts:
+        cure = "Export outside of jit, grad and vmap, or pass what it closes over as an argument."
+        raise ArtefactError(message(traced.name, "closes over values of a trace that is under way.", cure))
+    cure = "Write the function on arrays: take the state as an argument and return the new one."
+    for path, leaf in zip(paths, bound.leaves, strict=True):
+        if jaxprs.is_reference(jax.typeof(leaf)):
+            raise ArtefactError(message(path, "is a jax.Ref, which an exported program cannot write.", cure))
+    if any(jaxprs.is_reference(jax.typeof(constant)) for constant in traced.consts):
+        what = "closes over a jax.Ref, which an exported program cannot write."
+        raise ArtefactError(message(traced.name, what, cure))
+    for name, source in dict.fromkeys(_effects(jaxprs.opened(traced.program.closed)[0])):
+        what = f"has an effect that cannot be exported: {name}, at {source}."
+        cure = "Leave it out where you export: an exported program runs where this process is not."
+        raise ArtefactError(message(traced.name, what, cure))
+
+
+def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Names and source lines of the equations that call back or print; what a function does to a reference of its own
+    nobody sees.
+    """
+    for eqn in jaxpr.eqns:
+        inner = [found for sub in jaxprs.inner_jaxprs(eqn) for found in _effects(sub)]
+        yield from inner
+        if not inner and ("callback" in eqn.primitive.name or jaxprs.effect_names(eqn)):
+            yield eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line"
+
+
+def _refuse_same_keys(pair: Pair) -> None:
+    """Raise `ArtefactError` where a class calls two of its parts the same: by keys is how they are told later."""
+    returned = [output for output in pair.outputs if output.kind != "state"]
+    for arrays in (pair.inputs[len(pair.constants) :], returned):
+        for n, array in enumerate(arrays):
+            if not agreement.apart([a.keys for a in arrays[: n + 1]]):
+                cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
+                raise ArtefactError(message(array.path, "is told by the same keys as another part.", cure))
+
+
+# --------------------------------------------------------------------------------------------------------- programs
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A flat function on its way to StableHLO; `inputs` and `outputs` say which descriptors it takes and gives."""
+
+    name: str
+    run: Callable[..., list[Any]]
+    structs: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """The files of a program, and what the contract says of it."""
+
+    files: dict[str, bytes]
+    entry: dict[str, Any]
+
+
+def _programs(pair: Pair) -> Iterator[_Program]:
+    traced, name = pair.traced, _identifier(pair.traced.name)
+    structs = [*map(struct, pair.constants), *traced.bound.unique]
+    yield _picking("inference", name, pair.alone.closed, pair.alone.consts, pair, structs)
+    if not traced.program.is_train:
+        return
+    halves = pair.halves
+    yield _picking("forward", name, halves.forward, traced.consts, pair, structs)
+    backward = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
+    yield _named("backward", name, lambda *flat: jaxprs.evaluate(halves.backward, *flat), backward)
+
+
+def _picking(
+    program: str, name: str, closed: Any, consts: Sequence[Any], pair: Pair, structs: Sequence[Any]
+) -> _Program:
+    """A program that takes all constants of the pair and reads its own."""
+    places = {constant_key(c): i for i, c in enumerate(pair.constants)}
+    read = [*(places[constant_key(c)] for c in consts), *range(len(pair.constants), len(structs))]
+    return _named(program, name, lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read)), structs)
+
+
+def _identifier(name: str) -> str:
+    """The name of a function as StableHLO takes it: `<lambda>` becomes `lambda`."""
+    return re.sub(r"\W+", "_", name).strip("_") or "function"
+
+
+def _named(program: str, name: str, run: Callable[..., list[Any]], structs: Sequence[Any]) -> _Program:
+    run.__name__ = f"{name}_{program}"
+    return _Program(program, run, structs)
+
+
+def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowered:
+    jitted = jax.jit(program.run, keep_unused=True)
+    tell(lambda: f"{program.name} for {', '.join(platforms)}")
+    try:
+        made = jax.export.export(jitted, platforms=platforms)(*program.structs)
+        data = bytes(made.serialize(vjp_order=0 if program.name == "inference" else order - 1))
+    except ImportError as error:
+        cure = "Install it: pip install flatbuffers."
+        raise ArtefactError(message("Exporting", "needs the package flatbuffers.", cure)) from error
+    except KeyError as error:  # a type that the format does not have, such as int2
+        what = f"has arrays of {error.args[0]}, for which jax.export has no form."
+        cure = "Convert them to a wider type where they enter and leave the function."
+        raise ArtefactError(message(program.run.__name__, what, cure)) from error
+    except (ValueError, NotImplementedError) as error:
+        what = f"cannot be lowered for {', '.join(platforms)}: {error}"
+        cure = "Export for fewer platforms, or without what has no portable form."
+        raise ArtefactError(message(program.run.__name__, what, cure)) from error
+    file, readable = f"{program.name}.stablehlo", f"{program.name}.mlir"
+    entry = {"file": file, "mlir": readable, "calling_convention_version": made.calling_convention_version}
+    return _Lowered({file: data, readable: _readable(program, jitted, made, platforms[0]).encode()}, entry)
+
+
+def _readable(program: _Program, jitted: Any, made: Any, platform: str) -> str:
+    """The program for one platform as text, without source locations; with symbolic sizes as it was exported."""
+    if any(type(d) is not int for s in program.structs for d in s.shape):
+        return made.mlir_module()
+    return jitted.trace(*program.structs).lower(lowering_platforms=(platform,)).as_text()
+
+
+def _packed(constants: Sequence[Any]) -> bytes:
+    """The constants as bytes in an archive of numpy's, in their order; the contract has their types."""
+    held = io.BytesIO()
+    np.savez(held, allow_pickle=False, **{f"constant_{i}": _raw(c) for i, c in enumerate(constants)})
+    return held.getvalue()
+
+
+def _raw(constant: Any) -> np.ndarray:
+    if jnp.issubdtype(jax.typeof(constant).dtype, jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    return np.frombuffer(np.asarray(constant).tobytes(), np.uint8)

@@ -1,0 +1,70 @@
+"""Write what an exported function wrote to its objects into what stands for them in a call.
+
+Where the class of an object is at hand the call holds the object itself, and it is written as in every other call.
+Elsewhere a dict stands in its place, and gets the new array at the place of the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointcut.aot.export.descriptors import Size
+from jointcut.partition.errors import CallError, message
+from jointcut.wrappers.arguments import objects
+from jointcut.wrappers.arguments.tree import Bound
+
+
+@dataclass(frozen=True)
+class GivenCall(Bound):
+    """A call of an artefact, with what the caller passed.
+
+    `given` is `(args, kwargs)`, `keys` has the path of each leaf taken apart.
+    """
+
+    given: tuple[Sequence[Any], Mapping[str, Any]] = field(default=((), {}), compare=False, repr=False)
+    keys: tuple[tuple[Size, ...], ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, bound: Bound, args: Sequence[Any], kwargs: Mapping[str, Any], keys: Any) -> GivenCall:
+        """The call with what was passed."""
+        known = {name: getattr(bound, name) for name in Bound.__dataclass_fields__}
+        return cls(**known, given=(args, kwargs), keys=tuple(keys))
+
+    def write(self, states: Mapping[int, Any]) -> None:
+        """As `Bound.write`; raises `CallError` where what was passed cannot be written, and then nothing is."""
+        inside = self.in_objects
+        holders = {i: self._holder(i) for i in states if i not in inside}
+        super().write({i: state for i, state in states.items() if i in inside})
+        for i, (holder, key) in holders.items():
+            if objects.is_owned(holder):
+                objects.put(holder, states[i])
+            elif isinstance(holder, MutableMapping | MutableSequence):
+                holder[key] = states[i]
+            else:
+                setattr(holder, str(key), states[i])
+
+    def _holder(self, i: int) -> tuple[Any, Any]:
+        """What holds a leaf, and its key there."""
+        half, *path, last = self.keys[i]
+        holder: Any = self.given[half == "kwargs"]
+        for key in path:
+            holder = _part(holder, key)
+        if not _can_be_written(holder):
+            what = f"is written by the function, and a {type(holder).__name__} cannot be."
+            cure = "Pass a dict there, which gets the new value, or the object that was exported."
+            raise CallError(message(self.paths()[i], what, cure))
+        return holder, last
+
+
+def _can_be_written(holder: Any) -> bool:
+    if isinstance(holder, Mapping | Sequence):
+        return isinstance(holder, MutableMapping | MutableSequence)
+    rules: Any = getattr(type(holder), "__dataclass_params__", None)
+    return rules is None or not rules.frozen
+
+
+def _part(holder: Any, key: Size) -> Any:
+    """What stands at a key, an index or an attribute."""
+    return getattr(holder, str(key)) if hasattr(holder, str(key)) and not hasattr(holder, "keys") else holder[key]

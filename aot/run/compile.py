@@ -1,0 +1,134 @@
+"""Lower and compile the two jaxprs for a device.
+
+A step runs as one program, forward and backward with a barrier between them, or as two programs that hand residuals
+over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jointcut.partition.lower.emit import Halves
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.record import Record
+
+_BARRIER_PASS = "cse_barrier_expander"
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """The options under which barriers of a loaded program hold on the default backend, None where they do anyway.
+
+    A program for several platforms or for symbolic sizes has plain barriers (`jaxprs.held`), which a pass of XLA:CPU
+    expands up to JAX 0.11.
+    """
+    if not jaxprs.barriers_expand(jax.default_backend()):
+        return None
+    named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
+    return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
+
+
+@dataclass(frozen=True)
+class ProgramMemory(Record):
+    """XLA's account of one compiled program, in bytes."""
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries together, what outputs share with arguments counted once.
+
+        XLA's own `peak_memory_in_bytes` leaves temporaries out on CPU.
+        """
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+    @classmethod
+    def of_jit(cls, function: Any, arguments: Sequence[Any]) -> ProgramMemory:
+        """Compile a `jax.jit` function for arguments, or their types, and read its account."""
+        return cls.of(function.lower(*arguments).compile())
+
+    @classmethod
+    def of(cls, executable: Any) -> ProgramMemory:
+        """Read `memory_analysis()` of a `jax.stages.Compiled`."""
+        stats = executable.memory_analysis()
+        return cls(
+            stats.argument_size_in_bytes,
+            stats.output_size_in_bytes,
+            stats.temp_size_in_bytes,
+            stats.alias_size_in_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Memory(Record):
+    """Memory of a training step, in bytes, from XLA's accounts of its programs.
+
+    `step` is the one program that `value_and_grad` runs, None where it runs as two. `beside_bytes` is what the caller
+    holds while the backward runs and the backward does not take as an argument: outputs, and unread inputs.
+    """
+
+    forward: ProgramMemory
+    backward: ProgramMemory
+    step: ProgramMemory | None
+    residual_bytes: int
+    beside_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the step holds at once, arguments and results included."""
+        if self.step is not None:
+            return self.step.peak_bytes
+        return max(self.forward.peak_bytes, self.backward.peak_bytes + self.beside_bytes)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Temporaries and residuals at their peak: what the step needs beyond arguments and results."""
+        if self.step is not None:
+            return self.step.temp_bytes
+        return max(self.forward.temp_bytes, self.backward.temp_bytes) + self.residual_bytes
+
+
+@dataclass(frozen=True)
+class Cost(Record):
+    """Floating-point operations of the two jaxprs; a loop's body counts once per trip."""
+
+    forward_flops: float
+    backward_flops: float
+
+
+@dataclass(frozen=True)
+class Timings(Record):
+    """Milliseconds of wall time that each stage took; None where it has not run."""
+
+    trace_ms: float
+    cut_ms: float | None = None
+    emit_ms: float | None = None
+    compile_ms: float | None = None
+
+
+def donated(halves: Halves) -> tuple[int, ...]:
+    """Positions of residuals whose buffer the backward can turn into a gradient: never one that the user can see."""
+    backward, _ = jaxprs.opened(halves.backward)
+    free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
+    chosen = []
+    for i, residual in enumerate(halves.residuals):
+        aval = backward.invars[i].aval
+        if residual.kind == "saved" and (aval.shape, aval.dtype) in free:
+            free.remove((aval.shape, aval.dtype))
+            chosen.append(i)
+    return tuple(chosen)
+
+
+def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: tuple[int, ...] = ()) -> Any:
+    """Lower and compile a flat function for the default backend."""
+    program = jax.jit(function, keep_unused=keep_unused, donate_argnums=donate)
+    return program.lower(*structs).compile()

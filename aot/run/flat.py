@@ -1,0 +1,167 @@
+"""Run flat programs: as part of the trace around us, jitted, or compiled ahead of time.
+
+Here are the programs of a function that is at hand, as a `Runner` runs them, and what is jitted for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jointcut.aot.options import Options
+from jointcut.aot.run import compile as compiling
+from jointcut.aot.run.jits import Jits
+from jointcut.aot.run.pullback import Run
+from jointcut.aot.run.runner import Programs
+from jointcut.aot.trace.joint import Primal, Results
+from jointcut.aot.trace.trees import Call
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.lower import verify
+from jointcut.partition.lower.emit import Halves
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import Bound, struct
+from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.built_in.zeros import Backwards, filled
+from jointcut.wrappers.metadata.schemas import TensorAlias
+
+
+@dataclass(frozen=True)
+class Open:
+    """The halves of a cut, run on values or tracers; outputs at `left_out` stay out of the results."""
+
+    call: Call
+    halves: Halves
+    left_out: Collection[int]
+    backwards: Backwards
+
+    @classmethod
+    def of(cls, call: Call, halves: Halves, left_out: Collection[int]) -> Open:
+        """The halves of one cut."""
+        return cls(call, halves, left_out, Backwards(halves, functools.partial(jax.jit, inline=True)))
+
+    def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
+        """As `Programs.run`."""
+        ones = self.call.ones() if which == "step" else []
+        results, count = jaxprs.evaluate(self.halves.forward, *flat), len(self.call.results.avals)
+        outputs = without(results[:count], self.left_out)
+        if which == "forward":
+            return [*outputs, *results[count:]]
+        residuals = verify.routed(self.halves.residuals, flat, results, count)
+        return [*outputs, *verify.run_backward(self.halves, residuals, ones)]
+
+    def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+        """As `Programs.backward`; what only zero cotangents feed is not computed."""
+        del keep
+        gradients = self.backwards(residuals, cotangents)
+        return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
+
+
+def in_a_trace(halves: Open) -> Programs:
+    """The halves as part of the trace around us."""
+    return Programs(halves.run, halves.backward, takes_zeros=True)
+
+
+def jitted(jits: Jits, backward: Run) -> Programs:
+    """Jitted functions, which are compiled at the first call."""
+    return Programs(jits.run, backward, takes_zeros=True, ready=jits.known)
+
+
+def executables(jits: Jits) -> Programs:
+    """What was compiled for the types of the signature."""
+
+    def run(which: str, flat: Sequence[Any]) -> list[Any]:
+        return jits.compiled(which)(*flat)
+
+    def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+        return run("keeping backward" if keep else "backward", [*residuals, *cotangents])
+
+    return Programs(run, backward, ready=jits.compiled)
+
+
+# ------------------------------------------------------------------------------------------------------ what to jit
+
+
+def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits], Sequence[Any]]) -> Jits:
+    """The programs of a cut; `structs` are the types of what enters the forward, `residual_structs` of the backward."""
+    call = run.call
+    keep, start = call.options.keep_unused, len(structs) - len(call.entering)
+
+    def forward(*flat: Any) -> list[Any]:
+        return run.run("forward", flat)
+
+    def step(*flat: Any) -> list[Any]:
+        return run.run("step", flat)
+
+    def backward(*flat: Any) -> list[Any]:
+        return jaxprs.evaluate(run.halves.backward, *flat)
+
+    def takes() -> Sequence[Any]:
+        return residual_structs(jits)
+
+    last = functools.partial(jax.jit, backward, keep_unused=True)
+    jitted = {
+        "step": jax.jit(step, keep_unused=keep, donate_argnums=donated(call, start)),
+        "forward": jax.jit(forward, keep_unused=keep),
+        "backward": last(donate_argnums=compiling.donated(run.halves)),
+        "keeping backward": last(),
+    }
+    known = dict.fromkeys(("step", "forward"), lambda: structs)
+    jits = Jits(call.name, jitted, {**known, **dict.fromkeys(("backward", "keeping backward"), takes)})
+    return jits
+
+
+def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
+    """The program of the function alone."""
+    jaxpr, _ = jaxprs.opened(source.closed)
+    closed = jaxprs.build(jaxpr.invars, without(jaxpr.outvars, left_out), jaxpr.eqns)
+    structs = [*map(struct, source.consts), *call.bound.unique]
+
+    def alone(*flat: Any) -> list[Any]:
+        return jaxprs.evaluate(closed, *flat)
+
+    given_up = donated(call, len(source.consts))
+    program = jax.jit(alone, keep_unused=call.options.keep_unused, donate_argnums=given_up)
+    return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
+
+
+def handed_back(
+    closed: Any, bound: Bound, results: Results, given_up: Collection[int], start: int
+) -> dict[int, TensorAlias]:
+    """Outputs of a jaxpr that are arguments or earlier outputs, by position: they stay out of the compiled programs.
+
+    The arguments are inputs of the jaxpr from `start` on; at `given_up` they are donated.
+    """
+    jaxpr, _ = jaxprs.opened(closed)
+    inputs = [jaxpr.invars[start + place] for place in bound.places]
+    same = alias.identities(inputs, jaxpr.outvars[: results.num_returned], given_up)
+    # XLA may merge equal outputs; two arrays are kept all the same, as the caller may donate one.
+    found = {i: TensorAlias("output", j) for i, j in results.repeated}
+    found |= {i: twin for i, twin in same.items() if twin.source == "input"}
+    return dict(sorted(found.items()))
+
+
+def donated(call: Call, start: int) -> tuple[int, ...]:
+    """Places among the inputs of a program of those that a call gives up; the arguments are its inputs from `start` on.
+
+    An array that stands twice is not given up, nor one of an object, which keeps what is not written.
+    """
+    bound = call.bound
+    kept = {*bound.duplicates, *bound.duplicates.values(), *bound.in_objects}
+    return tuple(sorted(start + bound.places[i] for i in bound.leaves_of(*call.options.donated) if i not in kept))
+
+
+def refuse_donated_objects(bound: Bound, options: Options) -> None:
+    """Raise `CallError` where an object that can be written is donated."""
+    for i in sorted(bound.leaves_of(*options.donated) & bound.in_objects):
+        what = "belongs to an object that the function can write, and its argument is donated."
+        cure = "Take it out of donate_argnums and donate_argnames: the object keeps the arrays that are not written."
+        raise CallError(message(bound.paths()[i], what, cure))
+
+
+def without(results: Sequence[Any], left_out: Collection[int]) -> list[Any]:
+    """The results without those that stay out of the programs."""
+    return [x for i, x in enumerate(results) if i not in left_out] if left_out else list(results)

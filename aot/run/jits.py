@@ -1,0 +1,71 @@
+"""Jit the flat programs of one signature, and compile each once.
+
+A program is asked for in two ways. `run` calls the jitted function: JAX finds its executable by the arrays of the call,
+and compiles another one for arrays that lie elsewhere. `compiled` gives the executable for the types of the signature,
+with XLA's account. JAX compiles once for both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jointcut.aot.progress.progress import Stage
+from jointcut.aot.trace.blame import note
+from jointcut.wrappers.table import Table
+
+
+@dataclass(frozen=True)
+class Jits:
+    """The flat programs of one signature by name.
+
+    `jitted` are the functions, `takes` gives the types that each is compiled for, and `compile_ms` has the wall time of
+    those that were.
+    """
+
+    name: str
+    jitted: Mapping[str, Any]
+    takes: Mapping[str, Callable[[], Sequence[Any]]]
+    compile_ms: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: Table[Any] = field(default_factory=Table, repr=False, compare=False)
+    _compiled: Table[Any] = field(default_factory=Table, repr=False, compare=False)
+
+    def run(self, which: str, arrays: Sequence[Any]) -> list[Any]:
+        """Run a jitted function; the first time it is compiled for the arrays at hand, and that is told."""
+        program = self._known.get(which) or self._known.of(which, lambda: self._first(which, arrays))
+        return program(*arrays)
+
+    def known(self, which: str) -> Callable[..., list[Any]] | None:
+        """A jitted function that has run before."""
+        return self._known.get(which)
+
+    def compiled(self, which: str) -> Any:
+        """The executable for the types of the signature."""
+        return self._compiled.get(which) or self._compiled.of(which, lambda: self._compile(which))
+
+    def has_compiled(self, *names: str) -> bool:
+        """Whether all of these are compiled for the types of the signature."""
+        return all(self._compiled.get(name) is not None for name in names)
+
+    def _compile(self, which: str) -> Any:
+        takes = self.takes[which]()
+        start = time.perf_counter()
+        made = self.jitted[which].lower(*takes).compile()
+        self.compile_ms[which] = 1e3 * (time.perf_counter() - start)
+        return made
+
+    def _first(self, which: str, arrays: Sequence[Any]) -> Any:
+        program = self.jitted[which]
+        eagerly = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+        if not eagerly and not self.has_compiled(which):
+            try:
+                with Stage("compile", self.name):
+                    program.lower(*arrays).compile()
+            except jax.errors.JAXTypeError as error:
+                note(error, self.name)
+                raise
+        return program

@@ -1,0 +1,70 @@
+"""Compile for all devices of a mesh what was traced for one of them, inside `jax.shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.program import jaxprs
+
+
+def memory_of(function: Callable[..., Any], closed: Any) -> ProgramMemory:
+    """XLA's account, for one device, of a flat function with the types of a jaxpr, which runs where we are now.
+
+    Raises `BudgetError` inside a `jax.shard_map` over more devices than there are.
+    """
+    mesh = jaxprs.manual_mesh()
+    if mesh is None:
+        return ProgramMemory.of_jit(jax.jit(function), jaxprs.input_structs(closed))
+    checks = jaxprs.checks_varying()
+    with jaxprs.outside():
+        return ProgramMemory.of_jit(*_on(_devices(mesh), mesh, function, closed, checks))
+
+
+def _devices(mesh: Any) -> jax.sharding.Mesh:
+    """A mesh of the devices at hand, like that of a `jax.shard_map` around us."""
+    devices = jax.devices()
+    if len(devices) < mesh.size:
+        what = f"is to be measured on a mesh of {mesh.size} devices, but there are {len(devices)}."
+        raise BudgetError(message("budget", what, "Run where the devices are, or give a strategy or a plan instead."))
+    kinds = tuple(AxisType.Auto if kind is AxisType.Manual else kind for kind in mesh.axis_types)
+    return jax.sharding.Mesh(np.array(devices[: mesh.size]).reshape(mesh.axis_sizes), mesh.axis_names, kinds)
+
+
+def _on(
+    devices: jax.sharding.Mesh, mesh: Any, function: Callable[..., Any], closed: Any, checks: bool
+) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """The jitted function over a mesh, and its arguments: what varies gets an axis in front, one step per device."""
+    jaxpr, _ = jaxprs.opened(closed)
+    into, out = ([_axes(mesh, v.aval) for v in ends] for ends in (jaxpr.invars, jaxpr.outvars))
+
+    def one(*given: Any) -> list[Any]:
+        results = function(*(x[0] if axes else x for x, axes in zip(given, into, strict=True)))
+        leaves = jax.tree.leaves(results)
+        return [x[None] if axes else x for x, axes in zip(leaves, out, strict=True)]
+
+    specs = [tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in ends) for ends in (into, out)]
+    mapped = jax.shard_map(
+        one, mesh=devices, in_specs=specs[0], out_specs=list(specs[1]), axis_names=set(mesh.manual_axes),
+        check_vma=checks,
+    )  # fmt: skip
+    return jax.jit(mapped), [_given(devices, v.aval, axes) for v, axes in zip(jaxpr.invars, into, strict=True)]
+
+
+def _axes(mesh: Any, aval: Any) -> tuple[Any, ...]:
+    """The axes over which a value varies, in the order of the mesh."""
+    return tuple(axis for axis in mesh.axis_names if axis in jaxprs.varying(aval))
+
+
+def _given(devices: jax.sharding.Mesh, aval: Any, axes: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    """An argument for all devices: where it varies, that of each behind that of the one before."""
+    count = int(np.prod([devices.shape[axis] for axis in axes], dtype=int))
+    parts = getattr(jaxprs.struct(aval).sharding, "spec", None) or (None,) * len(aval.shape)
+    shape, parts = ((count, *aval.shape), (tuple(axes), *parts)) if axes else (aval.shape, parts)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=NamedSharding(devices, PartitionSpec(*parts)))

@@ -1,0 +1,162 @@
+"""Run the programs of one signature in the caller's own trees.
+
+There is one runner for all ways of calling: those of the decorated function, of what was compiled from it, of programs
+from the cache or an artefact, of debug mode, and of somebody's trace around us. They differ in the `Programs` that they
+give it. Flat arrays enter a program, what it leaves out is put back, the forward's residuals find their way to the
+backward, and results and gradients get the caller's trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import treedef_tuple
+
+from jointcut.aot.run.bound import Ready
+from jointcut.aot.run.pullback import Backward, Pullback, Run
+from jointcut.aot.trace.trees import Call
+from jointcut.partition.lower import verify
+from jointcut.partition.lower.emit import Residual
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.metadata.schemas import TensorAlias
+from jointcut.wrappers.metadata.signatures import GraphSignature
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Flat programs of one signature. Outputs that are handed back as they are stay out of what they return.
+
+    Attributes:
+        run: runs `alone` (the outputs of the function), `step` (the outputs, then the gradients for a cotangent of one)
+            or `forward` (the outputs, then what is saved for the backward).
+        backward: gives the gradients.
+        takes_zeros: whether the backward takes None for a cotangent that is zero, and not an array of zeros.
+        ready: `alone` or `step` as a function of arrays; None where it cannot be called without us.
+    """
+
+    run: Callable[[str, Sequence[Any]], Sequence[Any]]
+    backward: Run
+    takes_zeros: bool = False
+    ready: Callable[[str], Callable[..., Sequence[Any]] | None] = lambda name: None
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Programs of one signature, and how they are called.
+
+    Attributes:
+        call: the caller's side.
+        programs: what runs.
+        consts: the arrays that the function closes over: leading inputs of every program but the backward.
+        handed_back: outputs that are inputs or earlier outputs, which stay out of the programs.
+        residuals: where each leading input of the backward comes from.
+        signed: gives the signature of the programs for the pullback; None where no trace is at hand.
+    """
+
+    call: Call
+    programs: Programs
+    consts: tuple[Any, ...] = ()
+    handed_back: Mapping[int, TensorAlias] = field(default_factory=dict)
+    residuals: tuple[Residual, ...] = ()
+    signed: Callable[[], GraphSignature] | None = None
+    _backwards: dict[Any, Backward] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def result(self, bound: Bound) -> Any:
+        """The function's result."""
+        return self.call.result(self._restored(self.programs.run("alone", self.flat(bound)), bound), bound)
+
+    def value_and_grad(self, bound: Bound) -> Any:
+        """As `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+        results = self._restored(self.programs.run("step", self.flat(bound)), bound)
+        count = len(self.call.results.avals)
+        return self._in_trees(results[:count], results[count:], bound)
+
+    def value_and_grad_in_two(self, bound: Bound) -> Any:
+        """The same by two programs, of which the second may overwrite the residuals."""
+        ones = self.call.ones()
+        outputs, residuals = self.forward(bound)
+        return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
+
+    def _in_trees(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
+        value = self.call.result(outputs, bound)
+        return value, self.call.in_argnums(gradients, bound, keep_structure=True)
+
+    def vjp(
+        self, bound: Bound, positions: Sequence[int] | None = None, overwrites: bool = False
+    ) -> tuple[Any, Any, Pullback]:
+        """The function's output, its aux, and the pullback; see `Backward` for `positions` and `overwrites`."""
+        bound = bound.copied()
+        outputs, residuals = self.forward(bound)
+        main, aux = self.call.given_back(outputs, bound)
+        kinds = [r.kind for r in self.residuals]
+        pairs = list(zip(kinds, residuals, strict=True))
+        saved = [x for kind, x in pairs if kind != "input"]
+        inputs = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for kind, x in pairs if kind == "input"]
+        return main, aux, Pullback(saved, inputs, self._backward(bound, outputs, positions, overwrites))
+
+    def forward(self, bound: Bound) -> tuple[list[Any], list[Any]]:
+        """All outputs, flat, and the residuals in the backward's order."""
+        flat = self.flat(bound)
+        results, count = self._restored(self.programs.run("forward", flat), bound), len(self.call.results.avals)
+        return results[:count], verify.routed(self.residuals, flat, results, count)
+
+    def ready(self, name: str) -> Ready | None:
+        """What runs a call, "call" or "step", of arrays alone; None where there is more to be done than to run it."""
+        tree = self._step_tree if name == "step" else self._result_tree
+        if tree is None or not self.call.enters_as_it_is:
+            return None
+        program = self.programs.ready("step" if name == "step" else "alone")
+        return None if program is None else (program, self.consts, tree)
+
+    @cached_property
+    def _result_tree(self) -> Any:
+        """The tree of the function's result, where a program gives its leaves as they are."""
+        results = self.call.results
+        as_it_is = not (self.handed_back or results.states or results.holds_objects) and self.call.order is None
+        return results.tree if as_it_is else None
+
+    @cached_property
+    def _step_tree(self) -> Any:
+        """The tree of what `value_and_grad` returns, where a program gives its leaves as they are."""
+        gradients = self.call.gradient_tree
+        if self._result_tree is None or gradients is None:
+            return None
+        return treedef_tuple((self._result_tree, gradients))
+
+    def flat(self, bound: Bound) -> list[Any]:
+        """What enters the programs."""
+        leaves = bound.leaves
+        if self.call.enters_as_it_is:
+            return [*self.consts, *leaves]
+        return [*self.consts, *(leaves[i] for i in self.call.entering)]
+
+    def _restored(self, results: Sequence[Any], bound: Bound) -> list[Any]:
+        """A program's results, with the caller's own arrays where outputs are inputs."""
+        if not self.handed_back:
+            return list(results)
+        whole = alias.inserted(results, self.handed_back, bound.leaves)
+        return [alias.as_array(x) if i in self.handed_back else x for i, x in enumerate(whole)]
+
+    def _backward(
+        self, bound: Bound, outputs: Sequence[Any], positions: Sequence[int] | None, overwrites: bool
+    ) -> Backward:
+        """The static part of a pullback, the same for all calls unless sizes are known only now."""
+        key = None if positions is None else tuple(positions), overwrites
+        known = self._backwards.get(key)
+        if known is None:
+            kinds, programs = tuple(r.kind for r in self.residuals), self.programs
+            how = self.call, programs.backward, kinds, programs.takes_zeros
+            known = Backward(*how, *key, id(programs), None if self.signed is None else self.signed())
+            self._backwards[key] = known
+        if not self.call.is_sized:
+            return known
+        order = self.call.order or range(len(outputs))
+        results = replace(self.call.results, avals=tuple(jax.typeof(outputs[i]) for i in order))
+        return replace(known, call=replace(self.call, bound=bound.abstract(), results=results))

@@ -1,0 +1,117 @@
+"""Say, once for each function, where plain JAX runs in the place of a cut, and why.
+
+>>> import warnings
+>>> from jointcut.aot.run.uncut import Uncut
+>>> with warnings.catch_warnings(record=True) as told:
+...     warnings.simplefilter("always")
+...     uncut = Uncut("loss")
+...     uncut("has sizes that are names.", "Give numbers.")
+...     uncut("has sizes that are names.", "Give numbers.")
+>>> print(*(warning.message for warning in told))
+loss is not cut here, and plain JAX runs: it has sizes that are names.
+Give numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jointcut.partition.errors import UncutWarning, message
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Side
+from jointcut.partition.program.sizes import is_symbolic
+
+_OURS = Path(__file__).parents[1]
+_FOLDERS = (str(Path(jax.__file__).parent), *(str(_OURS / name) for name in ("aot", "wrappers", "partition")))
+
+#: Calls that stay closed, in the user's words.
+_CLOSED = {
+    "shard_map": "jax.shard_map",
+    **dict.fromkeys(("jit", "pjit"), "a jax.jit with shardings or options of its own"),
+}
+
+
+@dataclass
+class Uncut:
+    """The warning of one function, which is given once."""
+
+    name: str
+    told: bool = False
+
+    def __call__(self, why: str, cure: str) -> None:
+        """Warn at the user's line: `why` continues a sentence that begins with "it"."""
+        if self.told:
+            return
+        self.told = True
+        what = f"is not cut here, and plain JAX runs: it {why}"
+        frame = _callers()
+        where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message(self.name, what, cure), UncutWarning, *where, registry)
+
+    def references(self) -> None:
+        """Tell of a program that has no pure form."""
+        self(
+            "hands a jax.Ref to a function with a derivative of its own, and JAX has no rule that takes it out.",
+            "Call its own value_and_grad, grad or vjp outside of jax.grad and jax.jit, or hand over what the reference "
+            "holds, ref[...].",
+        )
+
+    def twice(self) -> None:
+        """Tell of a derivative in forward mode that is differentiated itself."""
+        self(
+            "is differentiated in forward mode, by jax.jvp, and the result is differentiated once more.",
+            "Take the gradient first, jax.jvp of jax.grad, or cut the function that holds both derivatives.",
+        )
+
+    def symbolic(self) -> None:
+        """Tell of arguments for which no plan can be made."""
+        self(
+            "has sizes that are names, and a plan needs numbers.",
+            "Export it with aot.function(...).export(path, ..., sizes={...}), which plans for the sizes that you give.",
+        )
+
+    def closed(self, graph: Graph, plan: Plan) -> None:
+        """Tell of calls that stay closed and keep something for their backward; nothing where there are none."""
+        found = next(_kept_inside(graph, plan), None)
+        if found is not None:
+            name, place = found
+            self(
+                f"keeps for the backward what {_CLOSED[name]} at {place} keeps inside.",
+                f"Put aot.function inside: around the function that {_CLOSED[name]} is given.",
+            )
+
+
+def has_symbolic_sizes(leaves: Any) -> bool:
+    """Whether a size of some array is a name."""
+    return any(is_symbolic(getattr(jax.typeof(leaf), "shape", ())) for leaf in leaves)
+
+
+def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
+    """The calls that make values which are saved for their own backward alone: name, and place in the source."""
+    results = {v for v, _ in graph.outputs}
+    for v in plan.values:
+        maker = graph.values[v].maker
+        if maker is None or v in results or graph.ops[maker].name not in _CLOSED:
+            continue
+        op = graph.ops[maker]
+        readers = [graph.ops[i] for i in graph.consumers[v]]
+        if all(r.name == op.name and r.origin is Side.BACKWARD for r in readers):
+            yield op.name, jaxprs.source_of(op.payload) or "an unknown place"
+
+
+def _callers() -> Any:
+    """The frame of the innermost function that is neither ours nor JAX's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,155 @@
+"""Run a compiled cut in the caller's own trees, and tell what XLA says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jointcut.aot.budget.fit import Attempt
+from jointcut.aot.run.bound import Binder
+from jointcut.aot.run.compile import Cost, Memory, ProgramMemory, Timings
+from jointcut.aot.run.pullback import Pullback
+from jointcut.aot.run.runner import Runner
+from jointcut.aot.stages import debug
+from jointcut.partition.figures import counted
+from jointcut.partition.prices.flops import jaxpr_flops
+from jointcut.partition.program.roles import Role
+from jointcut.wrappers.arguments.tree import Bound, Statics
+
+if TYPE_CHECKING:
+    import jointcut.aot.stages.cut
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The executables of one cut, their figures, and calls in the caller's own trees.
+
+    The halves of a one-program step are compiled when they are first asked for.
+
+    Attributes:
+        cut: what was compiled.
+        executables: how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
+    """
+
+    cut: jointcut.aot.stages.cut.Cut
+    executables: int
+
+    def __repr__(self) -> str:
+        """`<Compiled loss: 1 executable, 512.3 ms>`."""
+        programs = counted(self.executables, "executable")
+        return f"<Compiled {self.cut.traced.name}: {programs}, {self.compile_ms:.1f} ms>"
+
+    @property
+    def compile_ms(self) -> float:
+        """Wall time of compiling what `value_and_grad` runs."""
+        return sum(self.cut.jits.compile_ms.get(name, 0.0) for name in names_of(self.executables))
+
+    @property
+    def programs(self) -> tuple[Any, ...]:
+        """The executables that `value_and_grad` runs."""
+        return tuple(map(self.cut.jits.compiled, names_of(self.executables)))
+
+    @property
+    def trail(self) -> tuple[Attempt, ...]:
+        """The plans that were compiled on the way to the budget, in order; none without a budget."""
+        return () if self.cut.fitted is None else self.cut.fitted.trail
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the step holds at once, arguments and results included, by XLA's account."""
+        return self._memory_of("step").peak_bytes if self.executables == 1 else self.memory.peak_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """What the step needs beyond arguments and results, by XLA's account."""
+        return self._memory_of("step").temp_bytes if self.executables == 1 else self.memory.activation_bytes
+
+    @property
+    def timings(self) -> Timings:
+        """Milliseconds that tracing, cutting, emitting and compiling took."""
+        made = self.cut.split
+        return Timings(self.cut.traced.trace_ms, made.cut_ms, made.emit_ms, self.compile_ms)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """XLA's figures for both halves and for the step."""
+        graph, halves = self.cut.split.graph, self.cut.split.halves
+        taken = {r.value for r in halves.residuals}
+        held = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - taken - {None}
+        beside = sum(graph.values[v].saved_bytes for v in held if v is not None)
+        saved = self.cut.split.residual_bytes
+        step = self._memory_of("step") if self.executables == 1 else None
+        return Memory(self._memory_of("forward"), self._memory_of("backward"), step, saved, beside)
+
+    def _memory_of(self, program: str) -> ProgramMemory:
+        return ProgramMemory.of(self.cut.jits.compiled(program))
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Floating-point operations of the two halves."""
+        return Cost(jaxpr_flops(self.cut.forward), jaxpr_flops(self.cut.backward))
+
+    @cached_property
+    def _binder(self) -> Binder:
+        bound = self.cut.traced.bound
+        return Binder(Statics(frozenset(i for i, _ in bound.static_args), frozenset(k for k, _ in bound.static_kwargs)))
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
+        """What runs a call, and the call; raises `CallError` where its arguments do not fit."""
+        signature, bound = self._binder(args, kwargs)
+        signature.made.of("fits", lambda: self._fits(args, kwargs))
+        if debug.is_on():
+            debug.check_call(self.cut.traced, bound)
+            return self.cut.checked(), bound
+        return self.cut.executables, bound
+
+    def _fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Let the wrappers look at a call."""
+        return self.cut.traced.wrapped.post_compile(lambda bound: True)(*args, **kwargs)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
+        if not debug.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
+            (program, consts, tree), leaves = found
+            return tree.unflatten(program(*consts, *leaves))
+        runner, bound = self._bound(args, kwargs)
+        if debug.is_on():
+            return runner.value_and_grad(bound)
+        if self.executables == 2:
+            return runner.value_and_grad_in_two(bound)
+        if not any(self.cut.traced.options.donated):
+            self._binder.keep("step", bound, runner.ready("step"))
+        return runner.value_and_grad(bound)
+
+    def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
+        """The function's output and a pullback: cotangent of the output in, gradients of the arguments in.
+
+        They come as `jax.grad` gives them: one tree, or a tuple where
+        `argnums` is a tuple. The pullback of the function itself gives one tree per positional argument, as `jax.vjp`.
+
+        The backward turns the residuals' memory into the gradients, so that the pullback may be called once;
+        `pullback(cotangent, keep_residuals=True)` leaves them for another call.
+        """
+        runner, bound = self._bound(args, kwargs)
+        main, aux, pullback = runner.vjp(bound, overwrites=not debug.is_on())
+        return ((main, aux) if self.cut.traced.options.has_aux else main), pullback
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
+        _, bound = self._bound(args, kwargs)
+        bound = bound.copied()
+        outputs, residuals = self.cut.executables.forward(bound)
+        return self.cut.traced.call.result(outputs, bound), residuals
+
+    def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:
+        """Run the backward half on flat residuals, which it may overwrite, and one cotangent per output that can
+        carry one; returns the flat gradients of the differentiated leaves.
+        """
+        return self.cut.jits.compiled("backward")(*residuals, *cotangents)
+
+
+def names_of(executables: int) -> tuple[str, ...]:
+    """The programs that `value_and_grad` runs as one executable, or as two."""
+    return ("step",) if executables == 1 else ("forward", "backward")

@@ -1,0 +1,212 @@
+"""Hold one cut: the plan, the two jaxprs, and what their inputs and outputs mean to the caller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from jointcut.aot.budget.fit import Fitted
+from jointcut.aot.budget.pareto import Pareto
+from jointcut.aot.export.export import PLATFORMS, export, known_platforms
+from jointcut.aot.export.pair import Pair
+from jointcut.aot.progress.progress import Stage
+from jointcut.aot.report.report import Report
+from jointcut.aot.run import compile as compiling
+from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
+from jointcut.aot.run.jits import Jits
+from jointcut.aot.run.runner import Programs, Runner
+from jointcut.aot.stages.compiled import Compiled, names_of
+from jointcut.aot.stages.debug import Checked
+from jointcut.aot.stages.gather import Measured, gather
+from jointcut.aot.stages.gradient import Gradient, gradient
+from jointcut.aot.trace.signature import graph_signature
+from jointcut.partition.drawing.displays import graph_page
+from jointcut.partition.drawing.page.page import framed, page
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.figures import counted
+from jointcut.partition.lower import verify
+from jointcut.partition.lower.emit import Residual
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program import jaxprs
+from jointcut.partition.split import Split
+from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
+from jointcut.wrappers.metadata.signatures import GraphSignature
+from jointcut.wrappers.table import Table
+
+if TYPE_CHECKING:  # pyright reads this file under two names, and takes each for a class of its own: hence `ignore`
+    from jointcut.aot.stages.traced import Traced
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A traced function cut in two, ready to be compiled: the plan, the halves, and what they mean to the caller.
+
+    Attributes:
+        traced: the function as it was traced.
+        split: the plan and the two jaxprs.
+        fitted: how the plan was found, where a budget was to be met.
+    """
+
+    traced: Traced
+    split: Split
+    fitted: Fitted[Any] | None = field(default=None, repr=False, compare=False)
+    _runners: Table[Any] = field(default_factory=Table, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """`<Cut loss: 3 values saved, 49152 bytes>`."""
+        return (
+            f"<Cut {self.traced.name}: {counted(len(self.plan.values), 'value')} saved, {self.plan.bytes_saved} bytes>"
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """In a notebook the graph with the cut drawn through it, and what is saved."""
+        data = graph_page(self.traced.name, repr(self), self.split.graph, self.plan)
+        return {"text/plain": repr(self), "text/html": framed(page(data))}
+
+    @property
+    def plan(self) -> Plan:
+        """What is saved, what is recomputed, and why."""
+        return self.split.plan
+
+    @property
+    def forward(self) -> Any:
+        """The forward as a closed jaxpr: `(constants, arguments) -> (outputs, saved residuals)`."""
+        return self.split.forward
+
+    @property
+    def backward(self) -> Any:
+        """The backward as a closed jaxpr: `(residuals, cotangents) -> gradients`."""
+        return self.split.backward
+
+    @property
+    def residuals(self) -> tuple[Residual, ...]:
+        """Where each leading input of the backward comes from."""
+        return self.split.halves.residuals
+
+    @property
+    def metadata(self) -> ViewAndMutationMeta:
+        """As `Traced.metadata`, with the residuals that the backward may overwrite."""
+        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.split.halves))
+
+    @cached_property
+    def signature(self) -> GraphSignature:
+        """Which input and output of the halves is which, by name and position."""
+        return graph_signature(self.traced)
+
+    @cached_property
+    def gradient(self) -> Gradient:
+        """The halves in the form of TorchScript's `Gradient`."""
+        traced = self.traced
+        wanted = [traced.bound.places[i] for i in traced.owners]
+        return gradient(self.split, traced.consts, traced.program.carries, wanted)
+
+    # ------------------------------------------------------------------------------------- what to do with it
+
+    def pareto(self) -> Pareto:
+        """What each budget would cost, with this plan marked: its front of (peak bytes, seconds, plan)."""
+        return self.traced._pareto(self.plan)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        platforms: str | Sequence[str] = PLATFORMS,
+        order: int = 1,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write this cut as an artefact that others can run, and return where it is; see `Function.export`."""
+        platforms = known_platforms(platforms)
+        pair = Pair.of(self, platforms)  # pyright: ignore[reportArgumentType]
+        return export(pair, path, platforms, order, overwrite)
+
+    def explain(self, *, measure: bool = True) -> Report:
+        """What is saved and why, what is computed again, what both cost, and what less memory would.
+
+        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; smaller
+        budgets are tried, and told where they hold. Without, nothing is compiled and all of it is predicted.
+        """
+        traced = self.traced
+        front = self.pareto()
+        measured = None
+        if measure:
+            run = None if self.plan.strategy == "save_all" else self.compile()
+            with Stage("compile", f"{traced.name}, plain JAX"):
+                plain = traced.plain_program
+            measured = Measured.of(run, plain)
+        others = traced.planner, front, traced._point, lambda budget: traced.partition(budget=budget), measured
+        return gather(self, *others)  # pyright: ignore[reportArgumentType]
+
+    def compile(self, executables: int | None = None) -> Compiled:
+        """Compile for the default backend.
+
+        `executables` says how `value_and_grad` runs: 1 (the default where the output is a scalar) or 2. One program
+        holds less memory, since it frees residuals as it goes; two are a little faster (`make bench` shows both).
+        """
+        if isinstance(executables, bool) or executables not in (None, 1, 2):
+            raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
+        executables = executables or (1 if self.traced.is_scalar else 2)
+        made = Compiled(self, executables)  # pyright: ignore[reportArgumentType]
+        if not self.jits.has_compiled(*names_of(executables)):
+            with Stage("compile", self.traced.name):
+                _ = made.programs
+        return made
+
+    # ---------------------------------------------------------------------------------------- how it is run
+
+    @property
+    def open(self) -> Runner:
+        """Runs the halves as part of the trace around us, which they are written into."""
+        return self._runners.of("open", lambda: self._running(in_a_trace(self._open())))
+
+    @property
+    def jits(self) -> Jits:
+        """The programs of both halves, each jitted and compiled at most once."""
+        return self._runners.of("jits", lambda: of_cut(self._open(), self.traced.structs, self._residual_structs))
+
+    @property
+    def jitted(self) -> Runner:
+        """Runs programs that are compiled at the first call."""
+        return self._runners.of("jitted", lambda: self._running(jitted(self.jits, self._open().backward)))
+
+    @property
+    def executables(self) -> Runner:
+        """Runs programs that were compiled for the types of the signature."""
+        return self._runners.of("executables", lambda: self._running(executables(self.jits)))
+
+    def checked(self) -> Runner:
+        """Runs one call half by half, and looks at every result; see `aot.debug`."""
+        looked_at = Checked(self.traced, self.split, self.jits)
+        return self._running(Programs(looked_at.run, looked_at.backward))
+
+    def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
+        """The same cut with how its plan was found; what was compiled to weigh it is what runs."""
+        return replace(self, split=replace(self.split, plan=fitted.plan, cut_ms=cut_ms), fitted=fitted)
+
+    def _open(self) -> Open:
+        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back)
+
+    def _running(self, programs: Programs) -> Runner:
+        traced = self.traced
+        return Runner(traced.call, programs, traced.consts, traced.handed_back, self.residuals, lambda: self.signature)
+
+    def _residual_structs(self, jits: Jits) -> list[Any]:
+        """What the backward is lowered for: residuals lie where the forward leaves them."""
+        traced, given = self.traced, self.traced.structs
+        closed = self.split.backward
+        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        if traced.program.uses_references:  # JAX counts references among the results whose places it tells
+            references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}
+            return [given[references[i]] if i in references else s for i, s in enumerate(structs)]
+        starts = [getattr(s, "sharding", None) for s in given]
+        left = [starts[len(traced.consts) + p] for p in traced.bound.places]
+        ends = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, left)
+        places = verify.routed(self.residuals, starts, ends, len(traced.program.results.avals))
+        for i, where in enumerate(places):
+            if where is not None and len(where.device_set) > 1:
+                structs[i] = structs[i].update(sharding=where)
+        return structs

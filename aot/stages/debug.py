@@ -1,0 +1,186 @@
+"""Run a call half by half, and check everything that can be checked.
+
+    with aot.debug():
+        value, grads = loss.value_and_grad(params, batch)
+
+Inside `aot.debug()` each call of ours runs its forward and its backward as two programs. What enters and leaves them is
+compared with what they were made for, and where one makes a NaN or an infinity the first op to blame is named by the
+user's source line. It costs a pass over every result, and recompiles the halves; outside it nothing is checked and
+nothing paid. What runs inside an outer `jax.jit` has no numbers yet, and is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.aot.progress.progress import Stage, tell
+from jointcut.aot.run.jits import Jits
+from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
+from jointcut.partition.lower import verify
+from jointcut.partition.program import jaxprs
+from jointcut.partition.split import Split
+from jointcut.wrappers.arguments.tree import Bound, struct
+from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
+from jointcut.wrappers.metadata.convention import is_inexact
+
+_on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
+_REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
+_CURE = (
+    "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
+)
+
+if TYPE_CHECKING:
+    from jointcut.aot.stages.traced import Traced
+
+
+@contextmanager
+def debug() -> Iterator[None]:
+    """Check every call of an `aot.function`, and of what was compiled from one, that is made inside.
+
+    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity, `CallError`
+    where arguments or cotangents are not what a program was compiled for.
+    """
+    token = _on.set(True)
+    try:
+        yield
+    finally:
+        _on.reset(token)
+
+
+def is_on() -> bool:
+    """Whether calls are checked here."""
+    return _on.get()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a half was run on: its jaxpr, its flat inputs, and how the user calls them."""
+
+    closed: Any
+    flat: Sequence[Any]
+    paths: Sequence[str]
+
+
+@dataclass
+class Checked:
+    """The programs of one call, of which every result is looked at.
+
+    Attributes:
+        traced, split: what was cut, and how.
+        jits: the two halves.
+        forward: what the forward was run on, once it was.
+    """
+
+    traced: Traced
+    split: Split
+    jits: Jits
+    forward: _Run | None = None
+
+    def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
+        """As `Programs.run`; a step runs both halves."""
+        ones = self.traced.call.ones() if which == "step" else []
+        count, left_out = len(self.traced.program.results.avals), len(self.traced.handed_back)
+        with Stage("check", self.traced.name):
+            results = self._forward(flat)
+            if which == "step":
+                residuals = verify.routed(self.split.halves.residuals, flat, self._restored(results, flat), count)
+                results[count - left_out :] = self._backward(residuals, ones)
+        return results[: count - left_out] if which == "alone" else results
+
+    def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+        """As `Programs.backward`; the residuals are kept."""
+        del keep
+        with Stage("check", self.traced.name):
+            return self._backward(residuals, cotangents)
+
+    def _forward(self, flat: Sequence[Any]) -> list[Any]:
+        tell(lambda: "forward")
+        traced, split = self.traced, self.split
+        starts = [f"constant {i}" for i in range(len(traced.consts))]
+        paths = traced.bound.paths()
+        run = self.forward = _Run(split.forward, flat, [*starts, *(paths[i] for i in traced.call.entering)])
+        results = self.jits.jitted["forward"](*flat)
+        whole, count = self._restored(results, flat), len(traced.program.results.avals)
+        residuals = verify.routed(split.halves.residuals, flat, whole, count)
+        self._same_types("forward", whole[:count], jaxprs.opened(split.forward)[0].outvars[:count])
+        self._same_types("forward", residuals, jaxprs.opened(split.backward)[0].invars[: len(residuals)])
+        self._finite("forward", whole[:count], run)  # a residual that is not finite may never reach a gradient
+        return results
+
+    def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+        """All results of the forward, with what stays out of the program."""
+        start = len(self.traced.consts)
+        leaves = [flat[start + p] for p in self.traced.bound.places]
+        return list(map(alias.as_array, alias.inserted(results, self.traced.handed_back, leaves)))
+
+    def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
+        tell(lambda: "backward")
+        assert self.forward is not None, "the forward runs first"
+        gradients = self.jits.jitted["keeping backward"](*residuals, *cotangents)
+        self._same_types("backward", gradients, jaxprs.opened(self.split.backward)[0].outvars)
+        graph, halves = self.split.graph, self.split.halves
+        paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(cotangents)))]
+        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *cotangents], paths), self.forward)
+        return gradients
+
+    def _same_types(self, half: str, results: Sequence[Any], ends: Sequence[Any]) -> None:
+        for i, (got, end) in enumerate(zip(results, ends, strict=True)):
+            aval: Any = jax.typeof(got)
+            if not jaxprs.is_reference(end.aval) and (aval.shape, aval.dtype) != (end.aval.shape, end.aval.dtype):
+                what = f"gave {aval.str_short()} as result {i}, and was made to give {end.aval.str_short()}."
+                raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
+
+    def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
+        """Raise `NonFiniteError` where a half made what is not finite, or a NaN came in and out of it.
+
+        `runs` are this half, and before it the one that its residuals come from.
+        """
+        if is_finite(results):
+            return
+        where = f"The {half} of {self.traced.name}"
+        for run in runs:
+            culprit = first_nonfinite(run.closed, run.flat)
+            if culprit is not None:
+                raise NonFiniteError(message(where, f"is not finite: {culprit}", _CURE))
+        if not any(map(_has_nan, results)):
+            return  # an infinity that somebody wrote down or passed in: a mask, the start of a maximum
+        for run in reversed(runs):
+            given = [path for path, x in zip(run.paths, run.flat, strict=True) if _has_nan(x)]
+            if given:
+                what = f"returns a NaN that came in with {given[0]}."
+                raise NonFiniteError(message(where, what, "Look at what made that one."))
+        what = "returns a NaN, but no op makes one when they run one by one."
+        cure = "Look at what its callbacks and references bring in, or report it: XLA's fused program makes the NaN."
+        raise NonFiniteError(message(where, what, cure))
+
+
+def _has_nan(x: Any) -> bool:
+    aval = jax.typeof(x)
+    return jaxprs.is_plain(aval) and is_inexact(aval.dtype) and bool(jnp.any(jnp.isnan(x)))
+
+
+def check_call(traced: Traced, bound: Bound) -> None:
+    """Compare a call's shardings and aliases with what was compiled, which a call does not do otherwise.
+
+    Raises `CallError` at the first difference.
+    """
+    cure = "Put it where it was (jax.device_put), or trace and compile for this one too."
+    for path, want, leaf in zip(bound.paths(), traced.bound.leaves, bound.leaves, strict=True):
+        placed = getattr(struct(leaf), "sharding", None)
+        wanted = getattr(want, "sharding", None)
+        if wanted is not None and placed is not None and not placed.is_equivalent_to(wanted, len(want.shape)):
+            raise CallError(message(path, f"lies as {placed}, but was compiled to lie as {wanted}.", cure))
+    infos = traced.metadata.input_info
+    for i, j in bound.duplicates.items():
+        if infos[i].is_donated or infos[j].is_donated:
+            paths = bound.paths()
+            what = f"is the same array as {paths[j]}, and one of them is donated: the other would lose it."
+            raise CallError(message(paths[i], what, "Pass a copy (jax.numpy.copy), or do not donate it."))

@@ -1,0 +1,43 @@
+"""Trace and cut a function for export, at the sizes of its arguments or for any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jointcut.aot.export.export import refuse_what_stays
+from jointcut.aot.export.pair import Pair
+from jointcut.aot.options import Options, name_of
+from jointcut.aot.stages import pipeline
+from jointcut.aot.stages.symbolic import symbolic_cut
+from jointcut.partition.errors import ArtefactError, message
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.program.sizes import is_symbolic
+from jointcut.wrappers.arguments.tree import Bound
+
+
+def exportable(
+    function: Callable[..., Any],
+    options: Options,
+    bound: Bound,
+    sizes: Mapping[str, int] | None,
+    constraints: Sequence[str],
+    platforms: Sequence[str],
+) -> Pair:
+    """The pair that is exported; with symbolic sizes its plan is made for the numbers in `sizes`.
+
+    Raises `ArtefactError` for what cannot be exported, else as tracing and cutting do.
+    """
+    symbolic = any(isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape) for leaf in bound.leaves)
+    if symbolic or sizes or constraints:
+        if options.passes:
+            what = f"rewrites halves, and those of {name_of(function)} have symbolic sizes."
+            cure = "Export with numbers for all sizes, or leave that wrapper out."
+            raise ArtefactError(message(f"The wrapper {type(options.passes[0]).__name__}", what, cure))
+        made = symbolic_cut(function, options, bound, sizes or {}, constraints)
+        return Pair(made.cut, made.traced, made.split.on(Backend.of(platforms)).halves, made.sizes)
+    traced = pipeline.trace(function, options, bound, options.chosen)
+    refuse_what_stays(traced)
+    return Pair.of(traced.partition(), platforms)

@@ -1,0 +1,74 @@
+"""Lead a function through every stage, in order, on one screen.
+
+    user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ joint ─▶ joint jaxpr
+      ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
+
+A feature is a wrapper, a rule (`partition.rules`), or a strategy; there is no flag in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jointcut.aot.options import Options, name_of
+from jointcut.aot.progress.progress import Stage
+from jointcut.aot.stages.traced import Traced
+from jointcut.aot.trace import escapes
+from jointcut.aot.trace.blame import explained, unique_paths
+from jointcut.aot.trace.joint import joint, with_rows
+from jointcut.aot.trace.wanted import differentiated
+from jointcut.partition.errors import TraceError, choices, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers import stack
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.built_in.alias import AliasWrapper
+from jointcut.wrappers.built_in.flatten import TreeWrapper
+from jointcut.wrappers.built_in.guards import GuardsWrapper
+from jointcut.wrappers.metadata.convention import Convention
+from jointcut.wrappers.wrapper import CompilerWrapper, Target
+
+
+def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
+    """Trace forward and backward for one signature.
+
+    `positions` are the arguments that are differentiated and must be floating point throughout; None differentiates
+    whatever can be among all positional arguments, as `jax.vjp` does.
+    """
+    name = name_of(function)
+    with Stage("trace", name) as now:
+        wanted = differentiated(bound, positions, options)
+        shapes = bound.abstract()
+        wrapped = wrapped_for(function, shapes, options.around)
+        target = wrapped.target
+        paths = [slot.path for slot in target.convention.inputs]
+        with (
+            explained(name, function, unique_paths(bound), bound),
+            escapes.refused(function, name, bound),
+            jaxprs.paused_collection(),
+        ):
+            mask = [i in wanted for i in range(len(bound.leaves))]
+            program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places)
+            if positions is not None and options.sparse_gradients:
+                program = with_rows(program, tables(bound, wanted, options))
+        now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
+    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * now.seconds)
+
+
+def wrapped_for(function: Callable[..., Any], shapes: Bound, around: Sequence[CompilerWrapper] = ()) -> stack.Wrapped:
+    """What the wrappers make of a function for calls of one signature; the user's stand inside of the trees."""
+    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes), AliasWrapper(shapes))
+    return stack.pre_compile(wrappers, Target(function, Convention((), ())))
+
+
+def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
+    """Places among the gradients, with their paths, of those that are wanted as rows.
+
+    Raises `TraceError` for a path that is none of a differentiated leaf.
+    """
+    paths = bound.paths()
+    known = {paths[i]: k for k, i in enumerate(wanted)}
+    for path in options.sparse_gradients:
+        if path not in known:
+            raise TraceError(message("sparse_gradients", f"names {path}.", choices(path, known)))
+    return {known[path]: path for path in options.sparse_gradients}

@@ -1,0 +1,73 @@
+"""Cut a program that runs inside somebody's transformation, within the budget of its options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from jointcut.aot.budget.fit import Weighed, planner_for
+from jointcut.aot.budget.notes import Held
+from jointcut.aot.budget.searches import Wanted, settled, way
+from jointcut.aot.limits import limit
+from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.run.meshed import memory_of
+from jointcut.aot.trace.joint import Joint
+from jointcut.partition.lower import verify
+from jointcut.partition.nesting.read import read
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.roles import Role
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.split import Split, halved, split
+
+
+def cut_inside(program: Joint, options: Options, name: str) -> Split:
+    """The halves of a joint program; a budget is measured on both in one program.
+
+    What else the surrounding program keeps is not known here. A plan that another way of calling found is checked
+    before any is searched for (`searches`). Raises as `Traced.partition`.
+    """
+    how = wanted_plan(options)
+    if how.budget is None:
+        return split(program.closed, program.roles, how.strategy, passes=options.passes)
+    problem = Problem.of(read(program.closed, program.roles), backend=Backend.here())
+    primals = program.roles.inputs.count(Role.PRIMAL)
+
+    def cut(plan: Plan) -> Split:
+        return halved(problem, lambda graph: plan, options.passes)
+
+    @cache
+    def measure(plan: Plan) -> Weighed[Split]:
+        made = cut(plan)
+        start = time.perf_counter()
+        memory = memory_of(
+            lambda *flat: verify.run(made.halves, made.graph, flat[:primals], seeds(flat[primals:])), program.closed
+        )
+        return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
+
+    def take(plan: Plan, held: Held) -> Weighed[Split]:
+        return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
+
+    def plain_bytes() -> int:
+        return memory_of(
+            lambda *flat: jaxprs.evaluate(program.closed, *flat[:primals], *seeds(flat[primals:])), program.closed
+        ).temp_bytes
+
+    def planner() -> Planner:
+        return planner_for(problem, options)
+
+    given = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
+    return settled(Wanted(*given, planner, measure, take, plain_bytes)).measured.made
+
+
+def seeds(cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents with which a program is measured: 1 for a loss, as `jax.grad` gives it, which XLA knows.
+
+    Inside `jax.shard_map` it stays an argument, since there it may differ from device to device.
+    """
+    is_loss = len(cotangents) == 1 and cotangents[0].shape == () and jaxprs.manual_mesh() is None
+    return [jaxprs.full(c.aval, 1) for c in cotangents] if is_loss else list(cotangents)

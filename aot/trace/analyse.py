@@ -1,0 +1,293 @@
+"""Run the function on shapes to learn what it reads, writes and aliases.
+
+The run is the trace of the joint program, which spends no FLOP: its equations are read once forth and once back. From
+them come the records of `wrappers.metadata`, which wrappers, signatures and explanations go by.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jointcut.aot.trace.joint import Joint
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.primitives import DRAWING
+from jointcut.partition.program.roles import Role
+from jointcut.partition.rewrite import simplify
+from jointcut.wrappers.arguments import containers
+from jointcut.wrappers.arguments.paths import tree_paths
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.built_in import refs
+from jointcut.wrappers.metadata.schemas import (
+    InputAliasInfo,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    ViewAndMutationMeta,
+    plain_metas,
+)
+from jointcut.wrappers.metadata.views import VIEWS, ViewMeta
+
+_HOLDS = ("scan", "cond")  # whose bodies tell more of what depends on what than the equation alone
+
+
+def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Collection[int]) -> ViewAndMutationMeta:
+    """The records of one traced call; `wanted` (differentiated) and `donated` are flat positions of arguments."""
+    jaxpr, _ = jaxprs.opened(program.closed)
+    start = len(program.consts)
+    uses = _Uses.of(jaxpr, program.roles.forward_ops)
+    returned = program.results.avals[: program.results.num_returned]
+    outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
+    states = {place for place, _ in program.results.states}
+    inputs = [jaxpr.invars[start + place] for place in bound.places]
+    infos = (
+        replace(
+            uses.of_input(path, var),
+            requires_grad=i in wanted,
+            is_donated=i in donated,
+            duplicate_of=bound.duplicates.get(i),
+            **({"mutates_data": True, "keep_input_mutations": False} if i in states else {}),
+        )
+        for i, (path, var) in enumerate(zip(bound.paths(), inputs, strict=True))
+    )
+    return ViewAndMutationMeta(
+        input_info=tuple(infos),
+        output_info=tuple(_output_infos(program, jaxpr, inputs, {inputs[i] for i in donated}, uses.read)),
+        subclass_inp_meta=containers.metas(bound.tree, [plain_meta(i, v.aval) for i, v in enumerate(inputs)]),
+        subclass_fw_graph_out_meta=outs,
+        subclass_tangent_meta=tuple(m for m in outs if any(program.carries[p.unwrapped_idx] for p in plain_metas(m))),
+        traced_tangents=tuple(plain_meta(i, v.aval) for i, v in enumerate(_cotangents(program, jaxpr))),
+        is_train=program.is_train,
+        constant_info=tuple(uses.of_input(f"constant {i}", var) for i, var in enumerate(jaxpr.invars[:start])),
+        constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(jaxpr.invars[:start])),
+        tokens=uses.tokens,
+        num_backward_tokens=uses.num_backward_tokens,
+        effects=uses.effects,
+    )
+
+
+def plain_meta(index: int, aval: Any) -> PlainTensorMeta:
+    """The type of one flat array (what a reference holds, for a reference), at a position."""
+    inner = getattr(aval, "inner_aval", aval)
+    sharding = getattr(inner, "sharding", None)
+    shown = str(sharding) if jaxprs.is_explicit(sharding) else None
+    return PlainTensorMeta(index, tuple(inner.shape), inner.dtype, bool(getattr(inner, "weak_type", False)), shown)
+
+
+def _cotangents(program: Joint, jaxpr: Any) -> list[Any]:
+    """The inputs that are cotangents."""
+    return [v for v, role in zip(jaxpr.invars, program.roles.inputs, strict=True) if role is Role.COTANGENT]
+
+
+# ------------------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """The effects of a joint program on its inputs and on the world outside; `read` are inputs alone."""
+
+    read: frozenset[Any]
+    written: frozenset[Any]
+    written_late: frozenset[Any]
+    drawn: frozenset[Any]
+    tokens: tuple[str, ...]
+    num_backward_tokens: int
+    effects: tuple[str, ...]
+
+    @classmethod
+    def of(cls, jaxpr: Any, boundary: int | None) -> _Uses:
+        """Read the live equations, the first `boundary` of which are the forward's."""
+        eqns = list(enumerate(jaxpr.eqns))
+        boundary = len(eqns) if boundary is None else boundary
+        live = simplify.live(jaxpr.eqns, jaxpr.outvars)
+        written: tuple[set[Any], set[Any]] = set(), set()
+        tokens: tuple[list[str], list[str]] = [], []
+        effects: set[str] = set()
+        looked_at: set[Any] = set()
+        for i, eqn in eqns:
+            if not eqn.effects:
+                continue
+            written[i >= boundary].update(refs.written(eqn))
+            looked_at.update(refs.read(eqn, live.read))
+            tokens[i >= boundary].extend(jaxprs.effect_names(eqn, ordered=True))
+            effects.update(jaxprs.effect_names(eqn))
+        arrays = {v for v in jaxpr.invars if v in live.read and not jaxprs.is_reference(v.aval)}
+        alive = (eqn for i, eqn in eqns if i in live.places)
+        drawn = frozenset(v for eqn in alive for v in _drawn(eqn)) if any(map(_may_be_key, arrays)) else frozenset()
+        return cls(
+            read=frozenset(arrays | looked_at),
+            written=frozenset(written[0]),
+            written_late=frozenset(written[1]),
+            drawn=drawn,
+            tokens=tuple(tokens[0]),
+            num_backward_tokens=len(tokens[1]),
+            effects=tuple(sorted(effects)),
+        )
+
+    def of_input(self, path: str, var: Any) -> InputAliasInfo:
+        """The record of an input, as far as the program tells it."""
+        return InputAliasInfo(
+            path=path,
+            is_read=var in self.read,
+            requires_grad=False,
+            mutates_data=var in self.written,
+            mutates_in_backward=var in self.written_late,
+            is_reference=jaxprs.is_reference(var.aval),
+            consumes_key=var in self.drawn,
+        )
+
+
+def _may_be_key(var: Any) -> bool:
+    """Whether a variable may be a random key: one of JAX's key types, or raw words."""
+    return not jaxprs.is_plain(var.aval) or var.aval.dtype == np.uint32
+
+
+def _drawn(eqn: Any) -> Iterator[Any]:
+    """The operands of an equation that it draws random numbers from, also in the bodies of loops and branches."""
+    if eqn.primitive.name in DRAWING:
+        yield from (v for v in eqn.invars[:1] if not isinstance(v, jaxprs.Literal))
+        return
+    for body in jaxprs.inner_jaxprs(eqn):
+        inner = {v for e in body.eqns for v in _drawn(e)}
+        offset = len(eqn.invars) - len(body.invars)  # a branch does not take the index
+        if offset in (0, 1):
+            operands = zip(eqn.invars[offset:], body.invars, strict=True)
+            yield from (v for v, own in operands if own in inner and not isinstance(v, jaxprs.Literal))
+
+
+# ------------------------------------------------------------------------------------------------------ outputs
+
+
+def _output_infos(
+    program: Joint, jaxpr: Any, inputs: Sequence[Any], gone: Collection[Any], read: Collection[Any]
+) -> Iterator[OutputAliasInfo]:
+    """One record for each output.
+
+    It shares nothing with inputs in `gone`, whose arrays are given up; `read` are the inputs that are read.
+    """
+    results = program.results
+    ends = jaxpr.outvars[: results.num_returned]
+    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], ends, dict(results.repeated))
+    kept = [(v, i) for i, v in enumerate(inputs) if v not in gone and not jaxprs.is_reference(v.aval)]
+    places = dict(reversed(kept))
+    carrying = _carrying(program, jaxpr, read)
+    for i, path in enumerate(tree_paths("result", results.tree)):
+        root, views = chains.of_outputs[i]
+        kind, base = OutputType.non_alias, None
+        if root in places and (not views or i not in chains.repeated):
+            kind, base = (OutputType.alias_of_input if views else OutputType.is_input), places[root]
+        elif (other := chains.base_of(i)) is not None:
+            kind, base = OutputType.alias_of_intermediate_base_is_user_output, other
+            views = () if i in chains.repeated else views[len(chains.of_outputs[other][1]) :]
+        elif views and root in chains.shared:
+            kind, base = OutputType.alias_of_intermediate, chains.shared.index(root)
+        else:
+            views = ()
+        yield OutputAliasInfo(path, kind, base, i in carrying, views)
+
+
+def _carrying(program: Joint, jaxpr: Any, read: Collection[Any]) -> set[int]:
+    """Positions of the outputs whose cotangents reach a gradient, or a reference that the backward writes."""
+    ends = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
+    carrying = (i for i, on in enumerate(program.carries) if on)
+    cotangents = [(i, v) for i, v in zip(carrying, _cotangents(program, jaxpr), strict=True) if v in read]
+    backward = jaxpr.eqns[program.roles.forward_ops :]
+    if not any(eqn.primitive.name in _HOLDS for eqn in backward):
+        return {i for i, _ in cotangents}
+    ends |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
+    return {i for i, v in cotangents if not ends.isdisjoint(depending(backward, [v]))}
+
+
+def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
+    """The variables that depend on some of `starts`, and those themselves; bodies of loops and branches are read."""
+    reached = set(starts)
+    for eqn in eqns:
+        places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, jaxprs.Literal) and v in reached]
+        if places:
+            reached.update(eqn.outvars[i] for i in _through(eqn, places))
+            reached.update(refs.written(eqn))
+    return reached
+
+
+def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
+    """The results of an equation that depend on the operands at some places."""
+    count = len(eqn.outvars)
+    if eqn.primitive.name == "cond" and 0 not in places:
+        branches = [_body_results(body, [i - 1 for i in places]) for body in jaxprs.inner_jaxprs(eqn)]
+        return iter(set().union(*branches))
+    if eqn.primitive.name != "scan":
+        return iter(range(count))
+    layout = jaxprs.scan_layout(eqn)
+    reached, results, before = set(places), set[int](), -1
+    while len(reached) > before:  # until the carry hands on nothing more
+        before = len(reached)
+        results = _body_results(layout.body, reached)
+        reached |= {layout.num_consts + i for i in results if i < layout.num_carry}
+    return iter(results if layout.length else range(count))
+
+
+def _body_results(body: Any, places: Collection[int]) -> set[int]:
+    flow = depending(body.eqns, [body.invars[i] for i in places])
+    return {i for i, v in enumerate(body.outvars) if not isinstance(v, jaxprs.Literal) and v in flow}
+
+
+@dataclass(frozen=True)
+class _Chains:
+    """For each output the value that it is a view of, and the steps from there.
+
+    Attributes:
+        of_outputs: root and steps of each output; a literal has none.
+        repeated: outputs that are the same object as an earlier one, and which.
+        shared: the roots of more than one output.
+    """
+
+    of_outputs: list[tuple[Any, tuple[ViewMeta, ...]]]
+    repeated: dict[int, int]
+    shared: list[Any]
+
+    @classmethod
+    def of(cls, eqns: Sequence[Any], ends: Sequence[Any], repeated: dict[int, int]) -> _Chains:
+        """Follow each of the outputs `ends` back through the equations that only move elements."""
+        makers = {v: eqn for eqn in eqns if eqn.primitive.name in VIEWS for v in eqn.outvars}
+        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in ends]
+        counts = Counter(root for i, (root, _) in enumerate(chains) if root is not None and i not in repeated)
+        return cls(chains, repeated, [root for root, count in counts.items() if count > 1])
+
+    def base_of(self, i: int) -> int | None:
+        """The output that output `i` is, or is a view of, if there is one: of several the one nearest to the root."""
+        if i in self.repeated:
+            return self.repeated[i]
+        root, views = self.of_outputs[i]
+        bases = [
+            (len(steps), j)
+            for j, (other, steps) in enumerate(self.of_outputs)
+            if root is not None and other is root and len(steps) < len(views) and views[: len(steps)] == steps
+        ]
+        return min(bases)[1] if bases else None
+
+
+def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]:
+    """The value that a variable is a view of, and the steps from there."""
+    views: list[ViewMeta] = []
+    while var in makers and not isinstance(makers[var].invars[0], jaxprs.Literal):
+        eqn = makers[var]
+        views.insert(0, ViewMeta(eqn.primitive.name, tuple(var.aval.shape), tuple(_arguments(eqn, var))))
+        var = eqn.invars[0]
+    return var, tuple(views)
+
+
+def _arguments(eqn: Any, var: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments, beside the array, of the operation that makes `var`; see `ViewMeta`."""
+    if eqn.primitive.name == "dynamic_slice":
+        starts = eqn.invars[1 : 1 + len(var.aval.shape)]
+        yield "start_indices", tuple(int(v.val) if isinstance(v, jaxprs.Literal) else None for v in starts)
+    for name in VIEWS[eqn.primitive.name]:
+        value = eqn.params[name]
+        yield name, tuple(map(operator.index, value)) if name == "sizes" else value
+    if eqn.primitive.name == "split":
+        yield "index", eqn.outvars.index(var)

@@ -1,0 +1,163 @@
+"""Give arguments sizes that are known later.
+
+`shapes("b, 128", jnp.float32)` stands for an array of any batch `b`. One name is one size wherever it stands among the
+arguments of an export. JAX asks that sizes which meet come from one `jax.export.SymbolicScope`: those made here share
+one for as long as the process lives, and each export moves them into a scope of its own, which holds its constraints.
+"""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import export
+
+from jointcut.partition.errors import CallError, choices, message
+from jointcut.partition.program import sizes as symbolic
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.metadata.convention import Slot
+
+_SCOPE = export.SymbolicScope()
+
+_COMPARED = {">=": int.__ge__, "<=": int.__le__, "==": int.__eq__}
+_SPEC = "Write sizes as jax.export.symbolic_shape reads them: 'b, 128', '2*b, ...', 'floordiv(t, 8), _'."
+_CONSTRAINT = "Write them as jax.export does: 'b >= 2', 't <= 4*b', 'mod(t, 8) == 0'."
+
+
+def shapes(spec: Any, dtype: Any = None, *, like: Any = None) -> Any:
+    """Arguments some of whose sizes are names: `jax.ShapeDtypeStruct`, as `jax.export.symbolic_args_specs` makes them.
+
+    With a `dtype` one array of the sizes in the text `spec`. With `like`, an array or a tree of arrays or their types,
+    a tree of those types with the sizes in `spec`, where `_` stands for the size there and `...` for all that follow;
+    `spec` is a text for all arrays, or a tree of texts that is a prefix of `like`, where None leaves shapes as they
+    are. Sizes are names, numbers, and what `+ - * ^ floordiv mod max min` make of them; a name is at least 1.
+
+    Raises `CallError` where neither or both of `dtype` and `like` are given, or `spec` cannot be read.
+
+    >>> shapes("b, 128", "float32")
+    ShapeDtypeStruct(shape=(b, 128), dtype=float32)
+    """
+    if (dtype is None) == (like is None):
+        given = "neither dtype nor like" if dtype is None else "both dtype and like"
+        cure = "Give the dtype of one array, or the arrays that it is like."
+        raise CallError(message(f"shapes({spec!r})", f"is given {given}.", cure))
+    try:
+        if like is not None:
+            return export.symbolic_args_specs(like, spec, scope=_SCOPE)
+        return jax.ShapeDtypeStruct(export.symbolic_shape(spec, scope=_SCOPE), dtype)
+    except (ValueError, tokenize.TokenError) as error:
+        raise CallError(message(f"shapes({spec!r})", f"cannot be read: {_first_line(error)}", _SPEC)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].strip()
+
+
+def concrete(leaf: Any, sizes: Mapping[str, int]) -> Any:
+    """A leaf with numbers in the place of symbolic sizes; an array, or a leaf without such, as it is.
+
+    >>> concrete(shapes("2*b, 128", "float32"), {"b": 8})
+    ShapeDtypeStruct(shape=(16, 128), dtype=float32)
+    """
+    if not _is_symbolic(leaf):
+        return leaf
+    return leaf.update(shape=symbolic.numbers(leaf.shape, sizes))
+
+
+def _is_symbolic(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and symbolic.is_symbolic(leaf.shape)
+
+
+def checked_sizes(bound: Bound, sizes: Mapping[str, int], constraints: Sequence[str] = ()) -> dict[str, int]:
+    """The sizes for which a plan is made: one for each name among those of the arguments, and no other.
+
+    The constraints are such as `in_one_scope` took. Raises `CallError` for a size that is missing, unknown or no whole
+    number from 1 up, where a constraint does not hold, or where an argument would have a size below zero.
+    """
+    leaves = _symbolic_leaves(bound)
+    first: dict[str, str] = {}
+    for path, leaf in leaves.items():
+        for name in symbolic.names(leaf.shape):
+            first.setdefault(name, path)
+    for name, path in sorted(first.items()):
+        if name not in sizes:
+            cure = "Give a number for each name: the plan is made for these, the programs run with any."
+            raise CallError(message("sizes", f"lacks {name!r}, which {_shown(path, leaves[path])} has.", cure))
+    for name in sizes:
+        if name not in first:
+            cure = (
+                choices(name, first) if first else "Give arguments sizes that are names: aot.shapes('b, 128', dtype)."
+            )
+            raise CallError(message("sizes", f"names {name!r}, which stands in no argument's shape.", cure))
+    known = {name: _size(name, sizes[name]) for name in sorted(first)}
+    told = ", ".join(f"{name}={value}" for name, value in known.items())
+    for constraint in constraints:
+        if not _holds(constraint, known):
+            cure = "Give others, or leave the constraint out."
+            raise CallError(message(f"sizes {told}", f"break the constraint {constraint!r}.", cure))
+    for path, leaf in leaves.items():
+        if min(concrete(leaf, known).shape) < 0:
+            raise CallError(message(_shown(path, leaf), f"has a size below zero where {told}.", "Give larger sizes."))
+    return known
+
+
+def _symbolic_leaves(bound: Bound) -> dict[str, Any]:
+    """The leaves with symbolic sizes, by path."""
+    return {path: leaf for path, leaf in zip(bound.paths(), bound.leaves, strict=True) if _is_symbolic(leaf)}
+
+
+def _shown(path: str, leaf: Any) -> str:
+    """`args[1]: float32[b,128]`."""
+    return str(Slot(path, leaf.shape, leaf.dtype))
+
+
+def _size(name: str, given: Any) -> int:
+    if isinstance(given, bool) or not hasattr(given, "__index__") or given < 1:
+        cure = "JAX takes a symbolic size to be at least 1."
+        raise CallError(message(f"sizes[{name!r}]", f"is {given!r}, not a whole number from 1 up.", cure))
+    return int(given)
+
+
+def _holds(constraint: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a constraint holds; raises `CallError` for one that names what is no size."""
+    if unknown := sorted(symbolic.names(constraint) - sizes.keys()):
+        what = f"hold {constraint!r}, but {unknown[0]!r} stands in no argument's shape."
+        raise CallError(message("constraints", what, choices(unknown[0], sizes)))
+    left, sign, right = re.split("(>=|<=|==)", constraint)
+    return _COMPARED[sign](symbolic.number(left, sizes), symbolic.number(right, sizes))
+
+
+def in_one_scope(bound: Bound, constraints: Sequence[str] = ()) -> Bound:
+    """The same call with all symbolic sizes in one scope, made for it, in which the constraints hold.
+
+    Sizes of the user's own `jax.export.SymbolicScope` stay in that. Raises `CallError` where sizes come from several
+    scopes, where constraints are given for a scope of the user's, or where JAX takes no such constraint.
+    """
+    first: dict[int, str] = {}  # by the scope's identity, the first argument that has it
+    for path, leaf in _symbolic_leaves(bound).items():
+        for n in filter(export.is_symbolic_dim, leaf.shape):
+            first.setdefault(id(n.scope), _shown(path, leaf))
+    if len(first) > 1:
+        what = "have sizes of different scopes, in which one name may be two sizes."
+        cure = "Make all with aot.shapes, or all in one jax.export.SymbolicScope."
+        raise CallError(message(" and ".join(list(first.values())[:2]), what, cure))
+    if first and id(_SCOPE) not in first:
+        if constraints:
+            cure = "Give them to that scope: jax.export.SymbolicScope(constraints)."
+            raise CallError(message("constraints", "are given for sizes of a scope of your own.", cure))
+        return bound
+    try:
+        scope = export.SymbolicScope(constraints)
+        moved = [_moved(leaf, scope) if _is_symbolic(leaf) else leaf for leaf in bound.leaves]
+    except (ValueError, NotImplementedError, tokenize.TokenError) as error:
+        raise CallError(message("constraints", f"cannot be taken: {_first_line(error)}", _CONSTRAINT)) from error
+    return replace(bound, leaves=tuple(moved))
+
+
+def _moved(leaf: Any, scope: export.SymbolicScope) -> Any:
+    """The same type in another scope: JAX writes a size as it reads it."""
+    return leaf.update(shape=export.symbolic_shape(", ".join(map(str, leaf.shape)), scope=scope))

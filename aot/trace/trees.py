@@ -1,0 +1,226 @@
+"""Put flat results back into the caller's trees.
+
+A `Call` is the caller's side of one signature: which flat position is which argument, and the way from flat outputs and
+gradients to what JAX's own `value_and_grad` and `vjp` would return. It holds neither arrays nor the user's function.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import treedef_tuple
+
+from jointcut.aot.options import Options
+from jointcut.aot.trace.joint import Joint, Results
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.built_in.guards import fitting
+from jointcut.wrappers.built_in.zeros import filled
+from jointcut.wrappers.metadata.convention import is_inexact, is_real, slot
+
+
+@dataclass(frozen=True)
+class Call:
+    """The caller's side of one signature.
+
+    Attributes:
+        name: of the function.
+        options: those of `aot.function`.
+        bound: the arguments of one such call, as types.
+        results: what the function returns.
+        wanted: flat positions of the arguments that are differentiated.
+        sparse: places among these of the tables whose gradient is rows and their places.
+        is_train: whether there is a backward.
+        entering: flat positions of the arguments whose arrays enter a program, in its order.
+        order: which output of the programs stands at each leaf of the result; None where they stand as they are.
+        is_sized: whether sizes of arguments and results are those of each call, and not those stated here.
+    """
+
+    name: str
+    options: Options
+    bound: Bound
+    results: Results
+    wanted: tuple[int, ...]
+    sparse: frozenset[int]
+    is_train: bool
+    entering: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+    is_sized: bool = False
+    _whole: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, name: str, options: Options, bound: Bound, program: Joint, wanted: tuple[int, ...]) -> Call:
+        """The calls of a signature that was traced here."""
+        return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, entering(bound))
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The flat argument that each flat gradient belongs to: a table's rows and places are two of one."""
+        return tuple(i for k, i in enumerate(self.wanted) for _ in range(1 + (k in self.sparse)))
+
+    @cached_property
+    def enters_as_it_is(self) -> bool:
+        """Whether the leaves of a call enter as they are, in their order."""
+        return self.entering == tuple(range(len(self.bound.leaves)))
+
+    # ------------------------------------------------------------------------------------------- outputs
+
+    def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
+        """The function's output and its aux (None without `has_aux`) in the caller's trees.
+
+        What the function wrote to objects of the call `bound` is written to them.
+        """
+        if self.order is not None:
+            outputs = [outputs[i] for i in self.order]
+        return self.results.given_back(outputs, bound)
+
+    def result(self, outputs: Sequence[Any], bound: Bound) -> Any:
+        """What the function returns, `(output, aux)` with `has_aux`."""
+        main, aux = self.given_back(outputs, bound)
+        return (main, aux) if self.options.has_aux else main
+
+    # ----------------------------------------------------------------------------------------- gradients
+
+    def gradients(
+        self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
+    ) -> tuple[Any, ...]:
+        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero.
+
+        With `keep_structure` those that say where a sparse array has its numbers stay as they are, as
+        `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
+        """
+        key = tuple(positions), len(bound.spans)
+        if key not in self._whole:
+            self._whole[key] = self._whole_trees(positions, bound)
+        whole = self._whole[key]
+        if whole is not None:
+            return tuple(jax.tree.unflatten(tree, flat[part]) for tree, part in whole)
+        return self._in_parts(flat, [place % len(bound.spans) for place in positions], bound, keep_structure)
+
+    def _whole_trees(self, positions: Sequence[int], bound: Bound) -> list[tuple[Any, slice]] | None:
+        """The tree of each argument, and its part of the flat gradients, where every leaf of theirs has one."""
+        places = [place % len(bound.spans) for place in positions]
+        asked, trees = [bound.spans[place] for place in places], bound.tree.children()[0].children()
+        trees = dict(zip(bound.dynamic, trees, strict=True))
+        if (
+            self.sparse
+            or bound.holds_more
+            or not trees.keys() >= set(places)
+            or list(self.wanted) != sorted(self.wanted)
+        ):
+            return None
+        if not set(self.wanted).issuperset(i for span in asked for i in span):
+            return None
+        starts = [sum(i < span.start for i in self.wanted) for span in asked]
+        parts = [slice(start, start + len(span)) for start, span in zip(starts, asked, strict=True)]
+        return [(trees[place], part) for place, part in zip(places, parts, strict=True)]
+
+    def _in_parts(
+        self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool
+    ) -> tuple[Any, ...]:
+        """As `gradients`, leaf by leaf."""
+        kept = self.bound.structure if keep_structure else frozenset()
+        given = iter(flat)
+        by_leaf = {
+            i: _of_rows(next(given), next(given), i, bound) if k in self.sparse else next(given)
+            for k, i in enumerate(self.wanted)
+        }
+        asked = {i for place in positions for i in bound.spans[place]} - bound.in_modules
+        asked = asked if self.options.filter is None else set()
+        leaves = [
+            by_leaf[i] if i in by_leaf else leaf if i in kept else _float0(leaf) if i in asked else None
+            for i, leaf in enumerate(bound.leaves)
+        ]
+        trees = bound.gradients(leaves)
+        return tuple(trees[place] for place in positions)
+
+    @cached_property
+    def gradient_tree(self) -> Any:
+        """The tree of the gradients of the arguments in `argnums`, where all flat gradients in order are its leaves."""
+        parts = self._whole_trees(self.options.chosen, self.bound)
+        order = [i for _, part in parts or () for i in range(part.start, part.stop)]
+        if parts is None or order != list(range(len(self.wanted))):
+            return None
+        trees = [tree for tree, _ in parts]
+        return trees[0] if isinstance(self.options.argnums, int) else treedef_tuple(trees)
+
+    def in_argnums(self, gradients: Sequence[Any], bound: Bound, keep_structure: bool = False) -> Any:
+        """The gradients of the arguments in `argnums`: one tree, or a tuple of them, as in `jax.grad`."""
+        trees = self.gradients(gradients, self.options.chosen, bound, keep_structure)
+        return trees[0] if isinstance(self.options.argnums, int) else trees
+
+    # ---------------------------------------------------------------------------------------- cotangents
+
+    def cotangents(self, cotangent: Any) -> list[Any | None]:
+        """The flat cotangents for the backward, None for one that is zero by its type (`float0`, `SymbolicZero`).
+
+        They come in the order of the program's outputs. Raises `CallError` where the cotangent does not fit the output.
+        """
+        results = self.results
+        leaves = fitting(results.out_tree, results.main, cotangent)
+        if not self.is_train:
+            return []
+        if self.order is None:
+            return leaves
+        carrying = [i for i, aval in zip(self.order, results.main, strict=False) if is_inexact(aval.dtype)]
+        by_output = dict(zip(carrying, leaves, strict=True))  # aux comes last, and carries none
+        return [by_output[i] for i in sorted(by_output)]
+
+    @property
+    def cotangent_avals(self) -> list[Any]:
+        """The types of the flat cotangents, in the order of the program's outputs."""
+        order = self.order or range(len(self.results.main))
+        pairs = sorted(zip(order, self.results.main, strict=False), key=lambda pair: pair[0])
+        return [aval for _, aval in pairs if is_inexact(aval.dtype)]
+
+    def filled(self, cotangents: Sequence[Any | None]) -> list[Any]:
+        """The flat cotangents with arrays of zeros in the place of None."""
+        if all(ct is not None for ct in cotangents):
+            return list(cotangents)
+        return filled(cotangents, map(jaxprs.cotangent_aval, self.cotangent_avals))
+
+    @cached_property
+    def is_scalar(self) -> bool:
+        """Whether the function returns one real number (and aux), so that `value_and_grad` is defined."""
+        main = self.results.main
+        bare = self.results.out_tree == jax.tree.structure(0)
+        return bare and main[0].shape == () and is_real(main[0].dtype)
+
+    def ones(self) -> list[Any]:
+        """The cotangent of a scalar output, none for inference; raises `TraceError` where the output is no scalar."""
+        main = self.results.main
+        if not self.is_scalar:
+            shown = ", ".join(a.str_short() for a in main) or "nothing"
+            cure = (
+                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
+            )
+            raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
+        return [jaxprs.full(jaxprs.cotangent_aval(main[0]), 1)] if self.is_train else []
+
+
+def entering(bound: Bound) -> tuple[int, ...]:
+    """Flat positions of the arguments that enter a program: of an array that stands twice the first."""
+    return tuple(i for i in range(len(bound.leaves)) if i not in bound.duplicates)
+
+
+def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
+    """A table's gradient as an array of its shape: the rows are added where they belong."""
+    return jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows)
+
+
+def _of_rows(rows: Any, places: Any, i: int, bound: Bound) -> Any:
+    """The gradient of a table as a sparse array of the rows that were read."""
+    kind = importlib.import_module("jax.experimental.sparse").BCOO
+    return kind((rows, places), shape=slot("", bound.leaves[i]).shape)
+
+
+def _float0(leaf: Any) -> np.ndarray:
+    return np.zeros(slot("", leaf).shape, jax.dtypes.float0)

@@ -1,0 +1,143 @@
+"""Say which leaves of a call are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jointcut.aot.options import Options
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.figures import counted
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments import containers, fixed
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.metadata.convention import is_inexact, slot
+
+_CURE_FILTER = (
+    "Give a predicate on arrays, a class that holds arrays (nnx.Param), or a tree of booleans that the argument begins "
+    "with."
+)
+
+
+def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:
+    """Flat positions of the leaves that are differentiated.
+
+    `positions` are the arguments whose leaves must be floating point throughout; None takes whatever can be
+    differentiated among all of them. Raises `TraceError` where `argnums` names an argument that is not there or holds
+    something but real numbers, or where the filter selects nothing.
+    """
+    if positions is None:
+        found = [i for span in bound.spans for i in span if _carries_derivative(bound.leaves[i])]
+    else:
+        found = _chosen(bound, places_of(bound, positions, options), options)
+    if options.filter is None:
+        return tuple(found)
+    kept = _selected(bound, options)
+    if found and not kept.intersection(found):
+        which = "the arguments" if positions is None else f"argnums={options.argnums}"
+        raise TraceError(message("filter", f"selects no array of {which}.", "Let it hold for at least one array."))
+    return tuple(i for i in found if i in kept)
+
+
+def places_of(bound: Bound, positions: Sequence[int], options: Options) -> list[int]:
+    """The positions of arguments, counted from the front; raises `TraceError` for one that is not there."""
+    count = len(bound.spans)
+    for place in positions:
+        if not -count <= place < count:
+            needed = counted(place + 1 if place >= 0 else -place, "positional argument")
+            what = f"needs at least {needed}, but got {count}."
+            cure = "Pass it by position, or change argnums." if bound.leaves else "Pass the arguments of the function."
+            raise TraceError(message(f"argnums={options.argnums}", what, cure))
+    places = [place % count for place in positions]
+    if len(set(places)) < len(places):
+        raise TraceError(message(f"argnums={options.argnums}", "names an argument twice.", "Name each once."))
+    return places
+
+
+def _chosen(bound: Bound, places: Sequence[int], options: Options) -> list[int]:
+    """Leaves of some arguments; those of a container or of an Equinox module that cannot be differentiated are left."""
+    bound.refuse_shared(places)
+    loose = bound.contained | bound.in_modules
+    filtered = options.filter is not None
+    found = []
+    for i in sorted({i for place in places for i in bound.spans[place]}):
+        leaf = bound.leaves[i]
+        if _carries_derivative(leaf):
+            found.append(i)
+        elif isinstance(leaf, jax.Ref):
+            what = "is a jax.Ref: value_and_grad differentiates arrays."
+            cure = (
+                f"Leave it out of argnums={options.argnums}, or pass what it holds, ref[...], and differentiate that."
+            )
+            raise TraceError(message(bound.paths()[i], what, cure))
+        elif i not in loose and not filtered:
+            what = f"is {slot('', leaf).dtype}: value_and_grad differentiates floating-point arguments."
+            path = bound.paths()[i]
+            leave = f"Leave it out of argnums={options.argnums}"
+            if path not in (f"args[{place}]" for place in places):
+                leave = "Say which arrays are differentiated, as filter=lambda x: x.dtype == jnp.float32"
+            raise TraceError(message(path, what, f"{leave}, convert it, or use vjp."))
+    _refuse_no_arrays(bound, places, options)
+    return found
+
+
+def _refuse_no_arrays(bound: Bound, places: Sequence[int], options: Options) -> None:
+    """Raise `TraceError` for an argument that holds fixed leaves and not one array."""
+    for path, leaf in bound.fixed_leaves if bound.has_fixed else ():
+        for place in places:
+            mine = path == f"args[{place}]" or path.startswith((f"args[{place}].", f"args[{place}]["))
+            if mine and not bound.spans[place]:
+                raise TraceError(message(path, *_why_fixed(leaf, options)))
+
+
+def _why_fixed(leaf: fixed.Fixed, options: Options) -> tuple[str, str]:
+    """What is wrong with differentiating a fixed leaf, and the cure."""
+    kind, leave = type(leaf.value).__name__, f"Leave it out of argnums={options.argnums}"
+    if leaf.has_zero:
+        return (
+            f"is {kind}: value_and_grad differentiates floating-point arguments.",
+            f"{leave}, convert it, or use vjp.",
+        )
+    if isinstance(leaf.value, int | float | complex):
+        return "is a Python number in an Equinox module, which has no gradient.", f"{leave}, or make it an array."
+    return f"is a {kind}: value_and_grad differentiates floating-point arguments.", f"{leave}, or pass an array."
+
+
+def _selected(bound: Bound, options: Options) -> frozenset[int]:
+    """Positions of the leaves that the filter of the options holds for."""
+    spec = options.filter
+    if isinstance(spec, type):
+        return frozenset(containers.held_by(bound.tree, spec))
+    if callable(spec) and jax.tree_util.treedef_is_leaf(jax.tree.structure(spec)):
+        holds: list[bool] = []
+
+        def look(*leaves: Any) -> None:
+            holds.extend(bool(spec(leaf)) for leaf in leaves)
+
+        jax.eval_shape(look, *bound.leaves)
+        return frozenset(i for i, on in enumerate(holds) if on)
+    trees: Any = (spec,) if isinstance(options.argnums, int) else spec
+    arguments = bound.rebuild_places()[0]
+    found: list[int] = []
+    try:
+        for place, tree in zip(options.chosen, trees, strict=True):
+            mine = arguments[bound.dynamic.index(place % len(bound.spans))]
+            for on, inside in zip(jax.tree.leaves(tree), _under(tree, mine), strict=True):
+                if not isinstance(on, bool):
+                    raise TypeError(f"it holds a {type(on).__name__}")
+                found.extend(inside if on else ())
+    except (TypeError, ValueError) as error:
+        what = f"does not fit the argument: {str(error).splitlines()[0].rstrip('.')}."
+        raise TraceError(message("filter", what, _CURE_FILTER)) from error
+    return frozenset(found)
+
+
+def _under(prefix: Any, tree: Any) -> list[list[int]]:
+    """The leaves of a tree below each leaf of one that it begins with."""
+    return [jax.tree.leaves(part) for part in jax.tree.structure(prefix).flatten_up_to(fixed.released(tree))]
+
+
+def _carries_derivative(leaf: Any) -> bool:
+    return not jaxprs.is_reference(jax.typeof(leaf)) and is_inexact(slot("", leaf).dtype)

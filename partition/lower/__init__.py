@@ -1,0 +1,21 @@
+"""Say in which order a plan runs, write the two halves, and count what they hold.
+
+A plan becomes a `Schedule`: the steps of both halves, as data, which print as text. `follow` walks them, once for all
+who need to: `emit` writes jaxprs and `replay` counts bytes without writing any. `verify` checks the halves against the
+joint program, and a user's passes rewrite them before XLA sees them. For a new kind of step, or another form of a
+residual, begin in `steps`; `schedule` decides where it stands, and `follow` says what it does.
+
+Files, in reading order:
+
+    order: Order the backward so that a recomputed value lives briefly.
+    steps: The schedule: the steps of both halves, in the order in which they run.
+    reruns: Say which loops can run in segments, and what that takes.
+    follow: Follow a schedule: say what stands for each value at each level of the program.
+    schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
+    emit: Write a schedule out as two jaxprs.
+    verify: Check that the two jaxprs together mean the same as the joint one.
+    passes: Let a user's pass rewrite each half before XLA compiles it.
+    memory: Count the bytes alive at every step of a program.
+    replay: Replay a schedule: count the bytes of both halves as one program, without writing them.
+    lifetimes: Say when each buffer of a plan lives.
+"""

@@ -1,0 +1,241 @@
+"""Write a schedule out as two jaxprs.
+
+The forward is `primals -> (outputs, residuals)`, the backward `(residuals, primals, cotangents) -> gradients`. Both are
+written step by step: a loop's forward gets new stacks for what is saved and loses those that are not, its backward
+gets the recomputation in its body. A value waits, or is written out, by an optimisation barrier. Equations keep their
+name stack and source line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.lower.follow import Scope, lengths_between
+from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
+from jointcut.partition.nesting.kinds import KINDS
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import TOP, Graph, Op, Region
+from jointcut.partition.program.roles import Role
+from jointcut.partition.rewrite.simplify import renamed
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Where the backward finds one value of the forward: `kind` is "saved", "output" or "input", `index` its place
+    among the forward's saved results, its outputs, or the program's primals.
+    """
+
+    kind: str
+    index: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two jaxprs; `residuals` describes the leading inputs of the backward, in order.
+
+    `waits` says that the backward computes something again, so that in one program with the forward its residuals
+    wait for the cotangents.
+    """
+
+    forward: Any
+    backward: Any
+    residuals: tuple[Residual, ...]
+    waits: bool = False
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes alive between the halves, beyond what the caller holds."""
+        backward, _ = jaxprs.opened(self.backward)
+        pairs = zip(backward.invars, self.residuals, strict=False)
+        return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+
+
+def emit(graph: Graph, schedule: Schedule) -> Halves:
+    """Write both halves as a schedule says.
+
+    Raises `PlanError` where the graph was read from text.
+    """
+    if any(v.payload is None for v in graph.values):
+        what = "was read from text, so it has no equations that halves could be written of."
+        raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
+    with jaxprs.paused_collection():
+        forward, starts = _forward(graph, schedule)
+        return Halves(forward, *_backward(graph, schedule, starts), schedule.runs_again)
+
+
+def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[int, Any]]]:
+    """The forward, and what it hands over of segments: each as the value and its type."""
+    outputs = graph.role_outputs(Role.OUTPUT)
+    handed = [v for v in schedule.handed if v not in outputs]
+    top = _Writer(graph, graph.regions[TOP], None)
+    primals = graph.role_inputs(Role.PRIMAL)
+    invars = [top.define(v, top.fresh(v, TOP)) for v in primals]
+    top.run(schedule.forward)
+    results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
+    starts = [(v, atom) for v, atoms in top.starts.items() for atom in atoms]
+    closed = jaxprs.build(invars, [*results, *map(top.want, handed), *(atom for _, atom in starts)], top.eqns)
+    return closed, [(v, atom.aval) for v, atom in starts]
+
+
+def _backward(graph: Graph, schedule: Schedule, starts: Sequence[tuple[int, Any]]) -> tuple[Any, tuple[Residual, ...]]:
+    top = _Writer(graph, graph.regions[TOP], None)
+    primals = graph.role_inputs(Role.PRIMAL)
+    values = [*schedule.handed, *primals]
+    fed = [top.define(v, top.fresh(v, TOP)) for v in values]
+    first = [jaxprs.fresh(aval) for _, aval in starts]
+    for (v, _), var in zip(starts, first, strict=True):
+        top.starts.setdefault(v, []).append(var)
+    cotangents = [top.define(v, top.fresh(v, TOP)) for v in graph.role_inputs(Role.COTANGENT)]
+    top.run(schedule.backward)
+    results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
+    read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
+    read.update(v for v in results if not isinstance(v, jaxprs.Literal))
+    places = _residuals(graph, schedule, [v for v, _ in starts])
+    residuals = [(r, var) for r, var in zip(places, [*fed, *first], strict=True) if var in read]
+    invars = [*(var for _, var in residuals), *cotangents]
+    return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
+
+
+def _residuals(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> Iterator[Residual]:
+    """Where the forward has what is handed over, the program's inputs, and the starts of segments."""
+    outputs = graph.role_outputs(Role.OUTPUT)
+    saved = 0
+    for v in schedule.handed:
+        if v in outputs:
+            yield Residual("output", outputs.index(v), v)
+        else:
+            yield Residual("saved", saved, v)
+            saved += 1
+    for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
+        yield Residual("input", i, v)
+    for i, v in enumerate(starts, saved):
+        yield Residual("saved", i, v)
+
+
+def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
+    pairs = zip(graph.outputs, graph.literals or (None,) * len(graph.outputs), strict=True)
+    return [(v, lit) for (v, r), lit in pairs if r is role]
+
+
+@dataclass
+class _Writer(Scope[Any]):
+    """The equations of one region while they are written; atoms are variables and literals.
+
+    `starts` are, for a carried value of a loop in segments, what the loop carries where its segments start: a stack,
+    and the start of a shorter last segment.
+    """
+
+    eqns: list[Any] = field(default_factory=list)
+    starts: dict[int, list[Any]] = field(default_factory=dict)
+
+    def fresh(self, v: int, loop: int) -> Any:
+        """A new variable."""
+        return jaxprs.fresh(jaxprs.stacked(self.graph.values[v].payload, lengths_between(self.graph, v, loop)))
+
+    def literal(self, payload: Any) -> Any:
+        """The literal itself."""
+        return payload
+
+    def barrier(self, atoms: Sequence[Any]) -> list[Any]:
+        """Write a barrier."""
+        eqn, held = jaxprs.barrier(atoms)
+        self.eqns.append(eqn)
+        return held
+
+    def rounded(self, v: int) -> Any:
+        """Write a rounding."""
+        eqn, rounded = jaxprs.reduce_precision(self.want(v))
+        self.eqns.append(eqn)
+        return rounded
+
+    def read(self, region: Region, atom: Any) -> Any:
+        """The atom that stands for one of the jaxpr's own, read in the region that it comes from."""
+        name = atom if isinstance(atom, jaxprs.Literal) else region.names[atom]
+        return self.want(name) if isinstance(name, int) else name
+
+    def op(self, op: Op, apart: bool) -> None:
+        """Write one op."""
+        region = self.graph.regions[op.region]
+        invars = [self.read(region, atom) for atom in op.payload.invars]
+        outvars = [jaxprs.fresh(atom.aval) for atom in op.payload.outvars]
+        eqn = jaxprs.rebound(op.payload, invars, outvars)
+        self.eqns.append(jaxprs.called(eqn) if apart else eqn)
+        for v, var in zip(op.outputs, outvars, strict=True):
+            self.define(v, var)
+
+    def loop(self, step: Enter) -> None:
+        """Write one equation of a loop."""
+        eqn, results, _ = self.entered(step)
+        self.eqns.append(eqn)
+        self.finish(step, results)
+
+    def entered(
+        self, step: Enter, starts: Sequence[int] | None = None, made: Sequence[int] = ()
+    ) -> tuple[Any, list[Any], list[int]]:
+        """One equation of a loop, its results, carried values first, and the stacks that it takes slices of.
+
+        With `starts` it carries these values alone, since the others do not change. They begin as new variables, as do
+        the stacks that are `made` in each segment. The body is written first: it tells what the equation reads.
+        """
+        graph, eqn, body = self.graph, self.graph.ops[step.op].payload, self.graph.bodies[step.op]
+        assert body.inside is not None, "equations are written of a graph that was read from equations"
+        carried = body.carried_in if starts is None else starts
+        carries = dict(zip(body.carried_in, body.inside.carries, strict=True))
+        region, home = graph.regions[body.region], graph.regions[graph.ops[step.op].region]
+        inner = _Writer(graph, region, self, unchanged=frozenset(body.carried_in).difference(carried))
+        carry = [inner.define(v, inner.fresh(v, body.loop)) for v in carried]
+        inner.run(step.steps)
+        results = [inner.read(region, carries[v].following) for v in carried] + [inner.want(v) for v in step.stacks]
+        results += [inner.read(region, v) for v in body.repeated] if starts is None else []
+        closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], results, inner.eqns)
+        outvars = [jaxprs.fresh(v.aval) for v in carry] + [self.fresh(v, self.region.loop) for v in step.stacks]
+        outvars += [self.fresh(v, self.region.loop) for v in body.own] if starts is None else []
+        first = [self.read(home, carries[v].start) if starts is None else inner.fresh(v, body.loop) for v in carried]
+        whole = [self.read(home, carries[v].start) if v in inner.unchanged else self.want(v) for v in inner.consts]
+        sliced = [self.fresh(v, self.region.loop) if v in made else self.want(v) for v in inner.xs]
+        return KINDS[body.kind].equation(eqn, closed, (whole, first, sliced), outvars), outvars, list(inner.xs)
+
+    def finish(self, step: Enter, results: Iterable[Any]) -> None:
+        """Let the results of a loop stand for its values."""
+        body = self.graph.bodies[step.op]
+        for v, var in zip([*body.carried_out, *step.stacks, *body.own], results, strict=False):
+            self.define(v, var)
+
+    def keep(self, step: Keep) -> None:
+        """Write a loop that keeps where its segments start."""
+        eqn, made, _ = self.entered(step.loop)
+        body = self.graph.bodies[step.loop.op]
+        kept = [body.carried_in.index(v) for v in step.starts]
+        results = self.splice(KINDS[body.kind].sweep(eqn, kept, step.length), eqn.invars)
+        self.finish(step.loop, results)
+        starts = results[len(made) :]
+        self.starts.update((v, starts[i :: len(kept)]) for i, v in enumerate(step.starts))
+
+    def segments(self, step: Segments) -> None:
+        """Write a loop's backward in segments."""
+        lengths, reruns, starts = [step.length], [], step.starts
+        while isinstance(step.rerun, Keep) and isinstance(step.then, Segments):
+            reruns.append(self.entered(step.rerun.loop, starts)[0])
+            step = step.then
+            lengths.append(step.length)
+        assert isinstance(step.rerun, Enter) and isinstance(step.then, Enter)
+        made = step.rerun.stacks
+        reruns.append(self.entered(step.rerun, starts)[0])
+        back, _, sliced = self.entered(step.then, made=made)
+        fed = [made.index(v) if v in made else None for v in sliced]
+        rows = [self.starts[v] for v in starts]
+        program, operands = KINDS[self.graph.bodies[step.then.op].kind].unwind(reruns, back, fed, lengths)
+        self.finish(
+            step.then, self.splice(program, [*operands, *(v for kind in zip(*rows, strict=True) for v in kind)])
+        )
+
+    def splice(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """Write a whole program; returns its results."""
+        inner, _ = jaxprs.opened(program)
+        eqns, results = renamed(inner, dict(zip(inner.invars, operands, strict=True)))
+        self.eqns += eqns
+        return results

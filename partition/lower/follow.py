@@ -1,0 +1,142 @@
+"""Follow a schedule: say what stands for each value at each level of the program.
+
+`emit` follows it to write equations, `replay` to count bytes. Both see a value as an *atom*: a variable there, the
+number of a buffer here. At the top a value is itself; within a loop it is a constant of the loop or a step of a stack.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Segments, Step, Wait, Write
+from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region
+
+Atom = TypeVar("Atom")
+
+
+@dataclass
+class Scope(ABC, Generic[Atom]):
+    """One region while its steps are followed; `env` maps value ids to atoms at this level.
+
+    Of a loop's body, `consts` and `xs` are the atoms that it takes from around: values read whole, and stacks read step
+    by step. `unchanged` are carried values that each step hands on as they are: they are read whole. `before` are the
+    atoms of values that wait, to be put back. `held` are those that stand for a value once a cotangent is there,
+    `written` those that are in memory for their readers.
+    """
+
+    graph: Graph
+    region: Region
+    parent: Self | None
+    env: dict[int, Atom] = field(default_factory=dict)
+    consts: dict[int, Atom] = field(default_factory=dict)
+    xs: dict[int, Atom] = field(default_factory=dict)
+    unchanged: frozenset[int] = frozenset()
+    before: dict[int, Atom] = field(default_factory=dict)
+    held: dict[tuple[int, int], Atom] = field(default_factory=dict)
+    written: set[Atom] = field(default_factory=set)
+
+    @abstractmethod
+    def fresh(self, v: int, loop: int) -> Atom:
+        """A new atom for a value as it is seen from a loop around its own: a stack of it, or the value itself."""
+
+    @abstractmethod
+    def literal(self, payload: Any) -> Atom:
+        """The atom of a constant that is written in the program."""
+
+    @abstractmethod
+    def barrier(self, atoms: Sequence[Atom]) -> list[Atom]:
+        """The atoms of the same arrays once all of them are there and in memory."""
+
+    @abstractmethod
+    def rounded(self, v: int) -> Atom:
+        """The atom of a value at the precision of its type."""
+
+    @abstractmethod
+    def op(self, op: Op, apart: bool) -> None:
+        """Run one op."""
+
+    @abstractmethod
+    def loop(self, step: Enter) -> None:
+        """Run one loop."""
+
+    @abstractmethod
+    def keep(self, step: Keep) -> None:
+        """Run one loop, and keep where its segments start."""
+
+    @abstractmethod
+    def segments(self, step: Segments) -> None:
+        """Run one loop's backward in segments."""
+
+    def define(self, v: int, atom: Atom) -> Atom:
+        """Let an atom stand for a value from here on; returns the atom."""
+        self.env[v] = atom
+        return atom
+
+    def want(self, v: int) -> Atom:
+        """The atom that stands for a value at this level, fetched from the level around it if need be."""
+        if v in self.env:
+            return self.env[v]
+        graph, value = self.graph, self.graph.values[v]
+        maker = graph.maker_of(v)
+        if maker is not None and maker.name == LITERAL:
+            return self.literal(maker.payload)
+        assert self.parent is not None, f"{graph.where(v)} is not at hand"
+        around = value.loop  # the innermost loop around both the value and this region
+        while around not in graph.ancestors[self.region.loop]:
+            around = graph.loops[around].parent
+        if around != self.region.loop or v in self.unchanged:
+            self.consts[v] = self.fresh(v, around)
+            return self.define(v, self.consts[v])
+        stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
+        self.xs[stack] = self.fresh(v, self.region.loop)
+        return self.define(v, self.xs[stack])
+
+    def run(self, steps: Iterable[Step]) -> None:
+        """Follow steps, in order."""
+        for step in steps:
+            match step:
+                case Run():
+                    self.op(self.graph.ops[step.op], step.apart)
+                case Enter():
+                    self.loop(step)
+                case Wait():
+                    self.wait(step.value, step.cotangent)
+                case Write():
+                    self.write(step.value)
+                case Round():
+                    self.define(step.value, self.rounded(step.value))
+                case Keep():
+                    self.keep(step)
+                case Segments():
+                    self.segments(step)
+            if self.before and not (isinstance(step, Wait | Write | Round) or getattr(step, "again", False)):
+                self.env.update(self.before)
+                self.before.clear()
+
+    def wait(self, v: int, cotangent: int) -> None:
+        """Hold a value back until a cotangent is there; as before, where it waited for the same one already."""
+        atom = self.want(v)
+        self.before.setdefault(v, atom)
+        if (v, cotangent) not in self.held:
+            # One barrier for each value: a common one lets XLA:CPU overlap fewer kernels, and held more in memory.
+            self.held[v, cotangent] = self.barrier([atom, self.want(cotangent)])[0]
+        self.define(v, self.held[v, cotangent])
+
+    def write(self, v: int) -> None:
+        """Keep XLA from fusing a value into what reads it from here on."""
+        atom = self.want(v)
+        if atom not in self.written:
+            self.written.add(self.define(v, self.barrier([atom])[0]))
+
+
+def lengths_between(graph: Graph, v: int, loop: int) -> list[int]:
+    """The lengths of the loops between a value and a loop around its own: the axes of its stack as seen from there."""
+    lengths: list[int] = []
+    home = graph.values[v].loop
+    while home not in (loop, TOP):
+        lengths.insert(0, graph.loops[home].length)
+        home = graph.loops[home].parent
+    return lengths

@@ -1,0 +1,316 @@
+"""Count the bytes alive at every step of a program.
+
+A buffer lives from the row that writes it to the last one that reads it. A result that XLA fuses into its readers has
+no buffer, and its operands live until those readers run. A reshape or a barrier is another name for the same buffer. An
+elementwise result overwrites an operand of its size that nothing reads later. The body of a loop adds its own peak
+once. Arguments, outputs and gradients lie in buffers of their own and are not counted, as in XLA's
+`temp_size_in_bytes`. This is a model: the compiler reorders, copies and reuses as it likes, and its own account decides
+whether a budget holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from jointcut.partition.figures import human_bytes
+from jointcut.partition.nesting.kinds import inside
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Op, Value
+from jointcut.partition.program.jaxprs import Equation, Literal, Var
+from jointcut.partition.program.places import line_of
+from jointcut.partition.program.primitives import (
+    CALLS,
+    DEAR,
+    ELEMENTWISE,
+    LOOPS,
+    MOVEMENT,
+    PACKING,
+    REDUCTIONS,
+    RENAMING,
+    UPDATING,
+)
+
+BARRIER = "optimization_barrier"
+
+#: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
+FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
+READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
+
+#: Primitives that may write over an operand that nothing reads later.
+_IN_PLACE = ELEMENTWISE | CALLS | UPDATING | LOOPS
+
+#: Primitives that take too long to be computed once for each reader.
+_DEAR = DEAR | CALLS
+
+#: Primitives without a body: for most equations this saves a look at the parameters.
+_BODILESS = (ELEMENTWISE | MOVEMENT | REDUCTIONS | RENAMING | PACKING) - CALLS
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One array that is alive at the peak: its `bytes`, type, the op that wrote it and the user's line."""
+
+    bytes: int
+    type: str
+    op: str
+    source: str
+
+    def __str__(self) -> str:
+        """`8.39 MB float32[16,128,1024] dot_general at model.py:40`."""
+        where = f" at {self.source}" if self.source else ""
+        return f"{human_bytes(self.bytes)} {self.type} {self.op}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The stack of a value: an axis for each of some loops, then the value's own axes."""
+
+    value: Value
+    lengths: tuple[int, ...]
+
+
+def type_of(held: Any) -> str:
+    """The type of a value, a stack or an abstract value of JAX, such as `float32[8,16]`."""
+    if not isinstance(held, Value | Stack):
+        return held.str_short()
+    value, lengths = (held.value, held.lengths) if isinstance(held, Stack) else (held, ())
+    return f"{value.dtype}[{','.join(map(str, (*lengths, *value.shape)))}]"
+
+
+class Row(NamedTuple):
+    """One op of a level, which runs the level `inside` it, if there is one, `trips` times; buffers are numbers.
+
+    `into` is the buffer of its first operand, None for a literal. `source` is the op or equation of the row, if known.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    into: int | None
+    inside: Level | None
+    source: Op | Equation | None
+    trips: int = 1
+
+
+@dataclass
+class Level:
+    """The rows of one level of a program, in order, and its buffers: their sizes, and a value, stack or type of each.
+
+    `free` buffers belong to somebody else and are not counted; so do `ends`, which are kept until the end. In the body
+    of a loop, `carried` buffers are kept until the body's end, and those of `stacks` go into a stack at once. `written`
+    buffers lie in memory for their readers. Nothing may be added once a figure has been asked for.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)
+    free: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
+    carried: set[int] = field(default_factory=set)
+    stacks: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+    def buffer(self, size: int, held: Any) -> int:
+        """A new buffer."""
+        self.sizes.append(size)
+        self.types.append(held)
+        return len(self.sizes) - 1
+
+    def given(self, size: int, held: Any) -> int:
+        """A new buffer that belongs to somebody else."""
+        number = self.buffer(size, held)
+        self.free.add(number)
+        return number
+
+    # ---------------------------------------------------------------------------------------------- who reads what
+
+    @cached_property
+    def made(self) -> list[int]:
+        """For each buffer the row that writes it, -1 where it is given."""
+        made = [-1] * len(self.sizes)
+        for i, row in enumerate(self.rows):
+            for b in row.makes:
+                made[b] = i
+        return made
+
+    @cached_property
+    def lives(self) -> tuple[list[int], list[bool]]:
+        """For each buffer the last row that reads it, directly or through fused rows, or -1; and whether it counts."""
+        rows, made = self.rows, self.made
+        last, fused = self._last_reads()
+        free = self.free | self.ends
+        for i in range(len(rows) - 1, -1, -1):  # the operand of an in-place update lies where its result lies
+            row = rows[i]
+            if row.name in UPDATING and row.makes[0] in free and row.into is not None and last[row.into] == i:
+                free.add(row.into)
+        counted = [made[b] >= 0 and end >= 0 and b not in free and not fused[b] for b, end in enumerate(last)]
+        return last, counted
+
+    def _last_reads(self) -> tuple[list[int], list[bool]]:
+        rows, made = self.rows, self.made
+        readers, others, products = ([0] * len(self.sizes) for _ in range(3))  # all, those that fuse nothing, products
+        for row in rows:
+            fuses_nothing, is_product = row.name not in READS_FUSED, row.name in PACKING
+            for b in row.reads:
+                readers[b] += 1
+                others[b] += fuses_nothing
+                products[b] += is_product
+        last, fused = [-1] * len(self.sizes), [False] * len(self.sizes)
+        for b in self.stacks:
+            last[b] = max(made[b], 0)
+            readers[b] += 1
+        for b in self.ends | self.carried:
+            last[b] = len(rows)
+        for i in range(len(rows) - 1, -1, -1):
+            row, when = rows[i], i
+            if row.name in FUSED_AWAY and len(row.makes) == 1:
+                out = row.makes[0]
+                # A product transposes an operand by itself.
+                in_memory = others[out] - (products[out] if row.name == "transpose" else 0)
+                if not in_memory and self._is_fused(row, out, readers[out]):
+                    fused[out] = True
+                    when = max(last[out], i)
+            for b in row.reads:
+                if last[b] < when:
+                    last[b] = when
+        return last, fused
+
+    def _is_fused(self, row: Row, out: int, readers: int) -> bool:
+        """Whether XLA computes a result inside each reader, so that it has no buffer, if all readers can be fused."""
+        if out in self.written or out in self.carried or out in self.ends:
+            return False
+        if row.name not in _DEAR:
+            return True
+        holds_arrays = row.name in CALLS and row.inside is not None and row.inside.peak[0] > 0
+        return readers <= 1 and not holds_arrays
+
+    # ----------------------------------------------------------------------------------------------------- figures
+
+    @cached_property
+    def peak(self) -> tuple[int, int]:
+        """The most bytes alive at once, and the row at which they are."""
+        ending, (_, counted), sizes = self.ending, self.lives, self.sizes
+        now = most = at = 0
+        for i, row in enumerate(self.rows):
+            for b in row.makes:
+                if counted[b]:
+                    now += sizes[b]
+            top = now if row.inside is None else now + row.inside.peak[0]
+            if top > most:
+                top -= sum(sizes[b] for b in self.replaced(i))
+                if top > most:
+                    most, at = top, i
+            for b in ending[i]:
+                now -= sizes[b]
+        return most, at
+
+    @cached_property
+    def ending(self) -> list[list[int]]:
+        """For each row, and for the end, the buffers that nothing reads after it."""
+        ending: list[list[int]] = [[] for _ in range(len(self.rows) + 1)]
+        last, counted = self.lives
+        for b, is_counted in enumerate(counted):
+            if is_counted:
+                ending[max(last[b], self.made[b])].append(b)
+        return ending
+
+    def replaced(self, i: int) -> list[int]:
+        """The buffers that end with a row and that its results overwrite."""
+        if self.rows[i].name not in _IN_PLACE:
+            return []
+        counted, sizes = self.lives[1], self.sizes
+        dying = [b for b in self.ending[i] if self.made[b] < i]
+        replaced: list[int] = []
+        for out in self.rows[i].makes:
+            if counted[out]:
+                fitting = next((b for b in dying if sizes[b] == sizes[out]), None)
+                if fitting is not None:
+                    dying.remove(fitting)
+                    replaced.append(fitting)
+        return replaced
+
+    def alive(self, at: int) -> list[Buffer]:
+        """The buffers that are alive while a row runs, those inside it included."""
+        if not self.rows:
+            return []
+        last, counted = self.lives
+        mine = [
+            Buffer(self.sizes[b], type_of(self.types[b]), *_op_and_line(self.rows[self.made[b]]))
+            for b in range(len(self.sizes))
+            if counted[b] and self.made[b] <= at <= last[b]
+        ]
+        inside = self.rows[at].inside
+        return mine if inside is None else mine + inside.alive(inside.peak[1])
+
+
+def _op_and_line(row: Row) -> tuple[str, str]:
+    """The name of a row's op, and the user's line that it comes from."""
+    source = row.source
+    return row.name, "" if source is None else source.source if isinstance(source, Op) else line_of(source)
+
+
+# ------------------------------------------------------------------------------------------------ closed programs
+
+
+def body_of(eqn: Equation) -> Level | None:
+    """The body of an equation, the one with the highest peak if there are several; None if there is none."""
+    if eqn.primitive.name in _BODILESS:
+        return None
+    if (nested := inside(eqn)) is not None:
+        names = Names()
+        names.give([*nested.program.constvars, *nested.program.invars])
+        names.run(nested.program.eqns)
+        handed, stacked = [carry.following for carry in nested.carries], [end for end, _ in nested.stacks]
+        names.level.carried.update(b for b in map(names.read, handed) if b is not None)
+        names.level.stacks.update(b for b in map(names.read, stacked) if b is not None)
+        return names.level
+    return max(map(_level_of, jaxprs.inner_jaxprs(eqn)), key=lambda level: level.peak[0], default=None)
+
+
+def _level_of(jaxpr: Any) -> Level:
+    names = Names()
+    names.give([*jaxpr.constvars, *jaxpr.invars])
+    names.run(jaxpr.eqns)
+    names.level.ends.update(b for v in jaxpr.outvars if (b := names.read(v)) is not None)
+    return names.level
+
+
+class Names:
+    """One level while it is read from equations, and the buffer of each variable."""
+
+    def __init__(self) -> None:
+        """Begin with an empty level."""
+        self.level = Level()
+        self.env: dict[Var, int] = {}
+
+    def give(self, invars: Iterable[Var]) -> None:
+        """Let variables stand for buffers that belong to somebody else."""
+        self.env.update((v, self.level.given(jaxprs.aval_bytes(v.aval), v.aval)) for v in invars)
+
+    def read(self, atom: Any) -> int | None:
+        """The buffer of an atom, None for a literal."""
+        return None if isinstance(atom, Literal) else self.env[atom]
+
+    def run(self, eqns: Iterable[Equation]) -> None:
+        """Add a row for each equation that makes something."""
+        level = self.level
+        for eqn in eqns:
+            name, operands = eqn.primitive.name, [self.read(v) for v in eqn.invars]
+            if name == BARRIER:
+                level.written.update(b for b in operands if b is not None)
+            renamed = operands if name in RENAMING else ()
+            makes = []
+            for v, same in zip_longest(eqn.outvars, renamed[: len(eqn.outvars)]):
+                if same is None:
+                    makes.append(level.buffer(jaxprs.aval_bytes(v.aval), v.aval))
+                self.env[v] = makes[-1] if same is None else same
+            if name not in RENAMING or makes:
+                reads = tuple(dict.fromkeys(b for b in operands if b is not None)) if name not in RENAMING else ()
+                nested = inside(eqn)
+                trips = 1 if nested is None or nested.trips is None else nested.trips
+                into = operands[0] if operands else None
+                level.rows.append(Row(name, reads, tuple(makes), into, body_of(eqn), eqn, trips))

@@ -1,0 +1,308 @@
+"""Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
+
+The forward runs in program order. The backward runs in the order of `order`, each op after what it needs recomputed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.lower.order import Order, ordered
+from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
+from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write
+from jointcut.partition.plans.plan import Plan, runs_forward
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
+from jointcut.partition.program.primitives import MOVEMENT
+from jointcut.partition.program.roles import Role
+
+Lengths = int | tuple[int, ...]
+
+#: Plans of one program share most of their steps.
+_run = functools.cache(Run)
+
+
+def schedule(problem: Problem, plan: Plan, lengths: Mapping[int, Lengths] | None = None) -> Schedule:
+    """The steps of a plan that closes, for the problem's backend.
+
+    Where nothing runs again, nothing waits and nothing is written out.
+
+    `lengths` are by loop id how many steps a segment of it has: the plan's own, or others. A loop of which the backward
+    reads no stacks runs whole all the same. Raises `PlanError` for a loop that cannot run in segments, or such a
+    length.
+    """
+    return _Scheduler(problem, plan).halves(dict(plan.segments) if lengths is None else lengths)
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """A loop that runs in segments: the steps that they have, and its forward as it runs in a segment.
+
+    `starts` are the carried values that the rerun starts from, `levels` what runs again for each of the lengths.
+    """
+
+    scan: int
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    levels: tuple[Enter, ...]
+
+
+class _Scheduler:
+    """Both halves of one plan."""
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.problem, self.graph, self.plan = problem, problem.graph, plan
+        graph = problem.graph
+        self.outputs, self.gradients = (
+            {v for v in graph.role_outputs(role) if v is not None} for role in (Role.OUTPUT, Role.GRADIENT)
+        )
+        saved, again = frozenset(plan.values), frozenset(plan.recomputed)
+        written = problem.backend.written_forward(graph, saved, again) if plan.runs_again else ()
+        self.written = frozenset(written)
+        self.rounded = _rounded(graph, plan)
+
+    def halves(self, lengths: Mapping[int, Lengths]) -> Schedule:
+        """The schedule, with loops in segments of these lengths."""
+        backward = self.backward()
+        ran = set(_ops(backward))
+        handed = [v for v in self.plan.values if v in self.gradients or self.is_read(v, ran)]
+        divided = self.divided(lengths, handed)
+        if divided:
+            made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
+            handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
+            backward = tuple(_unwound(divided[s.op], s) if _is_in(s, divided) else s for s in backward)
+        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward)
+
+    def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
+        """The forward, which keeps the carried values where the segments of divided loops start."""
+        ops = runs_forward(self.graph, self.problem.sides, [*handed, *(v for loop in divided for v in loop.starts)])
+        steps = self.pass_(ops, {*self.outputs, *handed}).steps(TOP)
+        loops = {loop.scan: loop for loop in divided}
+        return tuple(Keep(loops[s.op].lengths[0], loops[s.op].starts, s) if _is_in(s, loops) else s for s in steps)
+
+    def pass_(self, ops: frozenset[int], leaving: set[int]) -> _Pass:
+        """Regions of the forward with some of their ops."""
+        return _Pass(self.graph, ops, _exported(self.graph, ops, leaving), self.written, self.rounded)
+
+    def backward(self) -> tuple[Step, ...]:
+        """The backward, its loops whole."""
+        exported = _exported(self.graph, self.problem.sides.backward, self.gradients)
+        if not (self.plan.recomputed or self.plan.deferred):  # in program order then
+            sides, apart = self.problem.sides, self.problem.backend.taken_apart
+            return tuple(_Pass(self.graph, sides.backward, exported, apart=apart).steps(TOP))
+        orders = ordered(self.problem, self.plan)
+        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again).steps(TOP))
+
+    def is_read(self, v: int, ran: set[int]) -> bool:
+        """Whether some ops read a value, or a step of it."""
+        graph = self.graph
+        return any(
+            i in ran or (graph.ops[i].name == STEP and self.is_read(graph.ops[i].outputs[0], ran))
+            for i in graph.consumers[v]
+        )
+
+    def divided(self, lengths: Mapping[int, Lengths], read: Sequence[int]) -> dict[int, _Divided]:
+        """The loops to run in segments, by the op of their backward; `read` is what the backward reads."""
+        known = segmentable(self.problem, self.plan) if lengths else {}
+        asked = {loop: _checked(known, loop, given) for loop, given in lengths.items()}
+        divided = {}
+        for loop, ks in asked.items():
+            stacks = {v for v in known[loop].values if v in read}
+            if stacks:
+                divided[known[loop].backward] = self.rerun(known[loop].scan, ks, stacks)
+        return divided
+
+    def rerun(self, scan: int, lengths: tuple[int, ...], stacks: set[int]) -> _Divided:
+        """A loop's forward as it runs in a segment, for these stacks."""
+        body = self.graph.bodies[scan]
+        run = runs_forward(self.graph, self.problem.sides, self.plan.values)
+        ops, starts = needed_again(self.graph, body, stacks, run)
+        bare, _ = needed_again(self.graph, body, starts, run)
+        whole, carries = (
+            self.pass_(frozenset({scan, *(op.id for op in part)}), leaving).loop(scan, again=True)
+            for part, leaving in ((ops, stacks), (bare, set[int]()))
+        )
+        return _Divided(scan, lengths, starts, (*[carries] * (len(lengths) - 1), whole))
+
+    def read_again(self, backward: Iterable[Step], divided: Mapping[int, _Divided]) -> Iterator[int]:
+        """The values that segments read when they run again, but for those that are at hand in the backward."""
+        graph = self.graph
+        at_hand = set(graph.role_inputs(Role.PRIMAL))
+        for step in backward:
+            if isinstance(step, Run | Enter) and step.again:
+                at_hand.update(graph.ops[step.op].outputs)
+            elif _is_in(step, divided):
+                for v in _read_around(graph, divided[step.op]):
+                    maker = graph.maker_of(v)
+                    if v not in at_hand and (maker is None or maker.name != LITERAL):
+                        yield v
+
+
+def _is_in(step: Step, loops: Mapping[int, _Divided]) -> TypeGuard[Enter]:
+    return isinstance(step, Enter) and step.op in loops
+
+
+def _unwound(loop: _Divided, step: Enter) -> Segments:
+    """The backward of a loop in segments."""
+    *outer, length = loop.lengths
+    segments = Segments(length, loop.starts, loop.levels[-1], step)
+    for level, longer in reversed(list(enumerate(outer))):
+        rerun = Keep(loop.lengths[level + 1], loop.starts, loop.levels[level])
+        segments = Segments(longer, loop.starts, rerun, segments)
+    return segments
+
+
+def _ops(steps: Iterable[Step]) -> Iterator[int]:
+    """The ops that steps run, those in loops included."""
+    for step in steps:
+        if isinstance(step, Run | Enter):
+            yield step.op
+        if isinstance(step, Enter):
+            yield from _ops(step.steps)
+
+
+def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
+    """What a loop that runs again in segments reads from around it, first and last carries apart."""
+    body = graph.bodies[loop.scan]
+    starts = dict(zip(body.carried_in, body.starts, strict=True))
+    reads: dict[int, None] = {}
+    read = {_outermost(graph, v) for i in _ops(loop.levels[-1].steps) for v in graph.ops[i].inputs}
+    for v in sorted(read.union(loop.levels[-1].stacks)):
+        if body.loop not in graph.ancestors[graph.values[v].loop]:
+            reads[v] = None
+        elif v not in loop.starts and (first := starts.get(v)) is not None:
+            reads[first] = None
+    return reads
+
+
+def _outermost(graph: Graph, v: int) -> int:
+    """The stack that a value is a step of, or a step of a step; any other value itself."""
+    while (stack := graph.whole(v)) != v:
+        v = stack
+    return v
+
+
+def _checked(known: Mapping[int, Segmentable], loop: int, given: Lengths) -> tuple[int, ...]:
+    where = f"lengths[{loop}]"
+    if loop not in known:
+        cure = f"Those that can: {sorted(known)}."
+        raise PlanError(message(where, "names a loop that cannot run in segments.", cure))
+    lengths = given if isinstance(given, tuple) else (given,)
+    bounds = (known[loop].length + 1, *lengths)
+    if not lengths or any(not 1 <= k < most for k, most in zip(lengths, bounds, strict=False)):
+        cure = f"Give a length from 1 to {known[loop].length}, or several in a tuple, each shorter than the one before."
+        raise PlanError(message(where, f"is {given}, and the loop has {known[loop].length} steps.", cure))
+    return lengths
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Regions in program order: the ops that run, what each region of a loop stacks, what is written and rounded.
+
+    Ops of the names `apart` run in computations of their own.
+    """
+
+    graph: Graph
+    ops: frozenset[int]
+    exported: Mapping[int, list[int]]
+    written: frozenset[int] = frozenset()
+    rounded: frozenset[int] = frozenset()
+    apart: frozenset[str] = frozenset()
+
+    def steps(self, region: int) -> Iterator[Step]:
+        """The steps of one region."""
+        touched = self.rounded | self.written
+        for op in (self.graph.ops[i] for i in self.graph.regions[region].ops if i in self.ops):
+            if op.name == OPEN_LOOP:
+                yield self.loop(op.id)
+                continue
+            yield _run(op.id, False, op.name in self.apart)
+            if touched and not touched.isdisjoint(op.outputs):
+                yield from (Round(v) for v in op.outputs if v in self.rounded)
+                yield from (Write(v) for v in op.outputs if v in self.written and _can_wait(self.graph, v))
+
+    def loop(self, scan: int, again: bool = False) -> Enter:
+        """A loop with its steps."""
+        body = self.graph.bodies[scan].region
+        return Enter(scan, tuple(self.steps(body)), tuple(self.exported[body]), again)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Regions of the backward in their own order: what each region of a loop stacks, and whether anything waits."""
+
+    graph: Graph
+    orders: Mapping[int, Order]
+    exported: Mapping[int, list[int]]
+    waits: bool
+
+    def steps(self, region: int) -> Iterator[Step]:
+        """The steps of one region."""
+        order = self.orders[region]
+        for turn in order.steps:
+            if turn.again or turn.whole:
+                if self.waits:
+                    yield from (Wait(v, anchor) for v, anchor in turn.waits if _can_wait(self.graph, v))
+                yield from (self.run(order, i, again=True) for i in turn.again)
+            if self.waits and turn.written:
+                yield from (Write(v) for v in turn.written if _can_wait(self.graph, v))
+            yield self.run(order, turn.op, apart=turn.whole)
+        yield from (self.run(order, i, again=True) for i in order.last)
+
+    def run(self, order: Order, op: int, again: bool = False, apart: bool = False) -> Step:
+        """One op, or a loop with its steps."""
+        if self.graph.ops[op].name != OPEN_LOOP:
+            return _run(op, again, apart)
+        if (rerun := order.reruns.get(op)) is not None:
+            exported = _exported(self.graph, rerun.ops | {op}, set(rerun.stacks))
+            return _Pass(self.graph, rerun.ops, exported).loop(op, again)
+        body = self.graph.bodies[op].region
+        return Enter(op, tuple(self.steps(body)), tuple(self.exported[body]), again)
+
+
+def _exported(graph: Graph, run: frozenset[int], leaving: set[int]) -> dict[int, list[int]]:
+    """For each region the values of its loops that someone outside it reads, so that its op must stack them."""
+    exported: dict[int, list[int]] = {r.id: [] for r in graph.regions}
+    if len(graph.regions) == 1:
+        return exported
+    for value in graph.values:
+        if value.loop == TOP or value.maker is None:
+            continue
+        op = graph.ops[value.maker]
+        if op.id not in run or op.name in (STEP, LITERAL):
+            continue
+        steps = op.name == OPEN_LOOP and value.loop == graph.bodies[op.id].loop
+        home: int | None = graph.bodies[op.id].region if steps else op.region
+        readers = {_reads_in(graph, i, value.id) for i in graph.consumers[value.id] if i in run}
+        while home is not None and home != TOP:
+            if value.id in leaving or any(home not in graph.around[r] for r in readers):
+                exported[home].append(value.id)
+            home = graph.regions[home].parent
+    return exported
+
+
+def _reads_in(graph: Graph, i: int, v: int) -> int:
+    """The region in which an op reads a value: a loop reads the values of its own next step in its body."""
+    op = graph.ops[i]
+    if op.name == OPEN_LOOP and graph.values[v].loop == graph.bodies[i].loop:
+        return graph.bodies[i].region
+    return op.region
+
+
+def _rounded(graph: Graph, plan: Plan) -> frozenset[int]:
+    """Saved half-precision values: XLA may keep them wider than they are, but only on the side that makes them."""
+    if not plan.recomputed:
+        return frozenset()
+    half = (v for v in plan.values if graph.values[v].dtype in ("bfloat16", "float16"))
+    return frozenset(v for v in half if (op := graph.maker_of(v)) is not None and op.name not in MOVEMENT)
+
+
+def _can_wait(graph: Graph, v: int) -> bool:
+    """Whether a value can wait and be written: an array that an op makes or that is given, not a reference or a key."""
+    op, payload = graph.maker_of(v), graph.values[v].payload
+    return (op is None or op.name != LITERAL) and (payload is None or jaxprs.is_plain(payload))

@@ -1,0 +1,96 @@
+"""Check that the two jaxprs together mean the same as the joint one.
+
+`verify_structure` runs after every cut. It compares the residuals of one half with the inputs of the other and, under
+`jax_enable_checks`, runs JAX's own type checker over both. `verify_meaning` runs both halves and the joint program one
+equation at a time on given arrays: the results must agree bit for bit. A loop is one equation whose body XLA compiles,
+and XLA may fuse it differently on the two sides unless `jax_disable_most_optimizations` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jointcut.partition.errors import VerifyError, message
+from jointcut.partition.lower.emit import Halves
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Role
+
+_REPORT = "This is a fault of jointcut: please report the program that shows it."
+
+
+def verify_structure(graph: Graph, halves: Halves) -> None:
+    """Raise `VerifyError` where a half is malformed or a residual does not fit its place in the backward."""
+    outputs = len(graph.role_outputs(Role.OUTPUT))
+    for name, closed in (("forward", halves.forward), ("backward", halves.backward)):
+        try:
+            jaxprs.check(closed)
+        except (TypeError, AssertionError) as error:
+            raise VerifyError(message(f"The {name} half", f"is malformed: {error}", _REPORT)) from error
+    forward, _ = jaxprs.opened(halves.forward)
+    backward, _ = jaxprs.opened(halves.backward)
+    places = {"input": forward.invars, "output": forward.outvars, "saved": forward.outvars[outputs:]}
+    for residual, var in zip(halves.residuals, backward.invars, strict=False):
+        given = places[residual.kind][residual.index].aval
+        if (given.shape, given.dtype) != (var.aval.shape, var.aval.dtype):
+            what = f"leaves the forward as {given} but enters the backward as {var.aval}."
+            raise VerifyError(message(graph.where(residual.value), what, _REPORT))
+
+
+def run(halves: Halves, graph: Graph, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Run the forward and then the backward on values or tracers; return outputs and gradients."""
+    outputs, residuals = run_forward(halves, graph, primals)
+    return outputs, run_backward(halves, residuals, cotangents)
+
+
+def run_forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Run the forward; return the user's outputs and the residuals in the backward's order."""
+    results = jaxprs.evaluate(halves.forward, *primals)
+    count = len(graph.role_outputs(Role.OUTPUT))
+    return results[:count], routed(halves.residuals, primals, results, count)
+
+
+def routed(residuals: Sequence[Any], primals: Sequence[Any], results: Sequence[Any], count: int) -> list[Any]:
+    """The residuals in the backward's order: `results` are the forward's, the user's outputs the first `count`."""
+    places = {"input": primals, "output": results[:count], "saved": results[count:]}
+    return [places[r.kind][r.index] for r in residuals]
+
+
+def run_backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Run the backward on the residuals and one cotangent per output that has one; return the gradients."""
+    flat = [*residuals, *cotangents]
+    if halves.waits:
+        flat = waited(halves.residuals, range(len(flat)), flat)
+    return jaxprs.evaluate(halves.backward, *flat)
+
+
+def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
+    """Put a barrier on the arrays `given` to a backward at some `places` of its inputs; its `residuals` come first.
+
+    So no op of the backward is merged with the forward, or starts before it ends. Inputs of the program do not wait.
+    """
+    flat = list(given)
+    early = {i for i, r in enumerate(residuals) if r.kind == "input"}
+    late = [n for n, i in enumerate(places) if i not in early and jaxprs.is_plain(jax.typeof(flat[n]))]
+    for n, x in zip(late, jaxprs.held([flat[n] for n in late]), strict=True):
+        flat[n] = x
+    return flat
+
+
+def verify_meaning(joint: Any, graph: Graph, halves: Halves, *args: Any) -> None:
+    """Compare both halves with the joint program on `args`, op by op; raise `VerifyError` at the first difference."""
+    primals = len(graph.role_inputs(Role.PRIMAL))
+    with jax.disable_jit():
+        wanted = jaxprs.evaluate(joint, *args)
+        outputs, gradients = run(halves, graph, args[:primals], args[primals:])
+    ends = {Role.OUTPUT: iter(outputs), Role.GRADIENT: iter(gradients)}
+    for i, ((_, role), want) in enumerate(zip(graph.outputs, wanted, strict=True)):
+        got = next(ends[role])
+        if np.asarray(got).tobytes() != np.asarray(want).tobytes():
+            off = np.max(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)))
+            what = f"differs from the joint program by {off:.3g}."
+            raise VerifyError(message(f"{role.value} {i}", what, _REPORT))

@@ -1,0 +1,283 @@
+"""Read a scan and write one: whole, or in segments, forward and again in the backward.
+
+Programs take the place of a loop's two scan equations where the loop runs in segments (`steps.Keep` and
+`steps.Segments`). To *sweep* is to run a forward scan segment by segment and note the carry at the start of each; to
+*unwind* is to run each segment again from there, and then the backward scan's own steps, in the backward scan's order.
+A loop of L steps in segments of k keeps L/k carries and k residuals. Several lengths divide each segment again, for one
+more run each, as in Griewank and Walther's treeverse (TOMS 2000), though with segments of one length.
+
+Each scan keeps its body, its direction, its name stack and its source line. A segment of a stack is sliced out of the
+whole; if the segments leave a rest, that is one shorter segment at the end of the stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import Carry, Inside, Kind, Operands
+from jointcut.partition.rewrite.simplify import renamed
+
+Segment = Callable[["_Place", Any, list[Any], list[Any]], tuple[list[Any], list[Any], list[Any]]]
+
+
+class Scan(Kind):
+    """How `lax.scan` is read and written."""
+
+    divides = True
+
+    def inside(self, eqn: Any) -> Inside:
+        """The body of a scan."""
+        layout = jaxprs.scan_layout(eqn)
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        variables, ends = layout.body.invars, layout.body.outvars
+        results, n = eqn.outvars, layout.num_carry
+        return Inside(
+            layout.length,
+            layout.body,
+            layout.body_consts,
+            tuple(zip(variables[:a], eqn.invars[:a], strict=True)),
+            tuple(map(Carry, variables[a:b], eqn.invars[a:b], ends[:n], results[:n])),
+            tuple(zip(variables[b:], eqn.invars[b:], strict=True)),
+            tuple(zip(ends[n:], results[n:], strict=True)),
+        )
+
+    def equation(self, like: Any, program: Any, operands: Operands, results: Sequence[Any]) -> Any:
+        """A scan in the direction of another, with another body."""
+        return jaxprs.scan(like, program, *operands, results)
+
+    def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
+        """The program in the place of a forward scan that runs in segments."""
+        layout = jaxprs.scan_layout(eqn)
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        walk = _Walk.of(eqn)
+
+        def program(*operands: Any) -> Any:
+            read, carry = (list(operands[:a]), list(operands[b:])), list(operands[a:b])
+            carry, starts, last, ys = _sweep(walk, kept, _Place(np.uint32(0), layout.length), length, read, carry)
+            return *carry, *ys, *starts, *last
+
+        return _traced(program, *map(_struct, eqn.invars))[0]
+
+    def unwind(
+        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
+    ) -> tuple[Any, list[Any]]:
+        """The program in the place of a backward scan that runs in segments, and the atoms that it reads."""
+        pair = _Pair(tuple(map(_Walk.of, reruns)), _Walk.of(back, fed), tuple(i for i in fed if i is not None))
+        layout, scans = jaxprs.scan_layout(back), [jaxprs.scan_layout(eqn) for eqn in reruns]
+        a, b = layout.num_consts, layout.num_consts + layout.num_carry
+        other = [v for v, stack in zip(back.invars[b:], fed, strict=True) if stack is None]
+        again = zip(reruns, scans, strict=True)
+        read = [(eqn.invars[: s.num_consts], eqn.invars[s.num_consts + s.num_carry :]) for eqn, s in again]
+        groups = [read, (back.invars[:a], other), back.invars[a:b]]
+        carried = [v.aval for v in reruns[0].invars[scans[0].num_consts :][: scans[0].num_carry]]
+        count, rest = divmod(layout.length, lengths[0])
+        starts = [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in carried]
+        last = [jaxprs.struct(aval) for aval in carried] if rest else []
+
+        def program(again: Any, read: Any, carry: Any, starts: Any, last: Any) -> Any:
+            carry, ys = _unwind(pair, lengths, _Place(np.uint32(0), layout.length), (again, read), carry, starts, last)
+            return [*carry, *ys]
+
+        return _traced(program, *jax.tree.map(_struct, groups), starts, last)[0], jax.tree.leaves(groups)
+
+
+# --------------------------------------------------------------------------------------------- how they are traced
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A segment's place in the whole loop: its first step, which may be a tracer, and how many steps it has."""
+
+    first: Any
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A scan of any number of steps, in the direction and under the name of an equation."""
+
+    like: Any
+    body: Any
+
+    def run(self, length: int, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]) -> Any:
+        """Run it on values or tracers; returns the lists of final carries and of stacks."""
+        params = self.like.params
+        like = self.like.replace(params=dict(params, length=length, unroll=min(params["unroll"], length)))
+        a, b, c = ([jaxprs.fresh(jax.typeof(x)) for x in group] for group in (consts, carry, xs))
+        avals = [v.aval for v in jaxprs.opened(self.body)[0].outvars]
+        count = len(carry)
+        outvars = [jaxprs.fresh(aval) for aval in avals[:count]]
+        outvars += [jaxprs.fresh(jaxprs.stacked(aval, [length])) for aval in avals[count:]]
+        eqn = jaxprs.scan(like, self.body, a, b, c, outvars)
+        results = jaxprs.evaluate(jaxprs.build([*a, *b, *c], outvars, [eqn]), *consts, *carry, *xs)
+        return results[:count], results[count:]
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A scan over some steps of a loop, which picks them out of whole stacks: a slice would be a copy."""
+
+    scan: _Scan
+
+    @classmethod
+    def of(cls, like: Any, fed: Sequence[int | None] = ()) -> _Walk:
+        """Walk as a scan equation does. `fed` is None for what it scans over that is a whole stack, as everything is by
+        default; the rest is given for the steps alone.
+        """
+        layout = jaxprs.scan_layout(like)
+        inner, consts = layout.body, layout.num_consts
+        last = consts + layout.num_carry
+        xs = inner.invars[last:]
+        picked = [v for v, given in zip(xs, fed or [None] * len(xs), strict=True) if given is None]
+        wholes = [jaxprs.fresh(jaxprs.stacked(v.aval, [like.params["length"]])) for v in picked]
+        number = jaxprs.fresh(jax.typeof(np.uint32(0)))
+        closed, _ = _traced(lambda i, *stacks: [_step_of(x, i) for x in stacks], *map(_struct, [number, *wholes]))
+        pick, _ = jaxprs.opened(closed)
+        first, slices = renamed(pick, dict(zip(pick.invars, [number, *wholes], strict=True)))
+        eqns, ends = renamed(inner, dict(zip(picked, slices, strict=True)))
+        given = [v for v in xs if v not in picked]
+        invars = [*inner.invars[:consts], *wholes, *inner.invars[consts:last], number, *given]
+        return cls(_Scan(like, jaxprs.build(invars, ends, [*first, *eqns])))
+
+    def run(self, place: _Place, read: Any, carry: list[Any], given: Sequence[Any] = ()) -> Any:
+        """Run it; `read` is a pair, what the scan reads whole and the whole stacks."""
+        numbers = place.first + lax.iota(np.uint32, place.steps)
+        return self.scan.run(place.steps, [*read[0], *read[1]], carry, [numbers, *given])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What runs in a segment of the backward: the reruns, one for each level of segments, and the backward scan, which
+    reads the stacks of the last of them in the order `fed`.
+    """
+
+    reruns: tuple[_Walk, ...]
+    backward: _Walk
+    fed: tuple[int, ...]
+
+
+def _sweep(scan: _Walk, kept: Sequence[int], place: _Place, length: int, read: Any, carry: list[Any]) -> Any:
+    """Run a forward scan in segments: final carries, starts of the segments, starts of the tail, stacks."""
+
+    def segment(place: _Place, read: Any, carry: list[Any], row: list[Any]) -> Any:
+        del row
+        end, ys = scan.run(place, read, carry)
+        return end, [carry[j] for j in kept], ys
+
+    return _in_segments(scan.scan.like, place, length, segment, read, carry, [], [])
+
+
+def _unwind(
+    pair: _Pair, lengths: Sequence[int], place: _Place, read: Any, carry: list[Any], starts: Any, last: Any
+) -> tuple[list[Any], list[Any]]:
+    """Run a backward scan in segments, each after its rerun: final carries and stacks.
+
+    `lengths` are those of this level and the ones below. `read` is what each rerun reads and what the backward scan
+    reads, each a pair as `_Walk.run` takes it.
+    """
+
+    def segment(place: _Place, read: Any, carry: list[Any], start: list[Any]) -> Any:
+        carry, ys = _run_again(pair, lengths, place, read, carry, start)
+        return carry, [], ys
+
+    like = pair.backward.scan.like
+    carry, _, _, ys = _in_segments(like, place, lengths[0], segment, read, carry, starts, last)
+    return carry, ys
+
+
+def _run_again(
+    pair: _Pair, lengths: Sequence[int], place: _Place, read: Any, carry: list[Any], start: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """One segment of the backward: the rerun from its start, whole or in segments of its own, then the steps back."""
+    start = _tied(start, carry)
+    for below in range(1, len(lengths)):
+        if lengths[below] < place.steps:
+            level = len(pair.reruns) - len(lengths) + below - 1
+            kept = range(len(start))
+            _, starts, last, _ = _sweep(pair.reruns[level], kept, place, lengths[below], read[0][level], start)
+            return _unwind(pair, lengths[below:], place, read, carry, starts, last)
+    _, stacks = pair.reruns[-1].run(place, read[0][-1], start)
+    return pair.backward.run(place, read[1], carry, [stacks[i] for i in pair.fed])
+
+
+def _tied(start: list[Any], carry: list[Any]) -> list[Any]:
+    """Let a rerun's start wait for the cotangent: the rerun then neither starts early nor merges with the forward."""
+    witnesses = [x for x in carry if jaxprs.is_plain(jax.typeof(x))]  # all of them, since some may begin as constants
+    held = [i for i, x in enumerate(start) if jaxprs.is_plain(jax.typeof(x))]
+    if not witnesses or not held:
+        return start
+    waited = jaxprs.held([*(start[i] for i in held), *witnesses])
+    after = dict(zip(held, waited, strict=False))
+    return [after.get(i, x) for i, x in enumerate(start)]
+
+
+def _in_segments(
+    like: Any, place: _Place, length: int, segment: Segment, read: Any, carry: Any, rows: list[Any], last: list[Any]
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """A scan over segments of `length` steps each, and the tail before or after it, in the direction of an equation.
+
+    `segment(place, read, carry, row)` runs one, with its own of `rows` (the tail gets `last`), and returns carry, notes
+    and stacks. The whole returns the final carry, the notes of all segments, each stacked, those of the tail, and the
+    stacks, joined.
+    """
+    count, rest = divmod(place.steps, length)
+
+    def body(fixed: Any, carry: list[Any], row: list[Any]) -> Any:
+        first, read = fixed
+        carry, notes, ys = segment(_Place(first + row[0] * np.uint32(length), length), read, carry, row[1:])
+        return carry, (notes, ys)
+
+    def main(carry: list[Any]) -> Any:
+        numbers = lax.iota(np.uint32, count)
+        carry, (notes, ys) = _scan_over(like, count, body, (place.first, read), carry, [numbers, *rows])
+        return carry, notes, [lax.collapse(y, 0, 2) for y in ys]
+
+    def tail(carry: list[Any]) -> Any:
+        return segment(_Place(place.first + np.uint32(count * length), rest), read, carry, last)
+
+    if not rest:
+        carry, notes, ys = main(carry)
+        return carry, notes, [], ys
+    if like.params["reverse"]:
+        carry, late_notes, late = tail(carry)
+        carry, notes, ys = main(carry)
+    else:
+        carry, notes, ys = main(carry)
+        carry, late_notes, late = tail(carry)
+    return carry, notes, late_notes, [lax.concatenate(pair, 0) for pair in zip(ys, late, strict=True)]
+
+
+def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carry: list[Any], rows: list[Any]) -> Any:
+    """`lax.scan` of `body(fixed, carry, row)` in the direction and under the name of an equation."""
+    given = jax.tree.map(lambda x: jaxprs.struct(jax.typeof(x)), (fixed, carry))
+    avals = [jax.typeof(x) for x in rows]
+    traced, shape = _traced(body, *given, [jaxprs.struct(jaxprs.unstacked(a)) for a in avals])
+    like = like.replace(params=dict(like.params, unroll=1))
+    carry, stacks = _Scan(like, traced).run(count, jax.tree.leaves(fixed), carry, rows)
+    return carry, jax.tree.unflatten(jax.tree.structure(shape[1]), stacks)
+
+
+def _traced(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    """The program of a function, and the tree of its results; doubles stay doubles, whatever is enabled by now."""
+    with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in jax.tree.leaves(given))
+    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*given)
+    jaxpr, consts = jaxprs.opened(closed)
+    assert not consts, "a program in segments reads its operands alone"
+    return jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), shape
+
+
+def _step_of(stack: Any, i: Any) -> Any:
+    zeros = [np.uint32(0)] * (stack.ndim - 1)
+    return lax.squeeze(lax.dynamic_slice(stack, [i, *zeros], (1, *stack.shape[1:])), [0])
+
+
+def _struct(atom: Any) -> Any:
+    return jaxprs.struct(atom.aval)

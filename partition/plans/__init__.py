@@ -1,0 +1,16 @@
+"""Hold the decision as a record, and what it was taken from.
+
+A `Problem` is a graph with sides, prices, rules and the `Backend` that the halves are written for. It is made once for
+a program, and every search takes it. A `Plan` says what is saved and what is computed again, and why. It is written to
+a file, and read back for its program or for one with the same forward. The search for plans is in `search`, what they
+come to in `lower`.
+
+Files, in reading order:
+
+    backend: Describe the habits of a compiler, so that the two halves are written for it once.
+    problem: Hold a program with all that is known before a plan is searched for.
+    plan: Record a decision: what is saved, what is recomputed, and why.
+    twins: Find the values of one program in another that has the same forward.
+    planfile: Write a plan to JSON, and read it back for its program.
+    plandiff: Say what changes from one plan to another of the same program.
+"""

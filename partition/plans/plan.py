@@ -1,0 +1,320 @@
+"""Record a decision: what is saved, what is recomputed, and why.
+
+A `Plan` may come from a solver or be written by hand: `Plan.of(graph, saved=[...])` completes a list of value ids. A
+plan *closes* when every value that the backward reads is an input, is saved, or can be computed from inputs and saved
+values by ops that may run again. Where it does not, `validated` raises an error that names the value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.figures import counted
+from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.program.graph import STEP, TOP, Graph
+from jointcut.partition.program.notebook import Shown
+from jointcut.partition.program.sides import Sides
+
+_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
+
+
+class _Told(Protocol):
+    """A row about an array: a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+_Row = TypeVar("_Row", bound=_Told)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One value that the forward hands to the backward.
+
+    Attributes:
+        value: its id in the graph.
+        shape, dtype: of one copy.
+        copies: the trips of its loops.
+        bytes: of all copies together.
+        op: the primitive that makes it.
+        scope: the name stack under which it was traced.
+        source: the user's line.
+        reason: why it is saved rather than recomputed.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    dtype: str
+    copies: int
+    bytes: int
+    op: str
+    scope: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        """The value's type, where it is made and why it is saved, on one line."""
+        trips = f"{self.copies} x " if self.copies > 1 else ""
+        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
+
+
+def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
+    """Group rows that read the same; the group of most bytes comes first.
+
+    Within a group the fields in `apart` may differ, as may the amounts in the reasons.
+    """
+    groups: dict[Any, list[_Row]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, reason=_AMOUNT.sub("", row.reason), **apart)].append(row)
+    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
+
+
+def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
+    """Group saved values that read the same, as those of equal layers do; the group of most bytes comes first."""
+    return alike(saved, value=0, scope="")
+
+
+def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """A text for each loop that runs in segments, given as its id and the steps of one segment."""
+    return (f"loop {loop} in segments of {counted(steps, 'step')}" for loop, steps in loops)
+
+
+def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
+    """The lines that list saved values, one for each group that reads the same: its bytes and its text."""
+    for own in grouped(saved):
+        times = f"{len(own)} times " if len(own) > 1 else ""
+        yield sum(s.bytes for s in own), f"{times}{own[0]}"
+
+
+@dataclass(frozen=True)
+class Plan(Shown):
+    """The values that cross from the forward to the backward, and the ops that the backward runs again.
+
+    Attributes:
+        strategy: the name of the strategy that chose it.
+        saved: the residuals in program order, without inputs (the caller holds them).
+        recomputed: ids of the forward ops that the backward runs again.
+        deferred: ids of the ops that only the backward runs.
+        bound_bytes: a lower bound on the bytes that any plan under the same rules must save, None where none was
+            proved.
+        seconds: the time that the recomputed ops take by a cost model, None where no model was asked.
+        bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
+        segments: the loops that run in segments, each as its id and the steps of one segment.
+        peak_bytes: the peak of the whole step, as the memory model predicts it.
+        bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
+    """
+
+    strategy: str
+    saved: tuple[Saved, ...]
+    recomputed: tuple[int, ...]
+    deferred: tuple[int, ...]
+    bound_bytes: int | None = None
+    seconds: float | None = None
+    bound_seconds: float | None = None
+    segments: tuple[tuple[int, int], ...] = ()
+    peak_bytes: int | None = None
+    bytes_spared: int = 0
+
+    @cached_property
+    def values(self) -> tuple[int, ...]:
+        """Ids of the saved values."""
+        return tuple(s.value for s in self.saved)
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes alive between the halves, beyond what the caller holds."""
+        return sum(s.bytes for s in self.saved) - self.bytes_spared
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether anything of the forward runs in the backward too."""
+        return bool(self.recomputed or self.segments)
+
+    @property
+    def gap(self) -> float | None:
+        """How far `seconds` lies above `bound_seconds`, as a fraction of the bound; None where one is not known."""
+        if self.seconds is None or self.bound_seconds is None:
+            return None
+        if self.bound_seconds == 0:
+            return math.inf if self.seconds else 0.0
+        return (self.seconds - self.bound_seconds) / self.bound_seconds
+
+    def __str__(self) -> str:
+        """The summary, then the saved values, the largest first; those that read the same share a line."""
+        return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
+
+    def summary(self) -> list[str]:
+        """A line of totals, and one of seconds and peak where they are known."""
+        total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
+        bound = ""
+        if self.bound_bytes is not None:
+            bound = f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
+        lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
+        if figures := "; ".join(self._figures()):
+            lines.append(figures)
+        return lines
+
+    def _figures(self) -> Iterator[str]:
+        if self.seconds is not None:
+            yield f"recomputing takes {1e3 * self.seconds:,.3f} ms"
+        if self.bound_seconds is not None:
+            gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
+            yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
+        if self.peak_bytes is not None:
+            yield f"peak {self.peak_bytes:,} bytes"
+        yield from in_segments(self.segments)
+
+    @classmethod
+    def of(
+        cls,
+        program: Graph | Problem,
+        saved: Iterable[int],
+        *,
+        strategy: str = "by hand",
+        reasons: Mapping[int, str] | None = None,
+        bound_bytes: int | None = None,
+        seconds: float | None = None,
+        bound_seconds: float | None = None,
+        segments: Iterable[tuple[int, int]] = (),
+        peak_bytes: int | None = None,
+        bytes_spared: int = 0,
+    ) -> Plan:
+        """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
+
+        The other arguments fill the fields of the same names. Raises `PlanError` where the plan does not close.
+        """
+        problem = as_problem(program)
+        graph, sides = problem.graph, problem.sides
+        reasons = reasons or {}
+        chosen = sorted(set(saved))
+        _existing(problem, chosen)
+        runs = needed(problem, frozenset(chosen))
+        again = sorted(runs.ops)
+        records = tuple(_saved(graph, v, problem.prices[v], reasons.get(v, "")) for v in chosen)
+        records = tuple(r for r in records if graph.values[r.value].maker is not None)
+        recomputed = tuple(i for i in again if i in sides.forward)
+        deferred = tuple(i for i in again if i not in sides.forward)
+        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared
+        plan = cls(strategy, records, recomputed, deferred, *figures)
+        return _lawful(problem, plan, runs)
+
+
+def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
+    value = graph.values[v]
+    op = graph.maker_of(v)
+    name, (scope, source) = (op.name, graph.origin_of(op)) if op else ("input", ("", value.label))
+    return Saved(v, value.shape, value.dtype, value.copies, price, name, scope, source, reason)
+
+
+def _existing(problem: Problem, values: Iterable[int]) -> None:
+    graph = problem.graph
+    for v in values:
+        if not 0 <= v < len(graph.values) or problem.sides.is_late(v):
+            cure = "Save values of the forward only: see Graph.values and Value.maker."
+            raise PlanError(message(f"plan.saved[%{v}]", "does not exist in the forward.", cure))
+        maker = graph.values[v].maker
+        if maker is not None and graph.ops[maker].name == STEP:
+            cure = "Save the stack that it is taken from."
+            raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The ops that the backward runs to get values of the forward, and the values that it gets from them."""
+
+    ops: frozenset[int]
+    values: frozenset[int]
+
+
+def needed(problem: Problem, saved: frozenset[int]) -> Needed:
+    """Return the ops of the forward that the backward must run if these values are saved."""
+    graph = problem.graph
+    ops: set[int] = set()
+    seen = set(saved)
+    stack = [v for v in problem.sides.wanted if v not in seen]
+    while stack:
+        v = stack.pop()
+        maker = graph.values[v].maker
+        if v in seen or maker is None:
+            continue
+        seen.add(v)
+        if maker not in ops:
+            ops.add(maker)
+            stack.extend(v for v in graph.ops[maker].inputs if v not in seen)
+    return Needed(frozenset(ops), frozenset(seen - saved))
+
+
+def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:
+    """The ops that the forward runs: those that outputs and effects need, and those that compute some values."""
+    ops = set(sides.forward)
+    makers = [graph.values[v].maker for v in values]
+    while makers:
+        maker = makers.pop()
+        if maker is None or maker in ops:
+            continue
+        ops.add(maker)
+        makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
+        makers.append(graph.regions[graph.ops[maker].region].holder)
+    return frozenset(ops)
+
+
+def validated(problem: Problem, plan: Plan) -> Plan:
+    """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
+    graph = problem.graph
+    _existing(problem, plan.values)
+    _fits_program(graph, plan)
+    runs = needed(problem, frozenset(plan.values))
+    if differing := sorted(runs.ops ^ {*plan.recomputed, *plan.deferred}):
+        where = f"op {differing[0]} ({graph.ops[differing[0]].name})"
+        _refuse_other(where, "runs in the backward by the plan and not by what it saves, or the other way round.")
+    return _lawful(problem, plan, runs)
+
+
+def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
+    """Return the plan if no op runs again that must not; `runs` are the ops that the plan makes run."""
+    graph, verdicts, saved, read = problem.graph, problem.verdicts, frozenset(plan.values), runs.values
+    for i in (*plan.recomputed, *plan.deferred):
+        for v in graph.ops[i].outputs:
+            why = verdicts[v].not_recomputed
+            if (v in read or (graph.ops[i].effects and v not in saved)) and why and not verdicts[v].is_costly:
+                cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
+                raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
+    _segmented(graph, plan)
+    return plan
+
+
+def _fits_program(graph: Graph, plan: Plan) -> None:
+    for s in plan.saved:
+        value = graph.values[s.value]
+        if (s.shape, s.dtype, s.copies) != (value.shape, value.dtype, value.copies):
+            _refuse_other(f"plan.saved[%{s.value}]", f"is {s.dtype}{list(s.shape)} in the plan, but {value} here.")
+
+
+def _refuse_other(where: str, what: str) -> NoReturn:
+    raise PlanError(message(where, what, "Give a plan that was made for this program."))
+
+
+def _segmented(graph: Graph, plan: Plan) -> None:
+    for n, (loop, steps) in enumerate(plan.segments):
+        where = f"plan.segments[{n}]"
+        if not TOP < loop < len(graph.loops):
+            cure = "Name a loop of the program: see Graph.loops."
+            raise PlanError(message(where, f"names loop {loop}, which does not exist.", cure))
+        if loop in dict(plan.segments[:n]):
+            raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))
+        if not 1 <= steps <= graph.loops[loop].length:
+            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all."
+            raise PlanError(message(where, f"has segments of {steps} steps.", cure))

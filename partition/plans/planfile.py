@@ -1,0 +1,356 @@
+"""Write a plan to JSON, and read it back for its program.
+
+The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
+the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
+contradicts it. Nothing in the text is ever run. `scope` and `source` are for people: they differ between machines, so
+they are neither compared nor taken over. A plan also serves a program with the same forward and another backward
+(`twins`).
+
+>>> from jointcut.partition import Plan, parse
+>>> from jointcut.partition.plans.planfile import dumps, loads
+>>> graph = parse('''
+...     primal %0:float32[8]
+...     cotangent %1:float32[8]
+...     %2:float32[8] = sin %0
+...     %3:float32[8] = sin %2
+...     backward:
+...     %4:float32[8] = mul %1 %3
+...     gradient %4''')
+>>> plan = Plan.of(graph, [3], reasons={3: "so told"})
+>>> loads(dumps(plan, graph), graph) == plan
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import zip_longest
+from typing import Any
+
+from jointcut.partition.errors import GraphError, PlanError, message
+from jointcut.partition.plans.plan import Plan, Saved
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.twins import in_order, twins
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Side
+from jointcut.partition.program.text import parse, show
+
+#: The values of `format` and `version` that are written, and the only ones that are read.
+FORMAT, VERSION = "jointcut plan", 1
+
+_CURE = "Read what dumps wrote, unchanged; to plan otherwise, use Plan.of(graph, saved=[...])."
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def dumps(plan: Plan, graph: Graph) -> str:
+    """Return the plan as a JSON text, the same for the same plan: `loads(dumps(plan, graph), graph) == plan`.
+
+    Raises `PlanError` where the plan does not fit this graph.
+    """
+    document = _document(plan, graph)
+    _has_types(document, "plan")
+    if _completed(document, graph) != plan:
+        cure = "Write a plan with the graph that it was made for, as Plan.of returned it."
+        raise _refuse("plan", "is not what Plan.of makes of its values in this graph.", cure)
+    document["checksum"] = checksum(document)
+    entries = (f"  {json.dumps(key)}: {_lines(document[key])}" for key in sorted(document))
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "checksum": "",
+        "strategy": plan.strategy,
+        "saved": [_entry(s) for s in plan.saved],
+        "recomputed": list(plan.recomputed),
+        "deferred": list(plan.deferred),
+        "segments": [{"loop": loop, "steps": steps} for loop, steps in plan.segments],
+        "bytes_saved": plan.bytes_saved,
+        "figures": {name: getattr(plan, name) for name in _figures},
+        "written_for": _program(graph),
+    }
+
+
+def _entry(saved: Saved) -> dict[str, Any]:
+    return asdict(saved) | {"shape": list(saved.shape)}
+
+
+def _program(graph: Graph) -> list[str]:
+    """The lines of the graph's text, without labels and prices: a program is the same with them and without."""
+    values = tuple(replace(v, label="") if v.label else v for v in graph.values)
+    ops = tuple(op if op.seconds is None else replace(op, seconds=None) for op in graph.ops)
+    return show(replace(graph, values=values, ops=ops)).splitlines()
+
+
+def _lines(value: Any) -> str:
+    """One line, or one for each record or text of a list."""
+    if isinstance(value, list) and value and isinstance(value[0], dict | str):
+        return "[\n    " + ",\n    ".join(json.dumps(item, sort_keys=True) for item in value) + "\n  ]"
+    return json.dumps(value, sort_keys=True)
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of the SHA-256 of all that a plan's text says, except the checksum itself.
+
+    It detects a changed figure that nothing else in the text contradicts. It is no protection against an attacker.
+    """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------ reading: its types
+
+
+def _refuse(where: str, what: str, cure: str = _CURE) -> PlanError:
+    return PlanError(message(where, what, cure))
+
+
+def _shown(given: Any) -> str:
+    text = json.dumps(given, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_Check = Callable[[Any, str], None]
+
+
+def _is_text(given: Any, where: str) -> None:
+    if not isinstance(given, str):
+        raise _refuse(where, f"is {_shown(given)}, not a text.")
+
+
+def _is_whole(given: Any, where: str) -> None:
+    if type(given) is not int:
+        raise _refuse(where, f"is {_shown(given)}, not a whole number.")
+
+
+def _is_count(given: Any, where: str) -> None:
+    if type(given) is not int or given < 0:
+        raise _refuse(where, f"is {_shown(given)}, not a whole number from 0 up.")
+
+
+def _is_amount(given: Any, where: str) -> None:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= sys.float_info.max:
+        raise _refuse(where, f"is {_shown(given)}, not a finite number from 0 up.")
+
+
+def _or_null(check: _Check) -> _Check:
+    return lambda given, where: None if given is None else check(given, where)
+
+
+def _list_of(check: _Check) -> _Check:
+    def check_list(given: Any, where: str) -> None:
+        if not isinstance(given, list):
+            raise _refuse(where, f"is {_shown(given)}, not a list.")
+        for n, item in enumerate(given):
+            check(item, f"{where}[{n}]")
+
+    return check_list
+
+
+def _record(fields: Mapping[str, _Check]) -> _Check:
+    def check_record(given: Any, where: str) -> None:
+        if not isinstance(given, dict):
+            raise _refuse(where, f"is {_shown(given)}, not an object.")
+        if missing := sorted(fields.keys() - given.keys()):
+            raise _refuse(where, f"lacks {', '.join(map(repr, missing))}.")
+        if unknown := sorted(given.keys() - fields.keys()):
+            raise _refuse(where, f"holds {', '.join(map(_shown, unknown))}, which this version does not know.")
+        for name, check in fields.items():
+            check(given[name], f"{where}.{name}")
+
+    return check_record
+
+
+_figures: dict[str, _Check] = {
+    **dict.fromkeys(("bound_bytes", "peak_bytes"), _or_null(_is_count)),
+    "bytes_spared": _is_whole,
+    **dict.fromkeys(("seconds", "bound_seconds"), _or_null(_is_amount)),
+}
+_saved: dict[str, _Check] = {
+    **dict.fromkeys(("value", "copies", "bytes"), _is_count),
+    **dict.fromkeys(("dtype", "op", "scope", "source", "reason"), _is_text),
+    "shape": _list_of(_is_count),
+}
+_has_types = _record(
+    {
+        **dict.fromkeys(("version", "bytes_saved"), _is_count),
+        **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
+        **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
+        "saved": _list_of(_record(_saved)),
+        "segments": _list_of(_record({"loop": _is_count, "steps": _is_count})),
+        "figures": _record(_figures),
+        "written_for": _list_of(_is_text),
+    }
+)
+
+
+# ---------------------------------------------------------------------------------------- reading: its meaning
+
+
+def loads(text: str, graph: Graph) -> Plan:
+    """Return the plan that `dumps` wrote for this program, or for one with the same forward.
+
+    Of the figures of a plan for another program only `seconds` is kept. Raises `PlanError` where the text is not a
+    plan, where it was made for a program with another forward (the error names the first difference), or where
+    something that it says is not true.
+    """
+    try:
+        document = _parsed(text)
+        _has_types(document, "plan")
+    except RecursionError as error:
+        raise _refuse("plan", "nests too deep.") from error
+    plan = _here(document, graph)
+    if document["checksum"] != (actual := checksum(document)):
+        what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(actual)}: it was changed."
+        raise _refuse("plan.checksum", what)
+    return plan
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The JSON object in a text, which must say that it is a plan of a known version."""
+    try:
+        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (TypeError, ValueError) as error:
+        raise _refuse("plan", f"is not JSON: {error}.") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _refuse("plan", f"is no plan of jointcut: it does not say `format` {_shown(FORMAT)}.")
+    if (version := document.get("version")) != VERSION:
+        cure = "Read it with the jointcut that wrote it, or make the plan anew."
+        raise _refuse("plan.version", f"is {_shown(version)}, and this jointcut reads version {VERSION}.", cure)
+    return document
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+        raise ValueError(f"the key {_shown(twice[0])} stands twice in one object")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
+    """The plan of a document for this program, which is the document's own or has the same forward."""
+    if (other := _difference(document["written_for"], graph)) is None:
+        return _completed(document, graph)
+    try:
+        there = parse("\n".join(document["written_for"]))
+    except GraphError:
+        raise other from None
+    if _difference(document["written_for"], there) is not None:
+        raise other
+    plan = _completed(document, there)
+    moved = twins(plan.values, there, graph)
+    if moved is None:
+        raise other
+    loops = dict(zip(_loops(there), _loops(graph), strict=True))
+    reasons = {moved[s.value]: s.reason for s in plan.saved}
+    segments = [(loops[loop], steps) for loop, steps in plan.segments]
+    strategy, seconds = plan.strategy, plan.seconds
+    return Plan.of(graph, moved.values(), strategy=strategy, reasons=reasons, seconds=seconds, segments=segments)
+
+
+def _loops(graph: Graph) -> list[int]:
+    """The loops of a program's forward, in order."""
+    bodies = [graph.bodies[i] for i in in_order(graph) if i in graph.bodies]
+    return [body.loop for body in bodies if graph.ops[body.op].origin is Side.FORWARD]
+
+
+def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
+    """Complete the saved values and the figures of a document to a plan, which the rest of the document must equal."""
+    problem = Problem.of(graph)
+    _can_be_saved(document["saved"], problem)
+    plan = Plan.of(
+        problem,
+        [entry["value"] for entry in document["saved"]],
+        strategy=document["strategy"],
+        reasons={entry["value"]: entry["reason"] for entry in document["saved"]},
+        segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
+        **document["figures"],
+    )
+    _same_saved(document["saved"], plan, graph)
+    _same_ops("plan.recomputed", document["recomputed"], plan.recomputed, graph)
+    _same_ops("plan.deferred", document["deferred"], plan.deferred, graph)
+    if (size := document["bytes_saved"]) != plan.bytes_saved:
+        raise _refuse("plan.bytes_saved", f"is {_shown(size)}, but the values take {plan.bytes_saved}.")
+    return plan
+
+
+def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
+    """The first difference between the lines of a program and this one; None where there is none."""
+    here = _program(graph)
+    for n, (was, now) in enumerate(zip_longest(lines, here)):
+        if was == now:
+            continue
+        name, place = _place(graph, here, n)
+        had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
+        cure = "Read the plan for the program that it was made for, or make a plan for this one."
+        return _refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+    return None
+
+
+def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
+    """The op or input on line n of a graph's text, and where it stands in the user's program."""
+    words = lines[n].split() if n < len(lines) else []
+    if "=" in words:
+        op = graph.ops[in_order(graph)[sum("=" in line.split() for line in lines[:n])]]
+        return f"op {op.id}", f" at {op.source}" if op.source else ""
+    if words and words[0] in {role.value for _, role in graph.inputs}:
+        index = n - (len(graph.loops) - 1)
+        label = graph.values[graph.inputs[index][0]].label
+        return f"input {index}", f" ({label})" if label else ""
+    return f"line {n + 1} of the program", ""
+
+
+def _can_be_saved(entries: Sequence[Mapping[str, Any]], problem: Problem) -> None:
+    graph = problem.graph
+    seen: set[int] = set()
+    for n, entry in enumerate(entries):
+        v, where = entry["value"], f"plan.saved[{n}]:"
+        if v >= len(graph.values):
+            raise _refuse(where, f"%{v} does not exist in the forward: the program has {len(graph.values)} values.")
+        if problem.sides.is_late(v):
+            raise _refuse(where, f"{graph.where(v)} does not exist in the forward: it needs a cotangent.")
+        if graph.values[v].maker is None:
+            raise _refuse(where, f"{graph.where(v)} is an input, which the caller holds.")
+        if v in seen:
+            raise _refuse(where, f"{graph.where(v)} is saved twice.")
+        seen.add(v)
+
+
+def _same_saved(entries: Sequence[Mapping[str, Any]], plan: Plan, graph: Graph) -> None:
+    saved = {s.value: s for s in plan.saved}
+    for n, entry in enumerate(entries):
+        want = _entry(saved[entry["value"]])
+        for name in ("shape", "dtype", "copies", "bytes", "op"):
+            if entry[name] != want[name]:
+                what = f"is {_shown(entry[name])}, but {_shown(want[name])} in {graph.where(entry['value'])}."
+                raise _refuse(f"plan.saved[{n}].{name}", what)
+
+
+def _same_ops(where: str, given: Sequence[int], want: Sequence[int], graph: Graph) -> None:
+    """Refuse a list of ops that does not follow from what is saved, and name one op too few or too many."""
+    few, many = set(want) - set(given), set(given) - set(want)
+    if few:
+        raise _refuse(where, f"lacks {_op(graph, min(few))}, which must run if no more than that is saved.")
+    if many:
+        raise _refuse(where, f"holds {_op(graph, min(many))}, which need not run if all that is saved.")
+    if list(given) != list(want):
+        raise _refuse(where, "names an op twice, or not in program order.")
+
+
+def _op(graph: Graph, i: int) -> str:
+    if i >= len(graph.ops):
+        return f"op {i}, of {len(graph.ops)} in all"
+    op = graph.ops[i]
+    return f"op {i} ({op.name}{' at ' + op.source if op.source else ''})"

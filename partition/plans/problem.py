@@ -1,0 +1,75 @@
+"""Hold a program with all that is known before a plan is searched for.
+
+A `Problem` is made once for a program. Searches take it and answer with a `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from jointcut.partition.plans.backend import PORTABLE, Backend
+from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
+from jointcut.partition.prices.rules import Constraint, Verdict, judge
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.primitives import FUSED
+from jointcut.partition.program.sides import Sides, classify
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A joint program, and what is known of its ops and values.
+
+    Attributes:
+        graph: the joint program.
+        sides: what must run forward and what backward.
+        prices: for each value the bytes that saving it keeps alive between the halves.
+        verdicts: for each value the rules that forbid saving or recomputing it.
+        constraints: the demands on single values, which the verdicts follow.
+        backend: the backend that the halves are compiled for.
+        seconds: for each op the time that running it again takes; empty where ops have no prices. Without prices, an op
+            that a rule of cost forbids to run again is never run again; with prices, it costs its seconds.
+        model: the cost model that gave these seconds, None where ops have no prices.
+    """
+
+    graph: Graph
+    sides: Sides
+    prices: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+    constraints: tuple[Constraint, ...] = ()
+    backend: Backend = PORTABLE
+    seconds: tuple[float, ...] = ()
+    model: CostModel | None = None
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        model: CostModel | None = None,
+        constraints: Iterable[Constraint] = (),
+        backend: Backend = PORTABLE,
+    ) -> Self:
+        """Return the problem of a graph; with a cost model its ops have prices in seconds.
+
+        Raises `GraphError` where an output of the user needs a cotangent, and `PlanError` where the model gives a price
+        that is negative, infinite or not a number.
+        """
+        sides, demands = classify(graph), tuple(constraints)
+        prices, verdicts = saving_bytes(graph, sides), judge(graph, sides, demands)
+        made = cls(graph, sides, tuple(prices), tuple(verdicts), demands, backend)
+        return made if model is None else made.timed(model)
+
+    def timed(self, model: CostModel) -> Self:
+        """The same problem with its ops priced in seconds.
+
+        An op of one instruction takes no time of its own: it is computed within the loop of each reader.
+        """
+        taken = recompute_seconds(self.graph, self.sides, model)
+        seconds = (0.0 if op.name in FUSED else s for op, s in zip(self.graph.ops, taken, strict=True))
+        return replace(self, seconds=tuple(seconds), model=model)
+
+
+def as_problem(program: Graph | Problem, backend: Backend = PORTABLE) -> Problem:
+    """Return a given problem as it is; for a graph, return its problem on the given backend."""
+    return program if isinstance(program, Problem) else Problem.of(program, backend=backend)

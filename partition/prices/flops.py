@@ -1,0 +1,114 @@
+"""Count what one equation computes and moves.
+
+A call or a loop counts with the equations inside it. Bytes are those of operands read and of results written, as if the
+equation ran alone; `is_fused` names the primitives that do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jointcut.partition.prices.counts import PER_ELEMENT, Arrays, Work, counted
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.primitives import BY_BODY, CHEAP, CUMULATIVE, OPAQUE, PICKING, REORDERING, WEIGHTS
+
+#: Primitives that XLA folds into the loop that reads the result. It does not always do so with one that takes elements
+#: in another order or from several arrays. Other movement only changes how an index is computed.
+_FUSED = CHEAP - REORDERING
+
+
+def flops(eqn: jaxprs.Equation) -> float | None:
+    """Flops of one run of an equation; None for a kernel that does not tell them.
+
+    An operation other than an addition or a multiplication counts as the additions that take as long: see
+    `primitives.WEIGHTS`.
+    """
+    done = work(eqn)
+    return None if done is None else done.products + done.weighted
+
+
+def jaxpr_flops(closed: Any) -> float:
+    """Operations of one run of a jaxpr, as people count them: an `exp` or a comparison is one, like an addition.
+
+    Kernels that do not say what they compute count nothing.
+    """
+    done = _sequence(jaxprs.opened(closed)[0])
+    return done.products + done.others
+
+
+def work(eqn: jaxprs.Equation) -> Work | None:
+    """The work of one run of an equation; None for a kernel that does not tell it.
+
+    A call counts the equations inside, a scan counts its body once per trip. Of several branches, each kind of work
+    counts as in the branch that has most of it. How often a `while` runs is unknown: its body and its condition count
+    once, so its count is a lower bound.
+    """
+    name = eqn.primitive.name
+    if name in OPAQUE:
+        told = eqn.params.get("cost_estimate")
+        return None if told is None else _told(told.flops, told.transcendentals)
+    if name == "scan":
+        layout = jaxprs.scan_layout(eqn)
+        return _sequence(layout.body).times(layout.length)
+    if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
+        parts = map(_sequence, inner)
+        return Work.sum(parts) if name == "while" else Work.largest(parts)
+    reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
+    is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
+    if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
+        return Work.largest(map(_sequence, jaxprs.inner_jaxprs(eqn))).times(done.others)
+    return counted(name, reads, writes, eqn.params, is_complex)
+
+
+def _told(flops: float, transcendentals: float) -> Work:
+    """The work that a kernel states in its `cost_estimate`; its flops are taken for those of products."""
+    return Work(float(flops), float(transcendentals), WEIGHTS["exp"] * float(transcendentals))
+
+
+def _sequence(jaxpr: jaxprs.Jaxpr) -> Work:
+    return Work.sum(done for eqn in jaxpr.eqns if (done := work(eqn)) is not None)
+
+
+def moved_bytes(eqn: jaxprs.Equation) -> int:
+    """Bytes that one run of an equation on its own reads and writes.
+
+    A primitive that reads only some elements counts only those. A call moves at least its operands and results, and at
+    least the bytes of the ops inside that are not fused. A scan counts so once per trip, branches count as the one that
+    moves most, and a `while` as one trip.
+    """
+    name = eqn.primitive.name
+    if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:
+        return int(told.bytes_accessed)
+    if name == "scan":
+        layout = jaxprs.scan_layout(eqn)
+        return layout.length * _moved_inside(layout.body)
+    if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
+        parts = [_moved_inside(jaxpr) for jaxpr in inner]
+        return sum(parts) if name == "while" else max(parts)
+    reads, writes = ([jaxprs.aval_bytes(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars))
+    row = Arrays([getattr(v.aval, "shape", ()) for v in eqn.invars], [], eqn.params).row if name in CUMULATIVE else 1
+    return traffic(name, reads, writes, row)
+
+
+def _moved_inside(jaxpr: jaxprs.Jaxpr) -> int:
+    ends = sum(jaxprs.aval_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+    return max(ends, sum(moved_bytes(eqn) for eqn in jaxpr.eqns if not is_fused(eqn.primitive.name)))
+
+
+def is_fused(name: str) -> bool:
+    """Whether XLA computes a primitive inside the loop of a neighbour, so that it moves no bytes of its own."""
+    return name in _FUSED
+
+
+def traffic(name: str, reads: Sequence[int], writes: Sequence[int], row: int = 1) -> int:
+    """Bytes that a primitive reads and writes, from those of its operands and results.
+
+    A cumulative sum along rows of length `row` is computed in parallel, which passes over the rows log2(row) times.
+    """
+    written = sum(writes)
+    if name in PICKING and reads:
+        return min(reads[0], written) + sum(reads[1:]) + written
+    passes = math.ceil(math.log2(max(2, row))) if name in CUMULATIVE else 1
+    return passes * (sum(reads) + written)

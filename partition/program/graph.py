@@ -1,0 +1,266 @@
+"""Hold the joint program as ops and values.
+
+A `Graph` is flat: the bodies of paired loops lie in the same list of ops as the rest, each in its own *region*, and a
+value that one loop hands to another step by step is one value, whether it is stacked in between or not. So a cut
+through the graph is a cut through all loops at once. Ids are dense and follow program order; an op's equation is an
+opaque payload that only `loops` and `emit` open. An op whose program lies in regions has a `Body`.
+
+Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
+
+    %2:f32[8] = mul %0 %1
+    %3:f32[8] = sin %2
+    %4:f32[] = reduce_sum %3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jointcut.partition.program.bodies import Body
+from jointcut.partition.program.jaxprs import scope_of
+from jointcut.partition.program.notebook import Shown
+from jointcut.partition.program.places import line_of
+from jointcut.partition.program.roles import Role, Side
+
+TOP = 0
+
+STEP = "step"  # one step's slice of a stacked value
+LITERAL = "literal"  # a constant written in the program
+OPEN_LOOP = "loop"  # an op whose body is a region of this graph; a scan that stays closed is called "scan"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array of the joint program.
+
+    Attributes:
+        id: its place among the values of the graph.
+        shape, dtype: of one copy.
+        bytes: of one copy.
+        copies: the trips of the loops around it: saving it for the backward keeps `saved_bytes`.
+        loop: id of the loop in whose steps it lives, `TOP` outside all.
+        maker: id of the op that computes it, None for an input of the program.
+        label: how the user calls it, where it is an input.
+        payload: its type in JAX; None where the graph was read from text.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    copies: int = 1
+    loop: int = TOP
+    maker: int | None = None
+    label: str = ""
+    payload: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The value's name in graph text."""
+        return f"%{self.id}"
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that stay alive between the halves if this value is saved: one copy per trip."""
+        return self.bytes * self.copies
+
+    def __str__(self) -> str:
+        """Name, dtype and shape, with the trips of its loops in front."""
+        trips = f"{self.copies}x" if self.copies != 1 else ""
+        return f"{self.name}:{trips}{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One equation of the joint program, or a pseudo-op (`step`, `literal`) that costs nothing.
+
+    Attributes:
+        id: its place among the ops of the graph.
+        name: of its primitive, or `step` or `literal`.
+        operands: ids of the values it reads, in the equation's own order, with None for a literal.
+        outputs: ids of the values it makes.
+        region: id of the region in which it runs.
+        origin: the phase in which it was traced.
+        effects: whether running it is seen from outside, so that it must happen once.
+        inner: the primitives inside it, where the cut does not look.
+        seconds: what one run takes, where the text says so; else the cost model prices it.
+        payload: its equation; None where the graph was read from text.
+        inputs: ids of the values it reads, each once.
+    """
+
+    id: int
+    name: str
+    operands: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    region: int = TOP
+    origin: Side = Side.FORWARD
+    effects: bool = False
+    inner: frozenset[str] = frozenset()
+    seconds: float | None = None
+    payload: Any = field(default=None, compare=False, repr=False)
+    inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Find `inputs`: the values it reads, each once, in order."""
+        object.__setattr__(self, "inputs", tuple(dict.fromkeys(v for v in self.operands if v is not None)))
+
+    @property
+    def scope(self) -> str:
+        """The name stack under which it was traced."""
+        return "" if self.payload is None or self.name == LITERAL else scope_of(self.payload)
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that made it."""
+        return "" if self.payload is None or self.name == LITERAL else line_of(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Scans that run step by step together: one forward scan or several, and the backward scans that read them."""
+
+    id: int
+    parent: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A list of ops that run in order: the whole program, or one that an op holds, its `holder`.
+
+    `names` maps the variables of its jaxpr to value ids (or to literals).
+    """
+
+    id: int
+    loop: int
+    parent: int | None = None
+    holder: int | None = None
+    origin: Side = Side.FORWARD
+    ops: tuple[int, ...] = ()
+    names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Graph(Shown):
+    """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
+
+    Attributes:
+        values, ops, regions, loops: each at the place that is its id.
+        inputs: ids of the values that enter, with their roles.
+        outputs: ids of the values that leave, with their roles; None where an output is a literal of the program.
+        literals: the outputs that are literals.
+        bodies: the programs that ops hold, by op id, in the order of their regions.
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    regions: tuple[Region, ...]
+    loops: tuple[Loop, ...]
+    inputs: tuple[tuple[int, Role], ...]
+    outputs: tuple[tuple[int | None, Role], ...]
+    literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
+
+    def role_inputs(self, role: Role) -> tuple[int, ...]:
+        """Ids of the inputs that play a role, in order."""
+        return tuple(v for v, r in self.inputs if r is role)
+
+    def role_outputs(self, role: Role) -> tuple[int | None, ...]:
+        """Ids of the outputs that play a role, in order."""
+        return tuple(v for v, r in self.outputs if r is role)
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each value the ops that read it, in order."""
+        out: list[list[int]] = [[] for _ in self.values]
+        for op in self.ops:
+            for v in op.inputs:
+                out[v].append(op.id)
+        return tuple(map(tuple, out))
+
+    @cached_property
+    def ancestors(self) -> tuple[frozenset[int], ...]:
+        """For each loop, itself and the loops around it."""
+        out: list[frozenset[int]] = []
+        for loop in self.loops:
+            out.append(frozenset({loop.id}) | (out[loop.parent] if loop.id != TOP else frozenset()))
+        return tuple(out)
+
+    @cached_property
+    def trips(self) -> tuple[int, ...]:
+        """For each loop how often its body runs in all, the loops around it counted."""
+        out: list[int] = []
+        for loop in self.loops:
+            out.append(1 if loop.id == TOP else out[loop.parent] * loop.length)
+        return tuple(out)
+
+    @cached_property
+    def around(self) -> tuple[frozenset[int], ...]:
+        """For each region, itself and the regions around it."""
+        out: list[frozenset[int]] = []
+        for region in self.regions:
+            out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
+        return tuple(out)
+
+    def maker_of(self, value_id: int) -> Op | None:
+        """The op that computes a value, None for an input."""
+        maker = self.values[value_id].maker
+        return None if maker is None else self.ops[maker]
+
+    @cached_property
+    def _origins(self) -> dict[int, tuple[str, str]]:
+        return {}
+
+    def origin_of(self, op: Op) -> tuple[str, str]:
+        """The scope and the source line of an op, looked up once."""
+        if op.id not in self._origins:
+            self._origins[op.id] = op.scope, op.source
+        return self._origins[op.id]
+
+    def holder_of(self, region_id: int) -> Op:
+        """The op that holds a region. Raises `ValueError` for the top of the program, which no op holds."""
+        holder = self.regions[region_id].holder
+        if holder is None:
+            raise ValueError(f"region {region_id} is no body of an op")
+        return self.ops[holder]
+
+    def whole(self, value_id: int) -> int:
+        """The stack that a step was taken from; any other value itself."""
+        maker = self.values[value_id].maker
+        return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
+
+    def first_met(self, starts: Iterable[int], stops: Callable[[int, Op], bool]) -> list[int]:
+        """The values that are met first, going back from `starts`, at which `stops` holds of it and its op."""
+        found: list[int] = []
+        seen: set[int] = set()
+        stack = list(starts)
+        while stack:
+            v = stack.pop()
+            maker = self.values[v].maker
+            if v in seen or maker is None:
+                continue
+            seen.add(v)
+            if stops(v, self.ops[maker]):
+                found.append(v)
+            else:
+                stack += self.ops[maker].inputs
+        return found
+
+    def loop_of(self, op: Op) -> int:
+        """The loop in whose steps an op runs."""
+        return self.regions[op.region].loop
+
+    def within(self, *regions: int) -> frozenset[int]:
+        """Some regions and those inside them."""
+        return frozenset(r.id for r in self.regions if not self.around[r.id].isdisjoint(regions))
+
+    def where(self, value_id: int) -> str:
+        """How to tell the user which value is meant: its name, type, op and source line, or its argument path."""
+        value = self.values[value_id]
+        if value.maker is None:
+            return f"{value} ({value.label or 'an input'})"
+        op = self.ops[value.maker]
+        return f"{value} ({op.name}{' at ' + op.source if op.source else ''})"

@@ -1,0 +1,228 @@
+"""Open calls, and merge equations that compute the same.
+
+A joint program passes through these two rewrites before it is read as a graph. Other functions on lists of equations
+stand here too. All keep every equation's name stack, source line and context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jointcut.partition.program.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    Var,
+    fresh,
+    has_effects,
+    inner_primitives,
+    is_dropped,
+    opened,
+    rebound,
+    source_of,
+)
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
+
+
+def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Put a scope of its own on the name stack of every equation under `jax.checkpoint`, however deep."""
+    if not holds(closed, "remat2"):
+        return closed
+    jaxpr, consts = opened(closed)
+    return ClosedJaxpr(_marked(jaxpr, False), consts)
+
+
+def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if under and CHECKPOINT_SCOPE not in str(eqn.source_info.name_stack):
+            stack = eqn.source_info.name_stack
+            scope = type(stack)().extend(CHECKPOINT_SCOPE)
+            eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
+        if eqn.primitive.name in WITH_BODIES:
+            deeper = under or eqn.primitive.name == "remat2"
+            eqn = eqn.replace(
+                params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
+            )
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
+def holds(closed: ClosedJaxpr, name: str) -> bool:
+    """Whether a primitive occurs in a jaxpr, however deep."""
+    return any(name == eqn.primitive.name or name in inner_primitives(eqn) for eqn in opened(closed)[0].eqns)
+
+
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
+
+    The names of opened functions stay in the name stack. Where a function's own equations lead to no line of the
+    user's, they get the line of the call. A `jit` that asks for shardings, layouts or compiler options of its own stays
+    closed. Returns a jaxpr whose constants are still its `consts`.
+    """
+    jaxpr, consts = opened(closed)
+    lifted: list[tuple[Var, Any]] = list(zip(jaxpr.constvars, consts, strict=True))
+    eqns, outvars = _flattened(jaxpr, lifted)
+    info = jaxpr.debug_info
+    effects = frozenset(jaxpr.effects)
+    out = Jaxpr([v for v, _ in lifted], list(jaxpr.invars), outvars, eqns, effects, info)
+    return ClosedJaxpr(out, [c for _, c in lifted])
+
+
+def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list[Equation], list[Atom]]:
+    """The equations and outputs of a jaxpr with calls opened; without `lifted`, calls with constants stay closed."""
+    rename: dict[Var, Atom] = {}
+    out: list[Equation] = []
+
+    def visit(body: Jaxpr, names: dict[Var, Atom], stack: Any, caller: Any) -> list[Atom]:
+        def read(v: Atom) -> Atom:
+            return v if isinstance(v, Literal) else names.get(v, v)
+
+        for eqn in body.eqns:
+            invars = [read(v) for v in eqn.invars]
+            info = eqn.source_info if caller is None else eqn.source_info.replace(traceback=caller)
+            if stack is not None:
+                info = info.replace(name_stack=stack + info.name_stack)
+            call = _callee(eqn, lifted)
+            if call is None:
+                outvars = [v if stack is None or is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
+                names.update(zip(eqn.outvars, outvars, strict=True))
+                out.append(rebound(_scan_opened(eqn), invars, outvars).replace(source_info=info))
+                continue
+            inner, inner_consts = call
+            local: dict[Var, Atom] = dict(zip(inner.invars, invars, strict=True))
+            for var, const in zip(inner.constvars, inner_consts, strict=True):
+                assert lifted is not None
+                local[var] = fresh(var.aval)
+                lifted.append((local[var], const))
+            name = eqn.params.get("name")
+            deeper = info.name_stack.extend(name) if name else info.name_stack
+            nowhere = bool(inner.eqns) and not source_of(inner.eqns[0])
+            names.update(
+                zip(eqn.outvars, visit(inner, local, deeper, info.traceback if nowhere else None), strict=True)
+            )
+        return [read(v) for v in body.outvars]
+
+    return out, visit(jaxpr, rename, None, None)
+
+
+def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
+    """The jaxpr of a call that may be opened in place, or None."""
+    if eqn.primitive.name not in OPENED:
+        return None
+    params = eqn.params
+    closed = params.get("jaxpr", params.get("call_jaxpr"))
+    for key in ("in_shardings", "out_shardings"):
+        if any(type(s).__name__ != "UnspecifiedValue" for s in params.get(key, ())):
+            return None
+    layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
+    if any(x is not None for x in layouts) or params.get("compiler_options_kvs"):
+        return None
+    inner, consts = opened(closed)
+    return None if consts and lifted is None else (inner, consts)
+
+
+def _scan_opened(eqn: Equation) -> Equation:
+    if eqn.primitive.name != "scan":
+        return eqn
+    body, consts = opened(eqn.params["jaxpr"])
+    eqns, outvars = _flattened(body, None)
+    if len(eqns) == len(body.eqns):
+        return eqn
+    opened_body = Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
+    return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
+
+
+def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
+    """The equations and outputs of a jaxpr once some of its inputs stand for other atoms."""
+
+    def read(v: Atom) -> Atom:
+        return v if isinstance(v, Literal) else rename.get(v, v)
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        invars = [read(v) for v in eqn.invars]
+        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
+        eqns.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+    return eqns, [read(v) for v in jaxpr.outvars]
+
+
+def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
+    """Merge equations that compute the same from the same variables; an equation with effects is never merged.
+
+    `boundary` counts the leading equations of the forward. Returns the new equations, outputs and boundary.
+    """
+    rename: dict[Var, Atom] = {}
+    seen: dict[Any, Sequence[Var]] = {}
+    kept: list[Equation] = []
+    leading = 0
+    for place, eqn in enumerate(eqns):
+        invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
+        key = None if eqn.effects else _fingerprint(eqn, invars)
+        twin = seen.get(key) if key is not None else None
+        if twin is not None:
+            rename.update(zip(eqn.outvars, twin, strict=True))
+            continue
+        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
+        kept.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+        leading += place < boundary
+        if key is not None and not any(map(is_dropped, eqn.outvars)):
+            seen[key] = eqn.outvars
+    return kept, [v if isinstance(v, Literal) else rename.get(v, v) for v in outvars], leading
+
+
+def _fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
+    """A key that is equal only for equations that compute the same; None where no such key can be made."""
+    operands = tuple(_literal_key(v) if isinstance(v, Literal) else v for v in invars)
+    key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), eqn.ctx)
+    try:
+        hash(key)
+    except TypeError:  # a parameter without a hash, an array for instance
+        return None
+    return key
+
+
+def _literal_key(literal: Literal) -> Any:
+    array = np.asarray(literal.val)
+    return (str(literal.aval), array.tobytes()) if array.size <= 16 else id(literal)
+
+
+@dataclass(frozen=True)
+class Live:
+    """The part of a list of equations that something needs: their `places`, and the variables that are `read`."""
+
+    places: frozenset[int]
+    read: frozenset[Var]
+
+
+def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
+    """The equations that the atoms `ends` need, those with effects, and all that these need; `ends` count as read."""
+    read = {v for v in ends if not isinstance(v, Literal)}
+    places = set()
+    for i in range(len(eqns) - 1, -1, -1):
+        if has_effects(eqns[i]) or not read.isdisjoint(eqns[i].outvars):
+            places.add(i)
+            read.update(_vars(eqns[i]))
+    return Live(frozenset(places), frozenset(read))
+
+
+def _vars(eqn: Equation) -> list[Var]:
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
+
+
+def _in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
+    """A parameter of an equation with the jaxprs in it changed."""
+    if isinstance(value, tuple):
+        return tuple(_in_bodies(v, change) for v in value)
+    if isinstance(value, Jaxpr):
+        return change(value)
+    if isinstance(value, ClosedJaxpr):
+        inner, consts = opened(value)
+        return ClosedJaxpr(change(inner), consts)
+    return value

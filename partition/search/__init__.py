@@ -1,0 +1,18 @@
+"""Search for what to keep.
+
+The minimum cut is the cheapest set of values to save. A front is the cheapest set at every price of a second, found by
+peeling one network. Long chains are divided into stretches, as if each were checkpointed. A `Planner` lists all of
+these for a budget, by the peak that a replay predicts. `best` picks the default from them.
+
+Files, in reading order:
+
+    network: Turn values, prices and rules into a flow network.
+    mincut: Find the cheapest set of values to save.
+    peel: Peel a network: find the nodes that leave the minimum cut as the price of a second rises.
+    front: Find the cheapest cut at every price of a second.
+    stretches: Divide the forward into stretches at narrow places, and say in which stretch each value is made and read.
+    undo: Count the bytes and seconds that one stretch takes while the backward undoes it.
+    chain: Divide a chain of layers: what to save of each, and which to run again together.
+    budget: List the plans worth trying for a budget, with the peak and the time of each.
+    best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
+"""

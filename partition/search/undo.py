@@ -1,0 +1,163 @@
+"""Count the bytes and seconds that one stretch takes while the backward undoes it.
+
+A value that is not saved is computed again just before it is read, and is alive until its last read, by the rules of
+`order` and `memory`. Nothing is scheduled, so that thousands of stretches can be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jointcut.partition.lower import memory
+from jointcut.partition.lower.memory import Level
+from jointcut.partition.lower.order import Progress
+from jointcut.partition.prices.rules import light
+from jointcut.partition.program.graph import LITERAL, STEP, TOP
+from jointcut.partition.program.primitives import RENAMING
+from jointcut.partition.search.stretches import Stretch, Stretches
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of one stretch if some of its values are saved.
+
+    `bytes_saved` are alive until it is undone, `seconds` is the time of the ops that run again, and `peak_bytes` the
+    most that is alive while it is undone, its saved values included. Later stretches of its piece are undone before it,
+    and may need values of it: computing these leaves `held_bytes` alive, and reads the values `passed` of earlier
+    stretches. `reads` are all values of earlier stretches that it reads.
+    """
+
+    saved: frozenset[int]
+    bytes_saved: int
+    seconds: float
+    held_bytes: int
+    peak_bytes: int
+    passed: frozenset[int]
+    reads: frozenset[int]
+
+
+def figures(
+    row: Stretches, stretch: Stretch, inside: frozenset[int], outer: frozenset[int], inner: frozenset[int]
+) -> Figures:
+    """Return the figures of a stretch if its values `inside` and `outer` are saved.
+
+    Later stretches of its piece compute from its values `inner`, stretches after the piece from its values `outer`. A
+    value `inside` that the backward has no use for is not saved.
+    """
+    saved, ops, reads = _walk(row, stretch, (*stretch.needs, *inner), inside, outer)
+    _, _, passed = _walk(row, stretch, inner, inside, outer)
+    held, peak = _Replay(row, stretch, saved).figures(inner)
+    seconds = sum(row.problem.seconds[i] for i in sorted(ops))
+    return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads)
+
+
+def _walk(
+    row: Stretches, stretch: Stretch, wanted: Iterable[int], inside: frozenset[int], outer: frozenset[int]
+) -> tuple[frozenset[int], set[int], frozenset[int]]:
+    """For some values of a stretch: the saved values, the ops that run again, and the values of earlier stretches."""
+    saved, ops, seen, reads = set(outer), set[int](), set(outer), set[int]()
+    stack = list(wanted)
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        is_free = not row.problem.prices[v] and not row.problem.verdicts[v].not_saved
+        if row.made_in[v] != stretch.number:
+            reads.update(row.places.roots[v])
+        elif v in inside or v in row.places.must_save or is_free:
+            saved.add(v)
+        elif (op := row.graph.maker_of(v)) is not None:
+            ops.add(op.id)
+            stack.extend(op.inputs)
+    return frozenset(saved), ops, frozenset(reads)
+
+
+class _Replay:
+    """The backward of a stretch as rows of `memory`, op by op, with the ops that run again."""
+
+    def __init__(self, row: Stretches, stretch: Stretch, saved: frozenset[int]) -> None:
+        self.row, self.stretch, self.graph, self.saved = row, stretch, row.graph, saved
+        self.level, self.progress = Level(), Progress(TOP)
+        self.now = {v: self.level.buffer(row.problem.prices[v], None) for v in saved}  # the buffer that holds a value
+        self.now.update((v, self.buffer(v)) for v in stretch.late)
+        self.level.rows.append(memory.Row("given", (), tuple(self.now.values()), None, None, None))
+
+    def buffer(self, v: int) -> int:
+        """A new buffer for a value; results lie with the caller."""
+        return self.level.buffer(0 if v in self.row.ends else self.graph.values[v].bytes, None)
+
+    def figures(self, inner: frozenset[int]) -> tuple[int, int]:
+        """The bytes held after the values that later stretches read are computed, and the most bytes at once."""
+        self.compute(inner)
+        middle = len(self.level.rows)
+        handed = dict.fromkeys(self.now[v] for v in inner if v in self.now)
+        self.level.rows.append(memory.Row("hand", tuple(handed), (), None, None, None))
+        again = self.progress.made_at
+        self.now = {v: b for v, b in self.now.items() if v not in again or not self.is_light(v)}
+        for i in self.stretch.backward:
+            self.compute(self.stretch.reads.get(i, {}))
+            self.run(i)
+        self.level.carried.update(self.now[v] for v in self.stretch.passing if v in self.now)
+        last, counted = self.level.lives
+        made = (b for row in self.level.rows[1:middle] for b in row.makes)
+        return sum(self.level.sizes[b] for b in made if counted[b] and last[b] >= middle), self.level.peak[0]
+
+    def is_light(self, v: int) -> bool:
+        """Whether a value may be computed several times."""
+        op = self.graph.maker_of(v)
+        return op is not None and light(self.graph, op)
+
+    def sources(self, values: Iterable[int]) -> Iterator[int]:
+        """The values that must be at hand at the top of the program; a loop computes the rest in its steps."""
+        seen: set[int] = set()
+        stack = list(values)
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            value = self.graph.values[v]
+            if value.loop == TOP or v in self.saved:
+                yield v
+            elif self.row.made_in[v] == self.stretch.number and value.maker is not None:
+                stack.extend(self.graph.ops[value.maker].inputs)
+
+    def compute(self, values: Iterable[int]) -> None:
+        """Run the ops again that compute some values, where these are not at hand."""
+        ops: set[int] = set()
+        seen: set[int] = set()
+        stack = list(self.sources(values))
+        while stack:
+            v = stack.pop()
+            if v in seen or v in self.saved or self.row.made_in[v] != self.stretch.number:
+                continue
+            if v in self.now and not self.progress.is_dropped(self.graph, v):
+                continue
+            seen.add(v)
+            op = self.graph.maker_of(v)
+            if op is not None and op.name not in (STEP, LITERAL):
+                ops.add(op.id)
+                stack.extend(self.sources(op.inputs))
+        for i in sorted(ops):
+            self.run(i)
+            self.progress.note_again(self.graph.ops[i])
+
+    def run(self, i: int) -> None:
+        """Let an op run next."""
+        op = self.graph.ops[i]
+        is_late = i in self.row.problem.sides.backward
+        values = self.sources(self.stretch.reads.get(i, {}) if is_late else op.inputs)
+        reads = tuple(dict.fromkeys(self.now[v] for v in values if v in self.now))
+        if op.name in RENAMING:
+            self.now.update((v, reads[0]) for v in op.outputs[:1] if reads)
+            return
+        makes = []
+        for v in op.outputs:
+            if self.graph.values[v].loop == TOP:
+                self.now[v] = self.buffer(v)
+                makes.append(self.now[v])
+        self.level.rows.append(memory.Row(op.name, reads, tuple(makes), None, None, op))
+        if is_late:
+            self.progress.note(op)

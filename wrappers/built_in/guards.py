@@ -1,0 +1,113 @@
+"""Refuse a call that the compiled program was not made for.
+
+A compiled program has one signature. `GuardsWrapper` compares each call's tree, shapes, dtypes and static values with
+it, and says by the user's own path what differs, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jointcut.partition.errors import CallError, message
+from jointcut.wrappers.arguments.tree import Bound, is_array_like
+from jointcut.wrappers.metadata.convention import Slot, is_inexact, slot, slots
+from jointcut.wrappers.wrapper import Target
+
+_COTANGENT = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
+_CURE = "Trace and compile for this signature too, or call the function itself, which does so by need."
+
+
+@dataclass(frozen=True)
+class GuardsWrapper:
+    """Compare every call with the one that was traced."""
+
+    traced: Bound
+
+    def pre_compile(self, target: Target) -> Target:
+        """Guards change nothing before compiling."""
+        return target
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call that raises `CallError` where the arguments do not fit."""
+        del target
+        inputs = slots(self.traced.paths(), self.traced.leaves)
+
+        def guarded(bound: Bound) -> Any:
+            if bound.tree != self.traced.tree:
+                raise CallError(message("The arguments", _tree_difference(self.traced, bound), _CURE))
+            self.same_statics(bound)
+            for want, leaf in zip(inputs, bound.leaves, strict=True):
+                got = slot(want.path, leaf)
+                if (got.shape, got.dtype) != (want.shape, want.dtype):
+                    got_text, want_text = str(got).split(": ")[1], str(want).split(": ")[1]
+                    raise CallError(message(want.path, f"is {got_text}, but {want_text} was traced.", _CURE))
+            return call(bound)
+
+        return guarded
+
+    def same_statics(self, bound: Bound) -> None:
+        """Raise `CallError` at the first static argument that differs from the one traced."""
+        old, new = _by_path(self.traced), _by_path(bound)
+        for path in dict.fromkeys((*old, *new)):
+            if path not in new or path not in old:
+                when = "was given when traced and is not now" if path in old else "was not given when traced"
+                raise CallError(message(path, f"is static and {when}.", _CURE))
+            if old[path] != new[path]:
+                what = f"is static and {new[path][1]!r}, but {old[path][1]!r} was traced."
+                raise CallError(message(path, what, _CURE))
+
+
+def fitting(tree: Any, avals: Sequence[Any], cotangent: Any) -> list[Any | None]:
+    """The flat cotangents of the outputs that can carry one, None for those that are zero by their type.
+
+    `tree` and `avals` are those of the output. Raises `CallError` where the cotangent does not fit it.
+    """
+    found, given = tree_flatten_with_path(cotangent)
+    if given != tree:
+        raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _COTANGENT))
+    leaves: list[Any | None] = []
+    for (path, leaf), aval in zip(found, avals, strict=True):
+        name, exact, zero = f"cotangent{keystr(path)}", not is_inexact(aval.dtype), is_zero(leaf)
+        if not zero and not is_array_like(leaf):
+            raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _COTANGENT))
+        want = Slot(name, aval.shape, aval.dtype)
+        got = Slot(name, leaf.shape, aval.dtype) if zero else slot(name, leaf)
+        if got.shape != want.shape or (got.dtype != want.dtype and not exact):
+            what = f"is {str(got).split(': ')[1]}, the output {str(want).split(': ')[1]}."
+            raise CallError(message(name, what, _COTANGENT))
+        if not exact:
+            leaves.append(None if zero else leaf)
+    return leaves
+
+
+def is_zero(cotangent: Any) -> bool:
+    """Whether a cotangent says by its type that it is zero: symbolic, or a `float0` array."""
+    return isinstance(cotangent, SymbolicZero) or getattr(cotangent, "dtype", None) == jax.dtypes.float0
+
+
+def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:
+    return {path: (kind, value) for path, kind, value in bound.statics}
+
+
+def _tree_difference(traced: Bound, bound: Bound) -> str:
+    """The first path that only one of two calls has, or at which the one has an array and the other has none."""
+    old, new = traced.paths(), bound.paths()
+    before, after = dict(traced.fixed_leaves), dict(bound.fixed_leaves)
+    for path, leaf in after.items():
+        if path in old:
+            return f"have a {type(leaf.value).__name__} at {path}, where an array was traced."
+        if path in before and before[path] != leaf:
+            return f"have {leaf.value!r} at {path}, where {before[path].value!r} was traced."
+    for path in new:
+        if path not in old:
+            return f"hold {path}, which was not there when traced."
+    for path in old:
+        if path not in new:
+            return f"lack {path}, which was there when traced."
+    return f"have the structure {jax.tree.structure(bound.rebuild_places())}, not the one traced."

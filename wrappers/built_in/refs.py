@@ -1,0 +1,132 @@
+"""Turn writes to references into extra results, then write them back.
+
+In a program of our own a `jax.Ref` is an argument, and XLA writes its buffer in place (MUTATED_IN_GRAPH). JAX gives a
+custom derivative to pure functions only, so inside somebody's `jax.grad` or `jax.vmap` the function is made pure: what
+a reference holds is an input, its new state an extra result that is written back after the call (MUTATED_OUT_GRAPH).
+
+Differentiation treats a reference as JAX does. One that is not differentiated may be written with what carries no
+derivative only (`jax.lax.stop_gradient`); what is read from it is a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.paths import tree_paths
+from jointcut.wrappers.wrapper import Target
+
+
+@dataclass(frozen=True)
+class RefsWrapper:
+    """Make a flat jaxpr pure, and write the new states of its references back after each call.
+
+    `closed` has no constants: what the function closes over is among its inputs, references too.
+    """
+
+    closed: Any
+
+    @cached_property
+    def references(self) -> tuple[int, ...]:
+        """Positions of the inputs that are references."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        return tuple(i for i, var in enumerate(jaxpr.invars) if jaxprs.is_reference(var.aval))
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs that are written back after a call: a write cannot stay in a pure program."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        changed = {var for eqn in jaxpr.eqns for var in written(eqn)}
+        return tuple(i for i in self.references if jaxpr.invars[i] in changed)
+
+    @cached_property
+    def pure(self) -> Any | None:
+        """The jaxpr without references: its results, then the new state of each that is written.
+
+        None where JAX has no rule that takes them out: where a custom derivative is given one.
+        """
+        jaxpr, _ = jaxprs.opened(self.closed)
+        if _hands_to_rules(jaxpr):
+            return None
+        try:
+            inner, _ = jaxprs.opened(jaxprs.discharged(self.closed))
+        except NotImplementedError:
+            return None
+        count = len(jaxpr.outvars)
+        last = dict(zip(self.references, inner.outvars[count:], strict=True))
+        return jaxprs.build(inner.invars, [*inner.outvars[:count], *(last[i] for i in self.written)], inner.eqns)
+
+    def pre_compile(self, target: Target) -> Target:
+        """The pure function, of what references hold; its trailing results are the new states of `states`."""
+        convention = replace(target.convention, states=self.written)
+        pure = self.pure
+        assert pure is not None, "the caller has looked whether there is a pure form"
+        return Target(lambda *flat: jaxprs.evaluate(pure, *flat), convention)
+
+    def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
+        """A call on references, given one on what they hold."""
+        states = target.convention.states
+
+        def with_references(*flat: Any) -> list[Any]:
+            results = call(*(x[...] if i in self.references else x for i, x in enumerate(flat)))
+            count = len(results) - len(states)
+            for i, state in zip(states, results[count:], strict=True):
+                flat[i][...] = state
+            return list(results[:count])
+
+        return with_references
+
+
+def _hands_to_rules(jaxpr: Any) -> bool:
+    """Whether a function with a derivative of its own is given a reference, however deep."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            if any(jaxprs.is_reference(v.aval) for v in eqn.invars):
+                return True
+        elif any(map(_hands_to_rules, jaxprs.inner_jaxprs(eqn))):
+            return True
+    return False
+
+
+def written(eqn: Any) -> Iterator[Any]:
+    """The references that an equation was given and writes."""
+    return (e.input for e in eqn.effects if hasattr(e, "input") and type(e).__name__ != "ReadEffect")
+
+
+def read(eqn: Any, used: AbstractSet[Any]) -> Iterator[Any]:
+    """The references that an equation was given and reads; `used` are the variables that something reads.
+
+    To add to a reference reads it, to write it does not, unless the write hands out what was there before and somebody
+    takes that.
+    """
+    for effect in eqn.effects:
+        if hasattr(effect, "input") and (type(effect).__name__ != "WriteEffect" or _takes_the_old(eqn, used)):
+            yield effect.input
+
+
+def _takes_the_old(eqn: Any, used: AbstractSet[Any]) -> bool:
+    """Whether somebody takes what a write of an equation hands out, also in the bodies of loops and branches."""
+    if eqn.primitive.name == "swap":
+        return not used.isdisjoint(eqn.outvars)
+    for body in jaxprs.inner_jaxprs(eqn):
+        inner = {v for v in body.outvars if not isinstance(v, jaxprs.Literal)}
+        inner |= {v for e in body.eqns for v in e.invars if not isinstance(v, jaxprs.Literal)}
+        if any(_takes_the_old(e, inner) for e in body.eqns):
+            return True
+    return False
+
+
+def refuse_results(tree: Any, leaves: Sequence[Any]) -> None:
+    """Raise `TraceError` where a function returns a reference, traced or not."""
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Ref) or (jaxprs.is_tracer(leaf) and jaxprs.is_reference(jax.typeof(leaf))):
+            what = "is a jax.Ref, which a compiled function cannot return."
+            cure = "Return what it holds, ref[...]; the caller has the reference itself."
+            raise TraceError(message(tree_paths("result", tree)[i], what, cure))

@@ -1,0 +1,84 @@
+"""Say what each flat input and output means to the caller.
+
+A `Slot` is one flat position: the path by which the user reaches it and what kind of array stands there. A `Convention`
+is the whole signature. Every wrapper is a step from one convention to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One flat input or output.
+
+    Attributes:
+        path: how the user reaches it: `args[0]['w']`.
+        shape: its lengths.
+        dtype: the type of its elements.
+        weak_type: whether it gives way to the dtype of what it meets, as a Python number does.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool = False
+
+    def __str__(self) -> str:
+        """`args[0]['w']: float32[128,64]`."""
+        return f"{self.path}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The slot as `jax.ShapeDtypeStruct`."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The flat inputs and outputs of a program, in order, and the trees that hold them for the caller.
+
+    Attributes:
+        inputs: a slot for each array that enters.
+        outputs: a slot for each array that comes out.
+        in_tree: the `jax.tree` structure of the arguments, None where they are flat.
+        out_tree: the same of the results.
+        states: positions of the inputs whose new states are extra results behind the outputs.
+    """
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    in_tree: Any = None
+    out_tree: Any = None
+    states: tuple[int, ...] = ()
+
+
+def slot(path: str, leaf: Any) -> Slot:
+    """The slot that an array, scalar, tracer, reference or `ShapeDtypeStruct` fills."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type))
+    aval = jax.typeof(leaf)
+    inner = getattr(aval, "inner_aval", aval)
+    return Slot(path, inner.shape, inner.dtype, bool(getattr(inner, "weak_type", False)))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether a dtype can carry a derivative: real or complex floating point, also the narrow ones."""
+    return jnp.issubdtype(dtype, np.inexact)
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is real floating point, of any width."""
+    return jnp.issubdtype(dtype, np.floating)
+
+
+def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:
+    """Slots of several leaves at once."""
+    return tuple(slot(path, leaf) for path, leaf in zip(paths, leaves, strict=True))
