@@ -4,9 +4,9 @@ A compiled program takes and returns flat arrays. What a caller passes is more: 
 array twice. One look at the function says what each input and output is (`metadata`), and each wrapper reads it.
 Before compiling it makes the convention simpler; after, it gives the caller back the one he knows.
 
-Where to add what: a wrapper is a file in `built_in`, and a line in `stack`; one of a user's own is given to
-`aot.function(wrappers=...)`. A kind of object that holds arrays is a line in `arguments/objects` or
-`arguments/containers`.
+Where to add what: a wrapper is a file in `built_in`, and a name in `wrapped_for` of `aot/stages/pipeline`; one of a
+user's own is given to `aot.function(wrappers=...)`. A class that holds arrays is made known in `arguments/objects`, one
+that acts as an array in `arguments/containers`.
 
 Files, in reading order:
 
