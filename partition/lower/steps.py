@@ -130,23 +130,23 @@ class Schedule:
     @property
     def runs_again(self) -> bool:
         """Whether the backward computes anything that the forward computes too."""
-        early = {op for op, _ in _runs(self.forward)}
-        return any(again and op in early for op, again in _runs(self.backward))
+        early = {step.op for step in runs(self.forward)}
+        return any(step.again and step.op in early for step in runs(self.backward))
 
 
-def _runs(steps: Iterable[Step]) -> Iterator[tuple[int, bool]]:
-    """The ops that steps run, those in loops included, each with whether it is marked `again`."""
+def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
+    """The steps that run an op, those in loops included."""
     for step in steps:
         match step:
             case Run():
-                yield step.op, step.again
+                yield step
             case Enter():
-                yield step.op, step.again
-                yield from _runs(step.steps)
+                yield step
+                yield from runs(step.steps)
             case Keep():
-                yield from _runs([step.loop])
+                yield from runs([step.loop])
             case Segments():
-                yield from _runs([step.rerun, step.then])
+                yield from runs([step.rerun, step.then])
 
 
 def show(schedule: Schedule, graph: Graph) -> str:
