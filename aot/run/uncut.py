@@ -27,11 +27,11 @@ from jointcut.partition.errors import UncutWarning, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
 
-_OURS = Path(__file__).parents[1]
-_FOLDERS = (str(Path(jax.__file__).parent), *(str(_OURS / name) for name in ("aot", "wrappers", "partition")))
+_FOLDERS = (str(Path(jax.__file__).parent), *our_folders())
 
 #: Calls that stay closed, in the user's words.
 _CLOSED = {

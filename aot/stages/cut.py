@@ -30,6 +30,7 @@ from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
+from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split
@@ -72,6 +73,11 @@ class Cut:
     def plan(self) -> Plan:
         """What is saved, what is recomputed, and why."""
         return self.split.plan
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of both halves, in the order in which they run; `print` it."""
+        return self.split.schedule
 
     @property
     def forward(self) -> Any:

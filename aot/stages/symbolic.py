@@ -35,12 +35,12 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sizes import is_symbolic, names, names_in, numbers, with_numbers
 from jointcut.partition.split import Split
 from jointcut.wrappers.arguments.tree import Bound
 
-_FOLDERS = ("aot", "wrappers", "partition")
 _TOLD = re.compile(r"(\d+\*)?(?P<name>[^\W\d]\w*)( [+-] \d+)?")  # a size from which that of its one name follows
 
 
@@ -209,9 +209,9 @@ def _explained(name: str) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     """The last line outside JAX that an error passed, ` at file:line (function)`, if it is none of ours."""
-    root, ours = Path(jax.__file__).parent, Path(__file__).parents[1]
+    root = Path(jax.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(root)]
-    if not theirs or any(Path(theirs[-1].filename).is_relative_to(ours / name) for name in _FOLDERS):
+    if not theirs or theirs[-1].filename.startswith(our_folders()):
         return ""
     return f" at {theirs[-1].filename}:{theirs[-1].lineno} ({theirs[-1].name})"

@@ -11,15 +11,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jointcut.partition.errors import BudgetError, DerivativeError, JointcutError, TraceError, message
+from jointcut.partition.program.places import our_folders
 from jointcut.wrappers.arguments.tree import Bound
 
-_HERE = Path(__file__).parent
 _JAX_ON_WRITES = "differentiated value on a non-differentiated array reference"
 _JAX_ON_RULES = r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented"
 _JAX_ON_FUNCTION = r"the function \S+ at (\S+):\d+ for"
@@ -110,7 +109,7 @@ def _tell_whose(
         return re.sub(r"\b(args|kept|given_up)\[(\d+)\]", path, found[0])
 
     def whole(found: re.Match[str]) -> str:
-        return f"the function {name}{_place(function)} for" if Path(found[1]).is_relative_to(_HERE) else found[0]
+        return f"the function {name}{_place(function)} for" if found[1].startswith(our_folders()) else found[0]
 
     told = re.sub(_JAX_ON_ARGUMENTS, arguments, str(error), flags=re.DOTALL)
     error.args = (re.sub(_JAX_ON_FUNCTION, whole, told), *error.args[1:])

@@ -76,7 +76,7 @@ class _Halves:
             made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
             handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
             backward = tuple(_unwound(divided[s.op], s) if _is_in(s, divided) else s for s in backward)
-        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward)
+        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward, self.graph)
 
     def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
         """The forward, which keeps the carried values where the segments of divided loops start."""

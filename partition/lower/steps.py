@@ -120,12 +120,23 @@ Step = Run | Wait | Write | Round | Enter | Keep | Segments
 class Schedule:
     """The steps of both halves, and the values that the forward hands to the backward.
 
-    What `Keep` keeps is handed over too, and is not listed in `handed`; nor are the program's inputs.
+    Attributes:
+        forward: steps of the forward.
+        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed.
+        backward: steps of the backward.
+        graph: the graph that the ids are of. It names the ops when the schedule prints, and is not compared.
     """
 
     forward: tuple[Step, ...]
     handed: tuple[int, ...]
     backward: tuple[Step, ...]
+    graph: Graph = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """The text above, which `parse` reads back."""
+        forward, backward = (_lines(steps, self.graph, "    ") for steps in (self.forward, self.backward))
+        handed = f"handed:{_values(self.handed)}"
+        return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
 
     @property
     def runs_again(self) -> bool:
@@ -147,13 +158,6 @@ def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
                 yield from runs([step.loop])
             case Segments():
                 yield from runs([step.rerun, step.then])
-
-
-def show(schedule: Schedule, graph: Graph) -> str:
-    """A schedule as text, one line a step; the names of ops are the graph's."""
-    forward, backward = (_lines(steps, graph, "    ") for steps in (schedule.forward, schedule.backward))
-    handed = f"handed:{_values(schedule.handed)}"
-    return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
 
 
 def _values(values: Iterable[int]) -> str:
@@ -235,7 +239,7 @@ class _Reader:
         if set(self.halves) != {"forward", "backward"} or self.handed is None:
             cure = "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps."
             self.fail("is the last, and a part is missing.", cure)
-        return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]))
+        return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]), self.graph)
 
     def line(self, line: str) -> None:
         if line in ("forward:", "backward:"):
@@ -262,7 +266,7 @@ class _Reader:
             if (match := pattern.fullmatch(line)) is not None:
                 getattr(self, kind)(*match.groups())
                 return
-        self.fail(f"is no step: `{line}`.", "Write steps as jointcut.partition.lower.steps.show does.")
+        self.fail(f"is no step: `{line}`.", "Write steps as a schedule prints them.")
 
     def run(self, how: str, apart: str | None, op: str, name: str) -> None:
         self.steps().append(Run(self.op(op, name), how == "again", bool(apart)))
