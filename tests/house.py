@@ -212,7 +212,7 @@ def rooms_are_small(house: House) -> Iterator[str]:
     for source in house.sources:
         entries = len(house.listed(source.module))
         if entries > MOST_ENTRIES:
-            yield f"{source.path}: lists {entries} entries, at most {MOST_ENTRIES}; give some of them a room of their own"
+            yield f"{source.path}: lists {entries} entries, at most {MOST_ENTRIES}; give some a room of their own"
 
 
 def every_listed_file_exists(house: House) -> Iterator[str]:
