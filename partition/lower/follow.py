@@ -82,7 +82,7 @@ class Scope(ABC, Generic[Atom]):
         graph, value = self.graph, self.graph.values[v]
         maker = graph.maker_of(v)
         if maker is not None and maker.name == LITERAL:
-            return self.literal(maker.payload)
+            return self.define(v, self.literal(maker.payload))
         assert self.parent is not None, f"{graph.where(v)} is not at hand"
         around = value.loop  # the innermost loop around both the value and this region
         while around not in graph.ancestors[self.region.loop]:
