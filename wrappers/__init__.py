@@ -1,12 +1,15 @@
-"""Bend the caller's convention into plain arrays, and back.
+"""Turn the caller's arguments into flat arrays, and flat results back.
 
-A compiled program takes and returns flat arrays. What a caller passes is more: trees, objects, references, the same
-array twice. One look at the function says what each input and output is (`metadata`), and each wrapper reads it.
-Before compiling it makes the convention simpler; after, it gives the caller back the one he knows.
+A compiled program takes and returns flat arrays. Callers also pass trees, objects, references, or one array twice. One
+look at the function says what each input and output is (`metadata`), and each wrapper reads it. Before compiling, a
+wrapper simplifies inputs and outputs; at each call it converts between the two.
 
-Where to add what: a wrapper is a file in `built_in`, and a name in `wrapped_for` of `aot/stages/pipeline`; one of a
-user's own is given to `aot.function(wrappers=...)`. A class that holds arrays is made known in `arguments/objects`, one
-that acts as an array in `arguments/containers`.
+Where to add what:
+
+- a wrapper for every function: a file in `built_in`, and its name in `wrapped_for` of `aot/stages/pipeline`;
+- a wrapper of your own: `aot.function(wrappers=...)`;
+- an object that can be written, such as a module of Flax: `arguments/objects`;
+- a class that acts as one array, such as a quantised matrix: `arguments/containers`.
 
 Files, in reading order:
 

@@ -13,8 +13,7 @@ from jointcut.partition.lower import emit, memory
 from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.verify import run
-from jointcut.partition.nesting import kinds
-from jointcut.partition.nesting import read as loops
+from jointcut.partition.nesting import kinds, read
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import bodies, jaxprs
