@@ -1,9 +1,9 @@
 """Cut one joint program into a forward and a backward.
 
-Usable on its own, on any joint jaxpr, a forward and its backward traced as one program: `from jointcut.partition import
-split`. The joint jaxpr is read into a `Graph`. A search makes a `Plan` of what is saved and what is computed again. A
-`Schedule` lists the steps of both halves, and two jaxprs are written from it. Graph, plan and schedule are records; print
-one to read it.
+Usable on its own, on any joint jaxpr, which is a forward and its backward traced as one program: `from
+jointcut.partition import split`. The joint jaxpr is read into a `Graph`. A search makes a `Plan` of what is saved and
+what is computed again. A `Schedule` lists the steps of both halves, and two jaxprs are written from it. Graph, plan and
+schedule are records; print one to read it.
 
 Where to add what:
 
