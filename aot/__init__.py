@@ -15,7 +15,7 @@ Files, in reading order:
     budget: Find a plan that fits a budget, and remember it.
     export: Write a cut pair to a folder that others can run, and read one back.
     report: Show what a partition keeps, what it computes again, and what less memory would cost.
-    stages: Lead a call through its stages: `Traced`, `Cut`, `Compiled`.
+    stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
     calls: Answer a call of a decorated function.
     function: The decorator, and the object it returns.
     explain: Tell what any function keeps for its backward, and whether it has one: a function of ours or any other.

@@ -19,7 +19,7 @@ import jax
 from jointcut.partition.errors import BudgetError, DerivativeError, JointcutError, TraceError, message
 from jointcut.wrappers.arguments.tree import Bound
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _JAX_ON_WRITES = "differentiated value on a non-differentiated array reference"
 _JAX_ON_RULES = r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented"
 _JAX_ON_FUNCTION = r"the function \S+ at (\S+):\d+ for"
