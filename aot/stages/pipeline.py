@@ -1,9 +1,9 @@
-"""Lead a function through every stage, in order, on one screen.
+"""Trace a function for one signature.
 
     user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ joint ─▶ joint jaxpr
       ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
 
-A feature is a wrapper, a rule (`partition.rules`), or a strategy; there is no flag in between.
+A feature is a wrapper, a rule, or a strategy; there are no flags in between.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from jointcut.wrappers.wrapper import CompilerWrapper, Target
 def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
     """Trace forward and backward for one signature.
 
-    `positions` are the arguments that are differentiated and must be floating point throughout; None differentiates
-    whatever can be among all positional arguments, as `jax.vjp` does.
+    `positions` are the differentiated arguments, whose leaves must all be floating point. None means all floating-point
+    leaves of the positional arguments, as in `jax.vjp`.
     """
     name = name_of(function)
     with Stage("trace", name) as now:
@@ -56,15 +56,15 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
 
 
 def wrapped_for(function: Callable[..., Any], shapes: Bound, around: Sequence[CompilerWrapper] = ()) -> stack.Wrapped:
-    """What the wrappers make of a function for calls of one signature; the user's stand inside of the trees."""
+    """The function within its wrappers, for one signature; the user's wrappers see flat arrays."""
     wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes), AliasWrapper(shapes))
     return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 
 def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
-    """Places among the gradients, with their paths, of those that are wanted as rows.
+    """Positions among the gradients, with their paths, of the `sparse_gradients`.
 
-    Raises `TraceError` for a path that is none of a differentiated leaf.
+    Raises `TraceError` for a path that is not one of a differentiated leaf.
     """
     paths = bound.paths()
     known = {paths[i]: k for k, i in enumerate(wanted)}

@@ -1,7 +1,7 @@
-"""Run the function on shapes to learn what it reads, writes and aliases.
+"""Find what a traced function reads, writes and aliases.
 
-The run is the trace of the joint program, which spends no FLOP: its equations are read once forth and once back. From
-them come the records of `wrappers.metadata`, which wrappers, signatures and explanations go by.
+The equations of the joint program are read once forwards and once backwards; nothing is computed. The results are the
+records of `wrappers.metadata`, for wrappers, signatures and explanations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jointcut.wrappers.metadata.schemas import (
 )
 from jointcut.wrappers.metadata.views import VIEWS, ViewMeta
 
-_HOLDS = ("scan", "cond")  # whose bodies tell more of what depends on what than the equation alone
+_HOLDS = ("scan", "cond")  # their bodies show which result depends on which operand
 
 
 def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Collection[int]) -> ViewAndMutationMeta:
@@ -72,7 +72,7 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
 
 
 def plain_meta(index: int, aval: Any) -> PlainTensorMeta:
-    """The type of one flat array (what a reference holds, for a reference), at a position."""
+    """The type of one flat array, or of a reference's content, at a position."""
     inner = getattr(aval, "inner_aval", aval)
     sharding = getattr(inner, "sharding", None)
     shown = str(sharding) if jaxprs.is_explicit(sharding) else None
@@ -89,7 +89,7 @@ def _cotangents(program: Joint, jaxpr: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Uses:
-    """The effects of a joint program on its inputs and on the world outside; `read` are inputs alone."""
+    """The effects of a joint program, on its inputs and outside; `read` holds inputs only."""
 
     read: frozenset[Any]
     written: frozenset[Any]
@@ -101,26 +101,26 @@ class _Uses:
 
     @classmethod
     def of(cls, jaxpr: Any, boundary: int | None) -> _Uses:
-        """Read the live equations, the first `boundary` of which are the forward's."""
+        """Read the equations; the first `boundary` belong to the forward (None: all)."""
         eqns = list(enumerate(jaxpr.eqns))
         boundary = len(eqns) if boundary is None else boundary
         live = simplify.live(jaxpr.eqns, jaxpr.outvars)
         written: tuple[set[Any], set[Any]] = set(), set()
         tokens: tuple[list[str], list[str]] = [], []
         effects: set[str] = set()
-        looked_at: set[Any] = set()
+        read_references: set[Any] = set()
         for i, eqn in eqns:
             if not eqn.effects:
                 continue
             written[i >= boundary].update(refs.written(eqn))
-            looked_at.update(refs.read(eqn, live.read))
+            read_references.update(refs.read(eqn, live.read))
             tokens[i >= boundary].extend(jaxprs.effect_names(eqn, ordered=True))
             effects.update(jaxprs.effect_names(eqn))
         arrays = {v for v in jaxpr.invars if v in live.read and not jaxprs.is_reference(v.aval)}
         alive = (eqn for i, eqn in eqns if i in live.places)
         drawn = frozenset(v for eqn in alive for v in _drawn(eqn)) if any(map(_may_be_key, arrays)) else frozenset()
         return cls(
-            read=frozenset(arrays | looked_at),
+            read=frozenset(arrays | read_references),
             written=frozenset(written[0]),
             written_late=frozenset(written[1]),
             drawn=drawn,
@@ -130,7 +130,7 @@ class _Uses:
         )
 
     def of_input(self, path: str, var: Any) -> InputAliasInfo:
-        """The record of an input, as far as the program tells it."""
+        """The record of an input, as far as the program shows it."""
         return InputAliasInfo(
             path=path,
             is_read=var in self.read,
@@ -148,7 +148,7 @@ def _may_be_key(var: Any) -> bool:
 
 
 def _drawn(eqn: Any) -> Iterator[Any]:
-    """The operands of an equation that it draws random numbers from, also in the bodies of loops and branches."""
+    """The operands from which an equation draws random numbers, including in bodies of loops and branches."""
     if eqn.primitive.name in DRAWING:
         yield from (v for v in eqn.invars[:1] if not isinstance(v, jaxprs.Literal))
         return
@@ -157,7 +157,7 @@ def _drawn(eqn: Any) -> Iterator[Any]:
         offset = len(eqn.invars) - len(body.invars)  # a branch does not take the index
         if offset in (0, 1):
             operands = zip(eqn.invars[offset:], body.invars, strict=True)
-            yield from (v for v, own in operands if own in inner and not isinstance(v, jaxprs.Literal))
+            yield from (v for v, parameter in operands if parameter in inner and not isinstance(v, jaxprs.Literal))
 
 
 # ------------------------------------------------------------------------------------------------------ outputs
@@ -168,13 +168,13 @@ def _output_infos(
 ) -> Iterator[OutputAliasInfo]:
     """One record for each output.
 
-    It shares nothing with inputs in `gone`, whose arrays are given up; `read` are the inputs that are read.
+    An output is no alias of the donated inputs `gone`; `read` has the inputs that are read.
     """
     results = program.results
-    ends = jaxpr.outvars[: results.num_returned]
-    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], ends, dict(results.repeated))
-    kept = [(v, i) for i, v in enumerate(inputs) if v not in gone and not jaxprs.is_reference(v.aval)]
-    places = dict(reversed(kept))
+    outvars = jaxpr.outvars[: results.num_returned]
+    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outvars, dict(results.repeated))
+    arrays = [(v, i) for i, v in enumerate(inputs) if v not in gone and not jaxprs.is_reference(v.aval)]
+    places = dict(reversed(arrays))
     carrying = _carrying(program, jaxpr, read)
     for i, path in enumerate(tree_paths("result", results.tree)):
         root, views = chains.of_outputs[i]
@@ -193,18 +193,18 @@ def _output_infos(
 
 def _carrying(program: Joint, jaxpr: Any, read: Collection[Any]) -> set[int]:
     """Positions of the outputs whose cotangents reach a gradient, or a reference that the backward writes."""
-    ends = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
+    targets = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
     carrying = (i for i, on in enumerate(program.carries) if on)
     cotangents = [(i, v) for i, v in zip(carrying, _cotangents(program, jaxpr), strict=True) if v in read]
     backward = jaxpr.eqns[program.roles.forward_ops :]
     if not any(eqn.primitive.name in _HOLDS for eqn in backward):
         return {i for i, _ in cotangents}
-    ends |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
-    return {i for i, v in cotangents if not ends.isdisjoint(depending(backward, [v]))}
+    targets |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
+    return {i for i, v in cotangents if not targets.isdisjoint(depending(backward, [v]))}
 
 
 def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
-    """The variables that depend on some of `starts`, and those themselves; bodies of loops and branches are read."""
+    """The variables in `starts` and all that depend on them; bodies of loops and branches are read."""
     reached = set(starts)
     for eqn in eqns:
         places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, jaxprs.Literal) and v in reached]
@@ -215,7 +215,7 @@ def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
 
 
 def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
-    """The results of an equation that depend on the operands at some places."""
+    """Positions of the results of an equation that depend on the operands at `places`."""
     count = len(eqn.outvars)
     if eqn.primitive.name == "cond" and 0 not in places:
         branches = [_body_results(body, [i - 1 for i in places]) for body in jaxprs.inner_jaxprs(eqn)]
@@ -224,7 +224,7 @@ def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
         return iter(range(count))
     layout = jaxprs.scan_layout(eqn)
     reached, results, before = set(places), set[int](), -1
-    while len(reached) > before:  # until the carry hands on nothing more
+    while len(reached) > before:  # until the carry passes on nothing more
         before = len(reached)
         results = _body_results(layout.body, reached)
         reached |= {layout.num_consts + i for i in results if i < layout.num_carry}
@@ -238,11 +238,11 @@ def _body_results(body: Any, places: Collection[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class _Chains:
-    """For each output the value that it is a view of, and the steps from there.
+    """For each output, the value that it is a view of (its root), and the steps from there.
 
     Attributes:
         of_outputs: root and steps of each output; a literal has none.
-        repeated: outputs that are the same object as an earlier one, and which.
+        repeated: by output, the earlier output that is the same object.
         shared: the roots of more than one output.
     """
 
@@ -251,15 +251,15 @@ class _Chains:
     shared: list[Any]
 
     @classmethod
-    def of(cls, eqns: Sequence[Any], ends: Sequence[Any], repeated: dict[int, int]) -> _Chains:
-        """Follow each of the outputs `ends` back through the equations that only move elements."""
+    def of(cls, eqns: Sequence[Any], outvars: Sequence[Any], repeated: dict[int, int]) -> _Chains:
+        """Follow each output back through the equations that only move elements."""
         makers = {v: eqn for eqn in eqns if eqn.primitive.name in VIEWS for v in eqn.outvars}
-        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in ends]
+        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in outvars]
         counts = Counter(root for i, (root, _) in enumerate(chains) if root is not None and i not in repeated)
         return cls(chains, repeated, [root for root, count in counts.items() if count > 1])
 
     def base_of(self, i: int) -> int | None:
-        """The output that output `i` is, or is a view of, if there is one: of several the one nearest to the root."""
+        """The output that output `i` equals or is a view of, or None; of several, the nearest to the root."""
         if i in self.repeated:
             return self.repeated[i]
         root, views = self.of_outputs[i]
@@ -282,7 +282,7 @@ def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]
 
 
 def _arguments(eqn: Any, var: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments, beside the array, of the operation that makes `var`; see `ViewMeta`."""
+    """The arguments, without the array, of the operation that makes `var`; see `ViewMeta`."""
     if eqn.primitive.name == "dynamic_slice":
         starts = eqn.invars[1 : 1 + len(var.aval.shape)]
         yield "start_indices", tuple(int(v.val) if isinstance(v, jaxprs.Literal) else None for v in starts)

@@ -173,8 +173,7 @@ class _Counter(Scope[int | None]):
             self.rename(op)
             return
         env, level, values = self.env, self.level, self.graph.values
-        reads = {env[v] if v in env else self.want(v): None for v in op.inputs}
-        reads.pop(None, None)
+        reads = dict.fromkeys(b for v in op.inputs if (b := env[v] if v in env else self.want(v)) is not None)
         first = len(level.sizes)
         for number, v in enumerate(op.outputs, first):
             env[v] = number
