@@ -32,7 +32,7 @@ from jointcut.aot.stages import pipeline
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import Primal, constant_key, primal
-from jointcut.aot.trace.trees import Call, entering
+from jointcut.aot.trace.trees import Call
 from jointcut.aot.trace.wanted import differentiated
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.program import jaxprs
@@ -85,7 +85,8 @@ class Keeper:
     def _source(self, bound: Bound) -> Primal:
         """The function's own trace, of each array once."""
         with Stage("trace", self.name) as now:
-            target = pipeline.wrapped_for(self.function, bound.abstract(), self.options.around).target
+            shapes = bound.abstract()
+            target = pipeline.wrapped_for(self.function, shapes, shapes.input_info(), self.options.around).target
             source = primal(target.entered, bound.unique, self.options.has_aux)
             count = len(jaxprs.opened(source.closed)[0].eqns)
             now.ends(lambda: f"traced without its derivative in {now}, {count} equations")
@@ -157,15 +158,15 @@ class Keeper:
 
     def _call(self, wanted: _Wanted, source: Primal, sparse: frozenset[int], is_train: bool) -> Call:
         bound, options = wanted.bound.abstract(), self.options
-        return Call(self.name, options, bound, source.results, self._chosen(wanted), sparse, is_train, entering(bound))
+        return Call(self.name, options, bound, source.results, self._chosen(wanted), sparse, is_train, bound.entering)
 
     def _compiled_call(self, key: str, wanted: _Wanted, source: Primal) -> Runner:
         """The function alone."""
         call = self._call(wanted, source, frozenset(), False)
-        out = handed_back(source.closed, call.bound, source.results, self._donated(call), len(source.consts))
+        aliases = handed_back(call, source)
         with Stage("compile", self.name):
-            program = of_function(call, source, out).compiled("alone")
-        entry = Entry(tuple(range(len(source.consts))), _told(out), (), False, ())
+            program = of_function(call, source, aliases).compiled("alone")
+        entry = Entry(tuple(range(len(source.consts))), _told(aliases), (), False, ())
         return self._put(key, wanted, call, source.consts, entry, (program,))
 
     def _compiled(self, key: str, wanted: _Wanted, source: Primal, traced: Traced) -> Runner:
@@ -179,9 +180,6 @@ class Keeper:
         entry = Entry(_places(traced, source), handed, residuals, is_train, tuple(sorted(sparse)))
         call = self._call(wanted, source, sparse, is_train)
         return self._put(key, wanted, call, traced.consts, entry, programs)
-
-    def _donated(self, call: Call) -> frozenset[int]:
-        return call.bound.leaves_of(*self.options.donated)
 
     def _put(
         self,

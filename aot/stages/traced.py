@@ -43,7 +43,7 @@ from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.metadata.convention import Convention, slot
-from jointcut.wrappers.metadata.schemas import SubclassMeta, TensorAlias, ViewAndMutationMeta
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 
 
@@ -61,6 +61,7 @@ class Traced:
         name: of the function.
         options: those of `aot.function`.
         bound: the arguments, bound to the function's parameters and flattened.
+        inputs: a record of each argument, as far as it is known before the trace.
         wrapped: what the wrappers made of the function.
         program: the joint program with its roles.
         wanted: flat positions of the arguments that are differentiated.
@@ -70,6 +71,7 @@ class Traced:
     name: str
     options: Options
     bound: Bound
+    inputs: tuple[InputAliasInfo, ...]
     wrapped: Wrapped
     program: Joint
     wanted: tuple[int, ...]
@@ -111,7 +113,7 @@ class Traced:
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
         """All that one look at the function taught us of its inputs and outputs."""
-        return analyse(self.program, self.bound, self.wanted, self.bound.leaves_of(*self.options.donated))
+        return analyse(self.program, self.bound, self.inputs)
 
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:

@@ -21,6 +21,7 @@ from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.containers import needs_opening, opened
 from jointcut.wrappers.arguments.objects import Live
 from jointcut.wrappers.arguments.paths import Paths
+from jointcut.wrappers.metadata.schemas import InputAliasInfo
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,28 @@ class Bound:
 
     def paths(self) -> list[str]:
         """How the user reaches each leaf: `args[0]['w']`, `kwargs['mask']`."""
+        return list(self._paths)
+
+    @cached_property
+    def _paths(self) -> list[str]:
         return Paths(self.dynamic).leaves(self.rebuild_places())
+
+    def input_info(self, wanted: Collection[int] = (), donated: Collection[int] = ()) -> tuple[InputAliasInfo, ...]:
+        """Return a record of each leaf, with what is known before the function is traced.
+
+        `wanted` (differentiated) and `donated` are positions of leaves.
+        """
+        return tuple(
+            InputAliasInfo(
+                path,
+                is_read=False,
+                requires_grad=i in wanted,
+                is_reference=is_reference(jax.typeof(leaf)),
+                is_donated=i in donated,
+                duplicate_of=self.duplicates.get(i),
+            )
+            for i, (path, leaf) in enumerate(zip(self._paths, self.leaves, strict=True))
+        )
 
     def write(self, states: Mapping[int, Any]) -> None:
         """Write new arrays, by flat positions, to the caller's objects.
@@ -208,13 +230,17 @@ class Bound:
     @property
     def places(self) -> tuple[int, ...]:
         """For each leaf its position among `unique`."""
-        known: dict[int, int] = {}
-        return tuple(known.setdefault(self.duplicates.get(i, i), len(known)) for i in range(len(self.leaves)))
+        return places(len(self.leaves), self.duplicates)
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """Positions of the leaves that enter a program: of an array that stands twice, the first."""
+        return tuple(i for i in range(len(self.leaves)) if i not in self.duplicates)
 
     @property
     def unique(self) -> tuple[Any, ...]:
         """The leaves, each array once."""
-        return tuple(leaf for i, leaf in enumerate(self.leaves) if i not in self.duplicates)
+        return tuple(self.leaves[i] for i in self.entering)
 
 
 def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound:
@@ -272,6 +298,12 @@ def duplicates(leaves: Sequence[Any]) -> dict[int, int]:
     first: dict[int, int] = {}
     found = {i: first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves) if _has_identity(leaf)}
     return {i: j for i, j in found.items() if i != j}
+
+
+def places(count: int, duplicates: Mapping[int, int]) -> tuple[int, ...]:
+    """For each of `count` leaves its position among those that are no duplicates."""
+    known: dict[int, int] = {}
+    return tuple(known.setdefault(duplicates.get(i, i), len(known)) for i in range(count))
 
 
 def _has_identity(leaf: Any) -> bool:

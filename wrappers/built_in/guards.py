@@ -17,6 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.arguments.tree import Bound, is_array_like
 from jointcut.wrappers.metadata.convention import Slot, is_inexact, slot, slots
+from jointcut.wrappers.metadata.schemas import InputAliasInfo
 from jointcut.wrappers.wrapper import Target
 
 _COTANGENT = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
@@ -25,9 +26,10 @@ _CURE = "Trace and compile for this signature too, or call the function itself, 
 
 @dataclass(frozen=True)
 class GuardsWrapper:
-    """Compare every call with the one that was traced."""
+    """Compare every call with the one that was traced; `inputs` are the records of its arguments."""
 
     traced: Bound
+    inputs: Sequence[InputAliasInfo]
 
     def pre_compile(self, target: Target) -> Target:
         """Guards change nothing before compiling."""
@@ -36,7 +38,7 @@ class GuardsWrapper:
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
         """A call that raises `CallError` where the arguments do not fit."""
         del target
-        inputs = slots(self.traced.paths(), self.traced.leaves)
+        inputs = slots([info.path for info in self.inputs], self.traced.leaves)
 
         def guarded(bound: Bound) -> Any:
             if bound.tree != self.traced.tree:

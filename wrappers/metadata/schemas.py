@@ -55,6 +55,10 @@ class OutputType(enum.Enum):
     """A view of another output; or, without a step of a view, the very array that an earlier output is."""
 
 
+SOURCES = {"input": OutputType.is_input, "output": OutputType.alias_of_intermediate_base_is_user_output}
+"""What an output is that is handed back, by the `TensorAlias.source` of its array."""
+
+
 @dataclass(frozen=True)
 class PlainTensorMeta(Record):
     """A plain array: where it stands among the flat ones, and its type.
@@ -304,14 +308,11 @@ class ViewAndMutationMeta(Record):
     @property
     def handed_back(self) -> dict[int, TensorAlias]:
         """Outputs that stay out of compiled programs, by position: the caller gets an array that is there already."""
-        sources = {
-            OutputType.is_input: "input",
-            OutputType.alias_of_intermediate_base_is_user_output: "output",
-        }
         return {
-            i: TensorAlias(sources[info.output_type], info.base_idx)
+            i: TensorAlias(source, info.base_idx)
             for i, info in enumerate(self.output_info)
-            if info.output_type in sources and info.base_idx is not None and not info.view_meta_sequence
+            for source, kind in SOURCES.items()
+            if info.output_type is kind and info.base_idx is not None and not info.view_meta_sequence
         }
 
     @property
