@@ -1,8 +1,8 @@
-"""Pass an array once when the caller passed it twice; return inputs as themselves.
+"""Let an array that is passed twice enter once; return inputs as they are.
 
-An array that stands at two places of the arguments enters a program once (`tree.Bound.places`), and is differentiated
-at each place by itself. An output that is an input, or an earlier output, does not pass through XLA, which would copy
-it: it stays out of the program, a `TensorAlias` tells which it is, and the caller gets the very same array.
+An array at two places of the arguments enters a program once, and is differentiated at each place separately. An output
+that is an input, or an earlier output, is not returned by the program, since XLA would copy it. A `TensorAlias` says
+which array it is, and the caller gets that array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AliasWrapper:
 
     @property
     def duplicates(self) -> dict[int, int]:
-        """Positions of arrays that stand at an earlier position already, each with the first one."""
+        """Positions of arrays that were passed before, each with the first position."""
         return {i: info.duplicate_of for i, info in enumerate(self.inputs) if info.duplicate_of is not None}
 
     def pre_compile(self, target: Target) -> Target:
@@ -41,7 +41,7 @@ class AliasWrapper:
         return replace(target, convention=convention, places=places(len(self.inputs), self.duplicates))
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that raises `CallError` where arrays are distinct that were one."""
+        """A call that raises `CallError` if arrays that were one when traced are distinct now."""
         del target
         duplicates = self.duplicates
 
@@ -64,7 +64,7 @@ def repeated(outputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
 
 
 def returnable(arguments: Sequence[Any], donated: Collection[int]) -> dict[Any, int]:
-    """Variables of the arguments that can be returned as they are, each with its first position.
+    """Variables of the arguments that may be handed back, each with its first position.
 
     An array that is donated at any of its positions is gone after the call.
     """
@@ -84,14 +84,14 @@ def handed_back(
     return aliases | {i: TensorAlias("input", returnable[var]) for i, var in pairs if var in returnable}
 
 
-def inserted(results: Sequence[Any], found: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
-    """A program's results, its outputs first, with what stayed out of it in its place."""
-    whole = list(results)
-    for i, twin in sorted(found.items()):
-        whole.insert(i, leaves[twin.alias] if twin.source == "input" else whole[twin.alias])
-    return whole
+def inserted(results: Sequence[Any], aliases: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
+    """A program's results with the outputs that it did not return; `leaves` are the arguments."""
+    outputs = list(results)
+    for i, alias in sorted(aliases.items()):
+        outputs.insert(i, leaves[alias.alias] if alias.source == "input" else outputs[alias.alias])
+    return outputs
 
 
 def as_array(x: Any) -> Any:
-    """The array of JAX's that a program would return for an argument."""
+    """The JAX array that a program would return for an argument."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x.copy() if isinstance(x, np.ndarray) else x)
