@@ -13,12 +13,12 @@ Where to add what:
 
 Files, in reading order:
 
-    table: Keep what was made for a key, made once whichever thread asks for it.
-    record: Write a record as JSON, and read it back equal.
-    metadata: Say what each input and output of a function is.
-    arguments: Take the arguments of a call apart, and put results together.
-    wrapper: Define a wrapper: one half before compiling, one half after.
-    stack: Apply every wrapper in order before, and in reverse after.
+    table: Keep one value for each key, and make it once for all threads.
+    record: Write records as JSON, and read them back.
+    metadata: Describe each input and output of a function.
+    arguments: Flatten the arguments of a call, and rebuild results.
+    wrapper: Define a wrapper: one step before compiling, one step after.
+    stack: Apply wrappers in order before compiling, and in reverse order after.
     built_in: The wrappers that every function gets.
 """
 

@@ -13,7 +13,7 @@ from jointcut.aot.stages import pipeline
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
 from jointcut.aot.trace.joint import primal
-from jointcut.aot.trace.trees import Call, entering
+from jointcut.aot.trace.trees import Call
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound
 
@@ -22,11 +22,12 @@ def alone(name: str, function: Callable[..., Any], options: Options, bound: Boun
     """A runner of the function alone, compiled at the first call; its result, aux included, is one tree."""
     paths, shapes = unique_paths(bound), bound.abstract()
     with explained(name, function, paths, bound), escapes.refused(function, name, bound), jaxprs.paused_collection():
-        source = primal(pipeline.wrapped_for(function, shapes, options.around).target.entered, bound.unique, False)
-    options_alone = replace(options, has_aux=False)
-    call = Call(name, options_alone, shapes, source.results, (), frozenset(), False, entering(bound))
-    out = handed_back(source.closed, bound, source.results, bound.leaves_of(*options.donated), len(source.consts))
-    return Runner(call, jitted(of_function(call, source, out), _no_backward), source.consts, out)
+        target = pipeline.wrapped_for(function, shapes, shapes.input_info(), options.around).target
+        source = primal(target.entered, bound.unique, False)
+    signature = name, replace(options, has_aux=False), shapes, source.results
+    call = Call(*signature, (), frozenset(), False, bound.entering)
+    aliases = handed_back(call, source)
+    return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
 
 
 def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:

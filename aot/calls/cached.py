@@ -33,7 +33,7 @@ from jointcut.aot.stages import pipeline
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import Primal, constant_key, primal
-from jointcut.aot.trace.trees import Call, entering
+from jointcut.aot.trace.trees import Call
 from jointcut.aot.trace.wanted import differentiated
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.program import jaxprs
@@ -86,7 +86,8 @@ class CachedCalls:
     def _source(self, bound: Bound) -> Primal:
         """The function's own trace; an array passed twice is one input."""
         with Stage("trace", self.name) as now:
-            target = pipeline.wrapped_for(self.function, bound.abstract(), self.options.around).target
+            shapes = bound.abstract()
+            target = pipeline.wrapped_for(self.function, shapes, shapes.input_info(), self.options.around).target
             source = primal(target.entered, bound.unique, self.options.has_aux)
             count = len(jaxprs.opened(source.closed)[0].eqns)
             now.ends(lambda: f"traced without its derivative in {now}, {count} equations")
@@ -156,16 +157,15 @@ class CachedCalls:
 
     def _call(self, request: _Request, source: Primal, sparse: frozenset[int], is_train: bool) -> Call:
         bound, options = request.bound.abstract(), self.options
-        return Call(self.name, options, bound, source.results, self._chosen(request), sparse, is_train, entering(bound))
+        return Call(self.name, options, bound, source.results, self._chosen(request), sparse, is_train, bound.entering)
 
     def _compiled_call(self, key: str, request: _Request, source: Primal) -> Runner:
         """Compile and store the function alone."""
         call = self._call(request, source, frozenset(), False)
-        donated = call.bound.leaves_of(*self.options.donated)
-        twins = handed_back(source.closed, call.bound, source.results, donated, len(source.consts))
+        aliases = handed_back(call, source)
         with Stage("compile", self.name):
-            program = of_function(call, source, twins).compiled("alone")
-        entry = Entry(tuple(range(len(source.consts))), _flat(twins), (), False, ())
+            program = of_function(call, source, aliases).compiled("alone")
+        entry = Entry(tuple(range(len(source.consts))), _flat(aliases), (), False, ())
         return self._put(key, request, call, source.consts, entry, (program,))
 
     def _compiled(self, key: str, request: _Request, source: Primal, traced: Traced) -> Runner:
@@ -175,8 +175,8 @@ class CachedCalls:
         with Stage("compile", self.name):
             programs = tuple(map(cut.jits.compiled, names))
         residuals = tuple((r.kind, r.index) for r in cut.residuals)
-        twins, is_train = _flat(traced.handed_back), traced.program.is_train
-        entry = Entry(_places(traced, source), twins, residuals, is_train, tuple(sorted(sparse)))
+        handed, is_train = _flat(traced.handed_back), traced.program.is_train
+        entry = Entry(_places(traced, source), handed, residuals, is_train, tuple(sorted(sparse)))
         call = self._call(request, source, sparse, is_train)
         return self._put(key, request, call, traced.consts, entry, programs)
 

@@ -91,8 +91,9 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
     except TraceError as error:
         return Differentiability(name, (), (), (Stop("", "", str(error).splitlines()[0]),))
     with explained(name, function, paths, bound), jaxprs.paused_collection():
-        wrapped = pipeline.wrapped_for(function, bound.abstract(), options.around)
-        source = primal(wrapped.target.function, bound.abstract().leaves, options.has_aux)
+        shapes = bound.abstract()
+        target = pipeline.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
+        source = primal(target.function, shapes.leaves, options.has_aux)
     program = _closed(simplify.inlined(source.closed))
     jaxpr, _ = jaxprs.opened(program)
     start, main = len(jaxpr.invars) - len(bound.leaves), len(source.results.main)

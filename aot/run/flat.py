@@ -14,7 +14,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run
 from jointcut.aot.run.runner import Programs
-from jointcut.aot.trace.joint import Primal, Results
+from jointcut.aot.trace.joint import Primal
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.lower import verify
@@ -125,20 +125,12 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
     return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
 
 
-def handed_back(
-    closed: Any, bound: Bound, results: Results, given_up: Collection[int], start: int
-) -> dict[int, TensorAlias]:
-    """Outputs of a jaxpr that are arguments or earlier outputs, by position; compiled programs do not return them.
-
-    The arguments are the inputs of the jaxpr from `start` on; those at `given_up` are donated.
-    """
-    jaxpr, _ = jaxprs.opened(closed)
-    inputs = [jaxpr.invars[start + place] for place in bound.places]
-    same = alias.identities(inputs, jaxpr.outvars[: results.num_returned], given_up)
-    # Equal outputs that are different objects stay separate arrays, since the caller may donate one.
-    twins = {i: TensorAlias("output", j) for i, j in results.repeated}
-    twins |= {i: twin for i, twin in same.items() if twin.source == "input"}
-    return dict(sorted(twins.items()))
+def handed_back(call: Call, source: Primal) -> dict[int, TensorAlias]:
+    """Outputs of the function alone that are arguments or earlier outputs, by position."""
+    (jaxpr, _), results = jaxprs.opened(source.closed), source.results
+    arguments = [jaxpr.invars[len(source.consts) + place] for place in call.bound.places]
+    returnable = alias.returnable(arguments, call.bound.leaves_of(*call.options.donated))
+    return alias.handed_back(returnable, jaxpr.outvars[: results.num_returned], results.repeated)
 
 
 def donated(call: Call, start: int) -> tuple[int, ...]:

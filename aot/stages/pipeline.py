@@ -26,6 +26,7 @@ from jointcut.wrappers.built_in.alias import AliasWrapper
 from jointcut.wrappers.built_in.flatten import TreeWrapper
 from jointcut.wrappers.built_in.guards import GuardsWrapper
 from jointcut.wrappers.metadata.convention import Convention
+from jointcut.wrappers.metadata.schemas import InputAliasInfo
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 
@@ -39,7 +40,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     with Stage("trace", name) as now:
         wanted = differentiated(bound, positions, options)
         shapes = bound.abstract()
-        wrapped = wrapped_for(function, shapes, options.around)
+        inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
+        wrapped = wrapped_for(function, shapes, inputs, options.around)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
         with (
@@ -52,12 +54,20 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
-    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * now.seconds)
+    return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds)
 
 
-def wrapped_for(function: Callable[..., Any], shapes: Bound, around: Sequence[CompilerWrapper] = ()) -> stack.Wrapped:
-    """The function within its wrappers, for one signature; the user's wrappers see flat arrays."""
-    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes), AliasWrapper(shapes))
+def wrapped_for(
+    function: Callable[..., Any],
+    shapes: Bound,
+    inputs: Sequence[InputAliasInfo],
+    around: Sequence[CompilerWrapper] = (),
+) -> stack.Wrapped:
+    """The function within its wrappers, for calls of one signature.
+
+    `inputs` are the records of the arguments, `around` the user's own wrappers, which see flat arrays.
+    """
+    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes, inputs), AliasWrapper(inputs))
     return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 

@@ -99,9 +99,8 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals))
-    return replace(
-        traced, bound=bound, wrapped=pipeline.wrapped_for(function, bound, traced.options.around), program=program
-    )
+    wrapped = pipeline.wrapped_for(function, bound, traced.inputs, traced.options.around)
+    return replace(traced, bound=bound, wrapped=wrapped, program=program)
 
 
 # ------------------------------------------------------------------------------------------------- the two halves

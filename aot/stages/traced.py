@@ -42,7 +42,7 @@ from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.metadata.convention import Convention, slot
-from jointcut.wrappers.metadata.schemas import SubclassMeta, TensorAlias, ViewAndMutationMeta
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 
 
@@ -60,6 +60,7 @@ class Traced:
         name: the function's name.
         options: the options of `aot.function`.
         bound: the arguments, bound to the function's parameters and flattened.
+        inputs: a record of each argument, as far as it is known before the trace.
         wrapped: the function within its wrappers.
         program: the joint program with its roles.
         wanted: flat positions of the arguments that are differentiated.
@@ -69,6 +70,7 @@ class Traced:
     name: str
     options: Options
     bound: Bound
+    inputs: tuple[InputAliasInfo, ...]
     wrapped: Wrapped
     program: Joint
     wanted: tuple[int, ...]
@@ -110,7 +112,7 @@ class Traced:
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
         """The records of the function's inputs and outputs; see `analyse`."""
-        return analyse(self.program, self.bound, self.wanted, self.bound.leaves_of(*self.options.donated))
+        return analyse(self.program, self.bound, self.inputs)
 
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:

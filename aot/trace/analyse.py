@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,9 @@ from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
-from jointcut.wrappers.built_in import refs
+from jointcut.wrappers.built_in import alias, refs
 from jointcut.wrappers.metadata.schemas import (
+    SOURCES,
     InputAliasInfo,
     OutputAliasInfo,
     OutputType,
@@ -36,8 +37,8 @@ from jointcut.wrappers.metadata.views import VIEWS, ViewMeta
 _HOLDS = ("scan", "cond")  # their bodies show which result depends on which operand
 
 
-def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Collection[int]) -> ViewAndMutationMeta:
-    """The records of one traced call; `wanted` (differentiated) and `donated` are flat positions of arguments."""
+def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> ViewAndMutationMeta:
+    """The records of one traced call; `known` are those of its arguments, as they were before the trace."""
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
@@ -45,26 +46,21 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
     outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
     states = {place for place, _ in program.results.states}
     inputs = [jaxpr.invars[start + place] for place in bound.places]
-    infos = (
-        replace(
-            uses.of_input(path, var),
-            requires_grad=i in wanted,
-            is_donated=i in donated,
-            duplicate_of=bound.duplicates.get(i),
-            **({"mutates_data": True, "keep_input_mutations": False} if i in states else {}),
-        )
-        for i, (path, var) in enumerate(zip(bound.paths(), inputs, strict=True))
-    )
+    infos = [uses.of_input(info, var) for info, var in zip(known, inputs, strict=True)]
+    for i in states:
+        infos[i] = replace(infos[i], mutates_data=True, keep_input_mutations=False)
+    returnable = alias.returnable(inputs, [i for i, info in enumerate(known) if info.is_donated])
+    constants = jaxpr.invars[:start]
     return ViewAndMutationMeta(
         input_info=tuple(infos),
-        output_info=tuple(_output_infos(program, jaxpr, inputs, {inputs[i] for i in donated}, uses.read)),
+        output_info=tuple(_output_infos(program, jaxpr, returnable, uses.read)),
         subclass_inp_meta=containers.metas(bound.tree, [plain_meta(i, v.aval) for i, v in enumerate(inputs)]),
         subclass_fw_graph_out_meta=outs,
         subclass_tangent_meta=tuple(m for m in outs if any(program.carries[p.unwrapped_idx] for p in plain_metas(m))),
         traced_tangents=tuple(plain_meta(i, v.aval) for i, v in enumerate(_cotangents(program, jaxpr))),
         is_train=program.is_train,
-        constant_info=tuple(uses.of_input(f"constant {i}", var) for i, var in enumerate(jaxpr.invars[:start])),
-        constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(jaxpr.invars[:start])),
+        constant_info=tuple(uses.of_input(_constant(i, var), var) for i, var in enumerate(constants)),
+        constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(constants)),
         tokens=uses.tokens,
         num_backward_tokens=uses.num_backward_tokens,
         effects=uses.effects,
@@ -129,17 +125,19 @@ class _Uses:
             effects=tuple(sorted(effects)),
         )
 
-    def of_input(self, path: str, var: Any) -> InputAliasInfo:
-        """The record of an input, as far as the program shows it."""
-        return InputAliasInfo(
-            path=path,
+    def of_input(self, known: InputAliasInfo, var: Any) -> InputAliasInfo:
+        """The record of an input, with what the program does to it."""
+        return replace(
+            known,
             is_read=var in self.read,
-            requires_grad=False,
             mutates_data=var in self.written,
             mutates_in_backward=var in self.written_late,
-            is_reference=jaxprs.is_reference(var.aval),
             consumes_key=var in self.drawn,
         )
+
+
+def _constant(i: int, var: Any) -> InputAliasInfo:
+    return InputAliasInfo(f"constant {i}", False, False, is_reference=jaxprs.is_reference(var.aval))
 
 
 def _may_be_key(var: Any) -> bool:
@@ -164,26 +162,24 @@ def _drawn(eqn: Any) -> Iterator[Any]:
 
 
 def _output_infos(
-    program: Joint, jaxpr: Any, inputs: Sequence[Any], gone: Collection[Any], read: Collection[Any]
+    program: Joint, jaxpr: Any, returnable: Mapping[Any, int], read: Collection[Any]
 ) -> Iterator[OutputAliasInfo]:
-    """One record for each output.
-
-    An output is no alias of the donated inputs `gone`; `read` has the inputs that are read.
-    """
+    """One record for each output; it shares `returnable` inputs alone. `read` are the inputs that are read."""
     results = program.results
-    outvars = jaxpr.outvars[: results.num_returned]
-    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outvars, dict(results.repeated))
-    arrays = [(v, i) for i, v in enumerate(inputs) if v not in gone and not jaxprs.is_reference(v.aval)]
-    places = dict(reversed(arrays))
+    outputs = jaxpr.outvars[: results.num_returned]
+    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outputs, dict(results.repeated))
+    handed_back = alias.handed_back(returnable, outputs, results.repeated)
     carrying = _carrying(program, jaxpr, read)
     for i, path in enumerate(tree_paths("result", results.tree)):
         root, views = chains.of_outputs[i]
         kind, base = OutputType.non_alias, None
-        if root in places and (not views or i not in chains.repeated):
-            kind, base = (OutputType.alias_of_input if views else OutputType.is_input), places[root]
+        if i in handed_back:
+            kind, base, views = SOURCES[handed_back[i].source], handed_back[i].alias, ()
+        elif root in returnable:
+            kind, base = OutputType.alias_of_input, returnable[root]
         elif (other := chains.base_of(i)) is not None:
             kind, base = OutputType.alias_of_intermediate_base_is_user_output, other
-            views = () if i in chains.repeated else views[len(chains.of_outputs[other][1]) :]
+            views = views[len(chains.of_outputs[other][1]) :]
         elif views and root in chains.shared:
             kind, base = OutputType.alias_of_intermediate, chains.shared.index(root)
         else:
@@ -242,26 +238,22 @@ class _Chains:
 
     Attributes:
         of_outputs: root and steps of each output; a literal has none.
-        repeated: by output, the earlier output that is the same object.
         shared: the roots of more than one output.
     """
 
     of_outputs: list[tuple[Any, tuple[ViewMeta, ...]]]
-    repeated: dict[int, int]
     shared: list[Any]
 
     @classmethod
-    def of(cls, eqns: Sequence[Any], outvars: Sequence[Any], repeated: dict[int, int]) -> _Chains:
-        """Follow each output back through the equations that only move elements."""
+    def of(cls, eqns: Sequence[Any], outputs: Sequence[Any], repeated: Collection[int]) -> _Chains:
+        """Follow each output back through the equations that only move elements; `repeated` count once."""
         makers = {v: eqn for eqn in eqns if eqn.primitive.name in VIEWS for v in eqn.outvars}
-        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in outvars]
+        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in outputs]
         counts = Counter(root for i, (root, _) in enumerate(chains) if root is not None and i not in repeated)
-        return cls(chains, repeated, [root for root, count in counts.items() if count > 1])
+        return cls(chains, [root for root, count in counts.items() if count > 1])
 
     def base_of(self, i: int) -> int | None:
-        """The output that output `i` equals or is a view of, or None; of several, the nearest to the root."""
-        if i in self.repeated:
-            return self.repeated[i]
+        """The output that output `i` is a view of, or None; of several, the nearest to the root."""
         root, views = self.of_outputs[i]
         bases = [
             (len(steps), j)

@@ -56,7 +56,7 @@ class Results:
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
-        repeated = tuple((i, twin.alias) for i, twin in alias.identities((), leaves).items())
+        repeated = alias.repeated(leaves)
         avals = tuple(map(jax.typeof, (*leaves, *states.values())))
         written = tuple(zip(states, paths, strict=True))
         results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated, written)

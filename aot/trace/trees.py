@@ -59,7 +59,7 @@ class Call:
     @classmethod
     def of(cls, name: str, options: Options, bound: Bound, program: Joint, wanted: tuple[int, ...]) -> Call:
         """The calls of a traced signature."""
-        return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, entering(bound))
+        return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, bound.entering)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -204,11 +204,6 @@ class Call:
             )
             raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
         return [jaxprs.full(jaxprs.cotangent_aval(main[0]), 1)] if self.is_train else []
-
-
-def entering(bound: Bound) -> tuple[int, ...]:
-    """Flat positions of the arguments that are passed to a program; of an array passed twice, the first."""
-    return tuple(i for i in range(len(bound.leaves)) if i not in bound.duplicates)
 
 
 def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
