@@ -25,7 +25,7 @@ from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import is_inexact
 
-_NO_DERIVATIVE = (NotImplementedError, ValueError, TypeError, AssertionError)  # JAX's errors for a missing derivative
+_NO_DERIVATIVE = (NotImplementedError, ValueError, TraceError)  # for a missing derivative
 _WHOLE = ("custom_jvp_call", "custom_vjp_call", "while")  # their bodies are not searched: the op itself stops it
 _RAISES, _IS_ZERO, _IS_INTEGER = range(3)  # ranks of stops, worst first
 
