@@ -39,14 +39,15 @@ class _Latest:
     """The latest call, and programs for calls with the same tree.
 
     Attributes:
-        tree, classes: the call's tree, and the classes of its leaves.
+        tree: the call's tree.
+        classes: the classes of its leaves; None if all are JAX's arrays, which alone have the types in `ready`.
         context, statics: JAX's settings, and the call's static arguments.
         type_of: a function from a leaf to its type.
         ready: programs, by the types of the leaves.
     """
 
     tree: Any
-    classes: tuple[type, ...]
+    classes: tuple[type, ...] | None
     context: Any
     statics: Any
     type_of: Callable[[Any], Any] = field(compare=False)
@@ -79,7 +80,9 @@ class Binder:
         except (ValueError, AttributeError, TypeError):  # another tree, or other leaves
             return None
         ready = latest.ready.get(types)
-        if ready is None or tuple(map(type, leaves)) != latest.classes or jaxprs.trace_context() != latest.context:
+        if ready is None or jaxprs.trace_context() != latest.context:
+            return None
+        if latest.classes is not None and latest.classes != tuple(map(type, leaves)):
             return None
         return ready, leaves
 
@@ -87,9 +90,10 @@ class Binder:
         """Use a program for the next calls like this one, until one with another tree comes."""
         if ready is None or not bound.is_plain or any(isinstance(leaf, jax.Ref) for leaf in bound.leaves):
             return  # binding must check references: one passed twice is refused
-        type_of = _AVAL if all(isinstance(leaf, jax.Array) for leaf in bound.leaves) else _type_of
+        of_jax = all(isinstance(leaf, jax.Array) for leaf in bound.leaves)
+        type_of, classes = (_AVAL, None) if of_jax else (_type_of, tuple(map(type, bound.leaves)))
         statics = _typed((*bound.static_args, *bound.static_kwargs))
-        this = _Latest(bound.tree, tuple(map(type, bound.leaves)), jaxprs.trace_context(), statics, type_of, {})
+        this = _Latest(bound.tree, classes, jaxprs.trace_context(), statics, type_of, {})
         latest = self._latest.get(name)
         if latest is None or latest != this or len(latest.ready) >= KEPT_SIGNATURES:
             latest = self._latest[name] = this
