@@ -8,7 +8,7 @@ Files, in reading order:
     differences: Compare a gradient with differences of its function.
     trial: Run an exported pair on given arrays, and check what comes out.
     facts: Gather what the commands tell, as one JSON object each.
-    shown: Write what the commands tell as lines of text, at most 100 columns wide.
+    printed: Write what the commands tell as lines of text, at most 100 columns wide.
     cli: Explain, export, show and run from a command line.
 """
 

@@ -20,7 +20,7 @@ import click
 
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
-from jointcut.aot.command import facts, npz, shown, usage
+from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.export import artefact
@@ -168,7 +168,7 @@ def explain(
     report = replace(cut.explain(measure=with_compile), name=function)
     where = None if kept is None else report.save(kept)
     told = facts.of_report(report, cut, where)
-    _tell(told, as_json, lambda: shown.report(report, everything, where))
+    _tell(told, as_json, lambda: printed.report(report, everything, where))
 
 
 @main.command(help=usage.EXPORT)
@@ -200,7 +200,7 @@ def export(
     with users_code(function, "cannot be exported for these arguments"):
         path = found.function.export(folder, *found.args, **how, **found.kwargs)
     told = _artefact(path)
-    _tell(told, as_json, lambda: shown.exported(told))
+    _tell(told, as_json, lambda: printed.exported(told))
 
 
 # ------------------------------------------------------------------------------------------------------ artefacts
@@ -219,7 +219,7 @@ def _artefact(folder: Path) -> facts.JSON:
 def show(folder: Path, everything: bool, as_json: bool) -> None:
     """Say what an artefact takes, gives and holds."""
     told = _artefact(folder)
-    _tell(told, as_json, lambda: shown.artefact(told, everything))
+    _tell(told, as_json, lambda: printed.artefact(told, everything))
 
 
 @main.command(help=usage.RUN)
@@ -247,7 +247,7 @@ def run(
     if output is not None:
         npz.write(output, trial.results)
     told = facts.of_trial(trial, checks, output)
-    _tell(told, as_json, lambda: shown.trial(told))
+    _tell(told, as_json, lambda: printed.trial(told))
     if told["passed"] is False:
         raise click.exceptions.Exit(NO)
 
@@ -290,7 +290,7 @@ def cache_ls(folder: Path, as_json: bool) -> None:
     folder = folder.expanduser().absolute()
     store = _store(folder)
     told = facts.of_cache(folder, store.entries() if store else (), store.total_bytes if store else 0)
-    _tell(told, as_json, lambda: shown.cache(told))
+    _tell(told, as_json, lambda: printed.cache(told))
 
 
 @cache.command("clear", help=usage.CACHE_CLEAR)
@@ -306,4 +306,4 @@ def cache_clear(folder: Path, yes: bool, as_json: bool) -> None:
         click.echo("Nothing was removed.", err=True)
         raise click.exceptions.Exit(NO)
     told: facts.JSON = {"folder": str(folder), "removed": store.clear() if store else 0, "removed_bytes": held}
-    _tell(told, as_json, lambda: shown.cleared(told))
+    _tell(told, as_json, lambda: printed.cleared(told))
