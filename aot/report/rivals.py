@@ -43,7 +43,7 @@ def rivals(planner: Planner) -> Iterator[tuple[str, Plan]]:
 
 
 def _saved(problem: Problem, saves: Callable[[Op], bool]) -> list[int]:
-    """The first values, going back from those that the backward reads, that the policy saves or that cannot run again."""
+    """The values met first, going back from those that the backward reads, that are saved or cannot run again."""
     graph, verdicts = problem.graph, problem.verdicts
 
     def stops(v: int, op: Op) -> bool:
