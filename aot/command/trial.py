@@ -19,7 +19,7 @@ import numpy as np
 
 from jointcut.aot.command import npz
 from jointcut.aot.command.differences import ALLOWED, missed, wide
-from jointcut.aot.export.descriptors import Gradient, Input
+from jointcut.aot.export.descriptors import GradientOutput, Input
 from jointcut.aot.export.loaded import Loaded
 from jointcut.aot.trace.trees import dense
 from jointcut.partition.errors import CallError, JointcutError, message
@@ -136,7 +136,7 @@ class Trial:
         return _same("reference", self.results, reference)
 
 
-def gradient_name(gradient: Gradient) -> str:
+def gradient_name(gradient: GradientOutput) -> str:
     """The name of a gradient in files: `gradient of args[0]['w']`, for the rows of a table `..., rows`."""
     return f"gradient of {gradient.path}" + ("" if gradient.part == "whole" else f", {gradient.part}")
 
