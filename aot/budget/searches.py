@@ -75,7 +75,7 @@ class Wanted(Generic[_T]):
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
-    """How plans are compiled: as how many programs, and with which donated arguments.
+    """A name for how plans are compiled: the number of programs, and the donated arguments.
 
     Inside a `jit` of the caller (not `ours`) no argument is donated.
     """
@@ -145,7 +145,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class _Lookup:
-    """Where to look for known plans: the place in this process, the key in it, and the note on disk if there is one.
+    """The places of known plans: in this process, with the key there, and on disk if there is a note.
 
     `types` names the types of the program's inputs and outputs. Programs of one function with the same types differ at
     most in the order of their backward, so plain JAX's step needs the same bytes for them.

@@ -80,7 +80,7 @@ class Tree(Record):
 
 @dataclass(frozen=True)
 class Contract:
-    """How an exported pair is called.
+    """The calling convention of an exported pair.
 
     Attributes:
         name: of the function.

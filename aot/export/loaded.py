@@ -277,12 +277,12 @@ class Loaded:
         return [read_dtype(info.dtype, info.path) for info in self._leaves]
 
     def _same_statics(self, bound: Bound) -> None:
-        given = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
+        statics = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
         for s in self.contract.statics:
-            if s.path not in given:
+            if s.path not in statics:
                 raise CallError(message(s.path, "is static and was not given.", f"Give {s.value}, as at export."))
-            if given[s.path] != s:
-                what = f"is static and {given[s.path].value}, but it was {s.value} at export."
+            if statics[s.path] != s:
+                what = f"is static and {statics[s.path].value}, but it was {s.value} at export."
                 raise CallError(message(s.path, what, _CURE))
 
     def _call(self, bound: Bound, kwargs: Mapping[str, Any]) -> Call:

@@ -50,8 +50,8 @@ def one_after_the_other(forward: Lifetimes, backward: Lifetimes, residuals: Sequ
         *(replace(m, side=Side.BACKWARD) for m in backward.moments),
     ]
     moved = [replace(b, first=b.first + count, last=b.last + count) for b in backward.buffers]
-    kept = [replace(b, first=0, last=len(moments) - 1) for b in residuals] if moments else []
-    return Lifetimes(tuple(moments), (*kept, *forward.buffers, *moved))
+    throughout = [replace(b, first=0, last=len(moments) - 1) for b in residuals] if moments else []
+    return Lifetimes(tuple(moments), (*throughout, *forward.buffers, *moved))
 
 
 def _places(instructions: Instructions) -> Callable[[Instruction], Place]:

@@ -186,7 +186,7 @@ class Lists:
         return sum(self.flops(op) for op in self.graph.ops if op.id not in loops)
 
     def tried(self, plan: Plan, met: Iterable[Met], here: ParetoPoint) -> tuple[LessRow, ...]:
-        """How the plans of budgets that were met differ from this one."""
+        """The differences of the plans of budgets that were met from this one."""
         return tuple(self._tried(plan, budget, here) for budget in met)
 
     def _tried(self, plan: Plan, met: Met, here: ParetoPoint) -> LessRow:
@@ -195,7 +195,7 @@ class Lists:
         return replace(self._less(plan, met.share, place, here), budget=met.budget)
 
     def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
-        """How the predicted plans for each of `SHARES`, and the smallest of all, differ from this one.
+        """The differences of the predicted plans for each of `SHARES`, and of the smallest of all, from this one.
 
         The first share that no plan holds has a row without a peak; smaller shares have none.
         """

@@ -87,7 +87,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Report:
-    """What one plan of one program saves, what it computes again, and what it costs.
+    """The arrays that a plan of a program saves, the ops that it computes again, and its costs.
 
     `print` shows a table, Jupyter a page, and `save` writes either to a file.
 
@@ -192,8 +192,8 @@ class Report:
     @property
     def verdict(self) -> str:
         """A sentence on the bytes that the forward keeps."""
-        kept = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
-        return kept if self.is_plain else f"{kept}, plain JAX {human_bytes(self.plain.saved_bytes)}"
+        ours = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
+        return ours if self.is_plain else f"{ours}, plain JAX {human_bytes(self.plain.saved_bytes)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def extra_time(row: LessRow) -> str:
 
 
 def saved_change(row: LessRow) -> str:
-    """How many bytes more or less a plan saves."""
+    """The change of saved bytes, with its sign."""
     more = row.kept_bytes - row.freed_bytes
     return f"{'+' if more > 0 else '−' if more < 0 else ''}{human_bytes(abs(more))}"
 
