@@ -1,21 +1,21 @@
 """Compile a function and its gradient ahead of time.
 
-`aot.function` is where to start, as a decorator; `help(aot.function)` lists its options. `aot.explain` tells what any
-function keeps for its backward, `aot.is_differentiable` what stops its gradient, `aot.load` runs what was exported,
+Start with the decorator `aot.function`; `help(aot.function)` lists its options. `aot.explain` reports what any function
+keeps for its backward. `aot.is_differentiable` reports what stops its gradient. `aot.load` runs an exported function.
 `aot.debug` checks each half while it runs.
 
 Files, in reading order:
 
-    limits: Say what a budget means in bytes.
+    limits: Read a memory budget.
     options: List every choice a user can make, with its default.
-    progress: Tell the user what runs, and for how long.
-    cache: Keep compiled programs for other processes: what names them, and the folder that holds them.
-    trace: Trace a function and its gradient, and learn what goes in and out.
+    progress: Show the user what runs, and for how long.
+    cache: Keep compiled programs on disk for other processes.
+    trace: Trace a function and its gradient, and describe their inputs and outputs.
     run: Compile the halves, and run them.
     budget: Find a plan that fits a budget, and remember it.
     export: Write a cut pair to a folder that others can run, and read one back.
     report: Show what a partition keeps, what it computes again, and what less memory would cost.
-    stages: Lead a call through its stages: `Traced`, `Cut`, `Compiled`.
+    stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
     calls: Answer a call of a decorated function.
     function: The decorator, and the object it returns.
     explain: Tell what any function keeps for its backward, and whether it has one: a function of ours or any other.

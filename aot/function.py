@@ -24,7 +24,7 @@ import jax
 from jointcut.aot import options as choosing
 from jointcut.aot.cache.location import store_for
 from jointcut.aot.calls.alone import alone
-from jointcut.aot.calls.cached import Keeper
+from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.method import Method
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
@@ -60,13 +60,12 @@ from jointcut.wrappers.wrapper import CompilerWrapper, Target
 class Function:
     """A function whose gradient is cut into two programs.
 
-    Called, it runs forward only, as `jax.jit` of the function. `value_and_grad`, `grad` and `vjp` are those of JAX,
-    with the residuals chosen by the strategy. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp` and
-    `jax.lax.scan`.
+    A call runs forward only, like `jax.jit` of the function. `value_and_grad`, `grad` and `vjp` work as in JAX, but the
+    strategy chooses the residuals. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp` and `jax.lax.scan`.
     """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        """Use `aot.function`, which checks the options."""
+        """Call `aot.function` instead."""
         self._function = function
         self._options = choosing.checked(function, options)
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
@@ -82,15 +81,15 @@ class Function:
         return f"<aot.function {name}: {choosing.way_of(self._options)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method, take the instance as first argument (a pytree, like an Equinox module)."""
+        """Bind a method: the instance (a pytree, like an Equinox module) becomes the first argument."""
         return self if instance is None else Method(self, instance)
 
     # ------------------------------------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function; nothing is kept for a backward."""
-        if not debug.is_on() and (found := self._binder.ready("call", args, kwargs)) is not None:
-            (program, consts, tree), leaves = found
+        """Run the function; no residuals are kept."""
+        if not debug.is_on() and (ready := self._binder.ready("call", args, kwargs)) is not None:
+            (program, consts, tree), leaves = ready
             return tree.unflatten(program(*consts, *leaves))
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing():
@@ -98,12 +97,12 @@ class Function:
         return self._runner("call", (), signature, bound).result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.value_and_grad(function, argnums, has_aux)`.
+        """Like `jax.value_and_grad(function, argnums, has_aux)`.
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if not debug.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
-            (program, consts, tree), leaves = found
+        if not debug.is_on() and (ready := self._binder.ready("step", args, kwargs)) is not None:
+            (program, consts, tree), leaves = ready
             return tree.unflatten(program(*consts, *leaves))
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing() and has_symbolic_sizes(bound.leaves):
@@ -112,15 +111,15 @@ class Function:
         return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
+        """Like `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._options.has_aux else gradient
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.vjp`: the output and a pullback (and aux with `has_aux`).
+        """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).
 
-        The pullback gives one cotangent tree per positional argument; it may be called more than once. Keyword
-        arguments are passed on and not differentiated. Forward and backward run as two programs.
+        The pullback returns one tree per positional argument, and may be called more than once. Keyword arguments are
+        not differentiated. Forward and backward run as two programs.
         """
         signature, bound = self._binder(args, kwargs)
         runner = self._runner("pair", None, signature, bound)
@@ -130,16 +129,16 @@ class Function:
     # ------------------------------------------------------------------------------------------ stages
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
-        """What is saved for these arguments and why, what is computed again, what both cost, and what less would.
+        """Report what is saved for these arguments and why, what is recomputed, the cost, and the cost of less memory.
 
-        Compiles the step and plain JAX's, for XLA's own account; `trace(...).partition().explain(measure=False)` does
-        not. Raises as `trace` and `Traced.partition` do.
+        Compiles the step and plain JAX's step, to read XLA's memory figures;
+        `trace(...).partition().explain(measure=False)` does not. Raises as `trace` and `Traced.partition` do.
         """
         signature, bound = self._binder(args, kwargs)
         return self._cut(signature, self._options.chosen, bound).explain()
 
     def is_differentiable(self, *args: Any, **kwargs: Any) -> Differentiability:
-        """Whether a gradient can flow to the arguments in `argnums`, and what stops it: see `aot.is_differentiable`."""
+        """Whether a gradient can flow to the arguments in `argnums`, and what stops it; see `aot.is_differentiable`."""
         return differentiability(self._function, self._options, bind(args, kwargs, self._statics))
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
@@ -165,19 +164,19 @@ class Function:
         """Write forward, backward and the function alone to a folder that `aot.load`, or JAX alone, can run.
 
         Args:
-            path: the folder to make; what it holds is described in the README.md that it gets.
-            *args: arguments, arrays or `jax.ShapeDtypeStruct`, whose shapes the programs are for.
-            platforms: what they are lowered for, none of which need be here: "cpu", "cuda", "rocm", "tpu".
-            budget: in place of the function's own; measured on this machine.
+            path: the folder to make; its README.md describes the content.
+            *args: arguments, arrays or `jax.ShapeDtypeStruct`; the programs are for their shapes.
+            platforms: the platforms to lower for, "cpu", "cuda", "rocm" or "tpu"; this machine need not have them.
+            budget: replaces the function's own budget; measured on this machine.
             order: how often the artefact can be differentiated.
-            sizes: numbers for the sizes of the arguments that are names (`aot.shapes("b, 128", "float32")`): the plan
-                is made for these, `{"b": 8}`, and the programs run with any.
-            constraints: what holds of such sizes, as in `jax.export.symbolic_args_specs`: `("b >= 2",)`.
-            overwrite: whether to replace an artefact that is there.
+            sizes: a number for each symbolic size of the arguments (`aot.shapes("b, 128", "float32")`): the plan is
+                made for these, `{"b": 8}`, and the programs run with any.
+            constraints: conditions on symbolic sizes, as in `jax.export.symbolic_args_specs`: `("b >= 2",)`.
+            overwrite: whether to replace an existing artefact.
             **kwargs: further arguments of the function, by name.
 
-        Returns the folder. Raises `ArtefactError` where the function has effects, or references among its arguments,
-        or where the folder cannot be written: then nothing is left behind.
+        Returns the folder. Raises `ArtefactError` if the function has effects or references among its arguments, or if
+        the folder cannot be written; then nothing is left behind.
         """
         lowered_for = refuse_request(path, platforms, order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
@@ -190,21 +189,21 @@ class Function:
     # ------------------------------------------------------------------------------------------------ programs
 
     def _runner(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
-        """What runs a call: `kind` is `call`, `step` or `pair`, `positions` what is differentiated."""
+        """The runner of a call; `kind` is `call`, `step` or `pair`, `positions` the differentiated arguments."""
         if jaxprs.tracing():
             return self._cut(signature, positions, bound).open
         if debug.is_on():
             return self._cut(signature, positions, bound).checked()
-        kept = None if self._keeper is None else self._keeper.find(kind, positions, bound)
-        if kept is not None:
-            return kept
+        cached = None if self._cached_calls is None else self._cached_calls.find(kind, positions, bound)
+        if cached is not None:
+            return cached
         runner = signature.made.of(kind, lambda: self._jitted(kind, positions, signature, bound))
-        if self._keeper is None and not any(self._options.donated):
+        if self._cached_calls is None and not any(self._options.donated):
             self._binder.keep(kind, bound, runner.ready(kind))  # from the second call on
         return runner
 
     def _jitted(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
-        """What compiles at the first call of a signature."""
+        """A runner that compiles at its first call."""
         if kind != "pair":
             refuse_donated_objects(bound, self._options)
         if kind != "call":
@@ -212,15 +211,15 @@ class Function:
         return alone(self._name, self._function, self._options, bound)
 
     @functools.cached_property
-    def _keeper(self) -> Keeper | None:
-        """What looks after the programs in the cache, None without one."""
+    def _cached_calls(self) -> CachedCalls | None:
+        """The calls by programs in the cache, None without a cache."""
         store = store_for(self._options.cache)
-        return store and Keeper(self._function, self._options, store, self._name)
+        return store and CachedCalls(self._function, self._options, store, self._name)
 
     def _cut(self, signature: Signature, positions: tuple[int, ...] | None, bound: Bound) -> Cut:
-        """The cut for one signature, traced once and kept, unless the function closes over an outer trace."""
+        """The cut for one signature, made once unless the function closes over an outer trace."""
 
-        def made() -> Cut:
+        def make() -> Cut:
             traced = pipeline.trace(self._function, self._options, bound, positions)
             if self._options.budget is not None and jaxprs.manual_mesh() is not None:
                 cut = Cut(traced, cut_inside(traced.program, self._options, self._name))
@@ -230,12 +229,12 @@ class Function:
             return cut
 
         key = "cut", positions
-        return signature.made.of(key, made, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+        return signature.made.of(key, make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
     def _inside(self, signature: Signature, bound: Bound) -> Any:
-        """Run inside somebody's transformation, which may differentiate the call."""
+        """Run inside a transformation, which may differentiate the call."""
 
-        def made() -> tuple[Primal, Callable[..., list[Any]]]:
+        def make() -> tuple[Primal, Callable[..., list[Any]]]:
             with (
                 explained(self._name, self._function, bound.paths(), bound),
                 escapes.refused(self._function, self._name, bound),
@@ -243,13 +242,15 @@ class Function:
                 source = primal(TreeWrapper(bound, self._options.around).flat(self._function), bound.leaves, False)
             return source, self._call_inside(source, bound.abstract())
 
-        source, call = signature.made.of("inside", made, keeps=lambda m: not any(map(jaxprs.is_tracer, m[0].consts)))
+        source, call = signature.made.of(
+            "inside", make, keeps=lambda pair: not any(map(jaxprs.is_tracer, pair[0].consts))
+        )
         with for_one_example(bound.leaves):
             outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
-        """A flat function with the halves as its derivative."""
+        """A flat function whose derivative is the halves."""
         if has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
             return functools.partial(jaxprs.evaluate, source.closed)
@@ -257,7 +258,7 @@ class Function:
         if not source.has_references:
             return differentiable(source.closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
         wrapper = refs.RefsWrapper(source.closed)
-        if wrapper.pure is None:  # JAX itself must differentiate it
+        if wrapper.pure is None:  # leave the derivative to JAX
             self._uncut.references()
             return functools.partial(jaxprs.evaluate, source.closed)
         run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths), self._uncut.twice)
@@ -278,9 +279,9 @@ class Function:
         with Stage("inside", self._name):
             with explained(self._name, self._function):
                 program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
-            made = cut_inside(program, self._options, self._name)
-            self._uncut.closed(made.graph, made.plan)
-        return made.graph, made.halves, program.consts
+            split = cut_inside(program, self._options, self._name)
+            self._uncut.closed(split.graph, split.plan)
+        return split.graph, split.halves, program.consts
 
 
 def function(
@@ -311,35 +312,35 @@ def function(
         static_argnums: positions of arguments that are Python values, as in `jax.jit`.
         static_argnames: their names, as in `jax.jit`.
         strategy: `"min_cut"` (least bytes saved, no product computed twice), `"best"` (the default: on a CPU a plan of
-            clearly less memory and no more time, if one is known, else `"min_cut"`), `"save_all"` (what JAX keeps), or
-            a function from a `partition.Graph` to a `partition.Plan`.
-        keep_unused: keep arguments of compiled programs that nothing reads.
-        donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` keeps them.
+            clearly less memory and no more time, if one is known, else `"min_cut"`), `"save_all"` (the residuals of
+            plain JAX), or a function from a `partition.Graph` to a `partition.Plan`.
+        keep_unused: whether compiled programs keep arguments that nothing reads.
+        donate_argnums: positions of arguments whose buffers a call gives up, as in `jax.jit`; `vjp` does not donate.
         donate_argnames: their names.
-        sparse_gradients: paths of tables that are read by rows, `args[0]['embedding']`, whose gradient is wanted as a
+        sparse_gradients: paths of tables that are read by rows, `args[0]['embedding']`; their gradients are
             `jax.experimental.sparse.BCOO` of those rows.
-        budget: the memory that a step may take, in place of a strategy. A float from 0.0 to 1.0 is a fraction of the
-            activation bytes of `jax.jit(jax.value_and_grad(fun))`, which leaves out parameters, batch and gradients;
-            0.0 is the least that is found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step
-            on one device, `"device"` what that has free. The fastest plan that XLA's own account says holds it. In
+        budget: the memory that a step may take, instead of a strategy. A float from 0.0 to 1.0 is a fraction of the
+            activation bytes of `jax.jit(jax.value_and_grad(fun))`, without parameters, batch and gradients; 0.0 is the
+            least possible. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
+            `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
-        cost: what ops take in seconds, a `CostModel`; by default a roofline of what the device was measured to do.
-        plan: a plan made before for the same program, or its text, in place of a strategy.
-        cache: the folder in which compiled programs are kept for other processes, `~/.cache/jointcut/programs` with
-            True. By default that of the environment variable `JOINTCUT_CACHE_DIR`, where it is set. What was used
-            longest ago goes first when there is more than `JOINTCUT_CACHE_SIZE` says ("10GiB").
+        cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
+        plan: a plan made before for the same program, or its text, instead of a strategy.
+        cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
+            default is the environment variable `JOINTCUT_CACHE_DIR`, if set. Beyond `JOINTCUT_CACHE_SIZE` ("10GiB"),
+            the least recently used programs are removed.
         filter: which arrays of the arguments in `argnums` are differentiated: a predicate on arrays
-            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
-            begins with (a tuple of trees where `argnums` is one). The gradient of any other array is None.
+            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
+            of the argument (a tuple of trees if `argnums` is a tuple). The gradient of any other array is None.
         wrappers: your own steps of the compilation, outermost first. One with `pre_compile` and `post_compile`
-            (`wrappers.wrapper.CompilerWrapper`) stands around the function of flat arrays, one with `pre_lower`
-            (`partition.passes.HalfPass`) rewrites each half before XLA compiles it. Both are part of every way of
+            (`wrappers.wrapper.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
+            (`partition.lower.passes.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
 
     Raises:
-        BudgetError: the budget says nothing; at a call, where no plan was found that holds it.
+        BudgetError: the budget is invalid, or, at a call, no plan holds it.
         PlanError: two of strategy, budget and plan are given.
-        TraceError: `fun` is not callable, an option names no position, or a wrapper is none.
+        TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         StrategyError: the strategy is unknown.
     """
     donated = donate_argnums, donate_argnames

@@ -1,4 +1,4 @@
-"""Say what a budget means in bytes.
+"""Read a memory budget.
 
 >>> limit("1.5GiB").peak_bytes
 1610612736
@@ -35,12 +35,12 @@ _CURE_ONE = "Write 1.0 for what plain JAX's activations take; an int is peak byt
 
 @dataclass(frozen=True)
 class Limit(Record):
-    """A budget that has been read: one of the three is set.
+    """A budget, of which exactly one field is set.
 
     Attributes:
-        fraction: of the activation bytes of `jax.jit(jax.value_and_grad(f))`; 0.0 asks for the least that is found.
-        peak_bytes: of the whole step on one device, arguments and results included.
-        of_device: whether it is what the device has free when the step is planned.
+        fraction: share of the activation bytes of `jax.jit(jax.value_and_grad(f))`; 0.0 asks for the least possible.
+        peak_bytes: peak of the whole step on one device, arguments and results included.
+        of_device: whether the budget is the memory that the device has free when the step is planned.
     """
 
     fraction: float | None = None
@@ -65,8 +65,8 @@ def limit(budget: Any) -> Limit:
         raise BudgetError(message("budget", f"is {budget!r}, of type {type(budget).__name__}.", _CURE))
     if isinstance(budget, numbers.Integral):
         if budget <= 1:
-            told = ("is 1 byte.", _CURE_ONE) if budget == 1 else (f"is {budget} bytes.", _CURE)
-            raise BudgetError(message("budget", *told))
+            what, cure = ("is 1 byte.", _CURE_ONE) if budget == 1 else (f"is {budget} bytes.", _CURE)
+            raise BudgetError(message("budget", what, cure))
         return Limit(peak_bytes=int(budget))
     fraction: Any = budget
     if not 0 <= fraction <= 1:
@@ -75,7 +75,7 @@ def limit(budget: Any) -> Limit:
 
 
 def plain_number(budget: Budget | None) -> Budget | None:
-    """The same budget as Python's own int or float, where it is a number."""
+    """Convert a numeric budget to a Python int or float, and return any other budget unchanged."""
     if budget is None or isinstance(budget, str):
         return budget
     return int(budget) if isinstance(budget, numbers.Integral) else float(budget)
@@ -84,10 +84,10 @@ def plain_number(budget: Budget | None) -> Budget | None:
 def _of_text(text: str) -> Limit:
     if text.strip() == "device":
         return Limit(of_device=True)
-    found = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*|%)\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    if match is None:
         raise BudgetError(message("budget", f"is {text!r}, not a number and its unit.", _CURE))
-    number, unit = found.groups()
+    number, unit = match.groups()
     if not unit:
         raise BudgetError(message("budget", f"is {text!r}, a number without a unit.", _CURE))
     if unit == "%":
@@ -111,7 +111,7 @@ def _of_share(text: str, percent: Decimal) -> Limit:
 
 
 def default_device() -> Any:
-    """The device on which JAX would run a program whose arrays lie on none yet."""
+    """The device on which JAX runs a program whose arrays are not on any device yet."""
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, str) or chosen is None:
         return jax.local_devices(backend=chosen)[0]
@@ -119,17 +119,17 @@ def default_device() -> Any:
 
 
 def free_bytes(leaves: Iterable[Any]) -> int:
-    """Bytes that the default device has free, together with what the call's own arrays take on it already.
+    """Free bytes of the default device, plus the bytes of the call's own arrays on it.
 
-    Raises `BudgetError` where the device does not say, as a CPU does not.
+    Raises `BudgetError` if the device does not report its memory; a CPU does not.
     """
     device = default_device()
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         what = f"asks what the device has free, and {device.device_kind} does not say."
         raise BudgetError(message("budget='device'", what, "Give a number of bytes, such as '8GiB'."))
-    own = sum(_bytes_on(device, leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values())
-    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)) + own
+    argument_bytes = sum(_bytes_on(device, leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values())
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0)) + argument_bytes
 
 
 def _bytes_on(device: Any, leaf: Any) -> int:

@@ -20,7 +20,7 @@ from jointcut.wrappers.arguments.tree import Statics
 from jointcut.wrappers.record import Record
 from jointcut.wrappers.wrapper import CompilerWrapper
 
-#: The strategy that decides where nothing is asked for.
+#: The strategy used when none is requested.
 DEFAULT = "best"
 
 
@@ -28,33 +28,32 @@ DEFAULT = "best"
 class Options(Record):
     """The choices of `aot.function`, under the names that JAX gives them (PyTorch's `AOTConfig`).
 
-    They have a JSON form where the strategy, or any other function among them, is told by name.
+    In JSON the strategy, and any other function among them, is written by name.
 
     Attributes:
-        argnums: which positional arguments `value_and_grad` and `grad` differentiate, as in `jax.grad`; with `()` none
-            is, and no derivative is traced.
+        argnums: positional arguments that `value_and_grad` and `grad` differentiate, as in `jax.grad`; with `()`, no
+            derivative is traced.
         has_aux: whether the function returns `(output, aux)`, where `aux` is not differentiated.
         static_argnums, static_argnames: Python values that a program is specialised for, as in `jax.jit`.
         strategy: `"best"`, `"min_cut"`, `"save_all"`, or a function from the `Graph` to a `Plan`; see `aot.function`.
         keep_unused: whether compiled programs keep arguments that nothing reads, as in `jax.jit`.
-        donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`; `vjp` and halves
-            that are compiled as two programs keep them, since the backward may read them.
+        donate_argnums, donate_argnames: arguments whose buffers a call gives up, as in `jax.jit`. They are not donated
+            to `vjp` or to halves compiled as two programs, since the backward may read them.
         sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
-            and `grad` give theirs as a `jax.experimental.sparse.BCOO` of the rows that were read.
+            and `grad` return their gradients as a `jax.experimental.sparse.BCOO` of the rows that were read.
         budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
-        cost: what ops take in seconds. By default budgets go by a roofline of what the device was measured to do, which
-            is noted with the machine (`aot.rates` says where, and how to fix it), so that a budget leads to one plan.
-            The strategy `"best"` goes by fixed rates.
+        cost: the model of the seconds that each op takes. The default for budgets is a roofline of the device's
+            measured rates. They are stored for the machine, so that a budget always leads to the same plan
+            (`aot.rates` says where, and how to set them). The strategy `"best"` uses fixed rates.
         plan: a plan made before, or its text.
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
-            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that the argument
-            begins with, a tuple of such where `argnums` is one. The gradient of any other is None.
-        wrappers: the user's own: those with `pre_compile` stand `around` the function, those with `pre_lower` are
-            `passes` over the halves; one may be both.
-        cache: the folder in which compiled programs are kept for other processes; True for
-            `~/.cache/jointcut/programs`, False for none. By default that of the environment variable
-            `JOINTCUT_CACHE_DIR`, where it is set.
+            (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
+            of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
+        wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
+            `passes` over the halves; one wrapper may be both.
+        cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
+            for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
 
     argnums: int | Sequence[int] = 0
@@ -85,7 +84,7 @@ class Options(Record):
 
     @property
     def passes(self) -> tuple[Any, ...]:
-        """The user's passes over the halves, the first one first."""
+        """The user's passes over the halves, in order."""
         return tuple(w for w in self.wrappers if hasattr(w, "pre_lower"))
 
     @property
@@ -96,16 +95,16 @@ class Options(Record):
 
 
 def checked(function: Any, options: Options) -> Options:
-    """The options in their canonical form.
+    """The options in canonical form.
 
-    Raises `TraceError` for something that is no function or for a position that is no integer, `StrategyError` for
-    an unknown strategy.
+    Raises `TraceError` if `function` is not callable or a position is not an integer, and `StrategyError` for an
+    unknown strategy.
     """
     if not callable(function):
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
         raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
-    given_argnums: Any = options.argnums
-    if given_argnums is None:
+    argnums: Any = options.argnums
+    if argnums is None:
         raise TraceError(message("argnums", "is None.", "Give the position of an argument, or a tuple of positions."))
     argnums = _integers("argnums", options.argnums)
     if not isinstance(argnums, int) and len(set(argnums)) < len(argnums):
@@ -118,8 +117,8 @@ def checked(function: Any, options: Options) -> Options:
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
     _integers("donate_argnums", options.donate_argnums)
-    positions, named = options.donated
-    donated = Statics.of(function, positions or None, named or None, "donate")
+    positions, donated_names = options.donated
+    donated = Statics.of(function, positions or None, donated_names or None, "donate")
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -137,7 +136,7 @@ def checked(function: Any, options: Options) -> Options:
 
 
 def _refuse_no_wrappers(wrappers: Any) -> None:
-    """Raise `TraceError` for something among the user's wrappers that is none."""
+    """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
     for i, wrapper in enumerate(_tuple(wrappers)):
         if not hasattr(wrapper, "pre_lower") and not (
             hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
@@ -161,7 +160,7 @@ def way_of(options: Options) -> str:
 
 
 def name_of(function: Any) -> str:
-    """What messages and artefacts call a function; a `functools.partial` bears the name of what it calls."""
+    """The name of a function in messages and artefacts; a `functools.partial` has the name of the function it calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -169,7 +168,7 @@ def name_of(function: Any) -> str:
 
 @dataclass(frozen=True)
 class WantedPlan:
-    """How a plan comes about: by a strategy, or by a budget."""
+    """How a plan is chosen: by a strategy, or within a budget."""
 
     strategy: Strategy
     budget: Budget | None = None
@@ -178,17 +177,17 @@ class WantedPlan:
 def wanted_plan(
     options: Options, strategy: Strategy | None = None, budget: Budget | None = None, plan: Plan | str | None = None
 ) -> WantedPlan:
-    """The one of strategy, budget and plan that decides: what is asked for goes before the options.
+    """Choose between strategy, budget and plan; the arguments take precedence over the options.
 
-    Raises `BudgetError` for a budget that says nothing, `PlanError` where two of the three are given.
+    Raises `BudgetError` for an invalid budget, and `PlanError` if two of the three are given.
     """
     if strategy is None and budget is None and plan is None:
         strategy = None if options.strategy == DEFAULT else options.strategy
         budget, plan = options.budget, options.plan
-    given = {"strategy": strategy, "budget": budget, "plan": plan}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise PlanError(message(" and ".join(named), "are given together.", "Give one: each of them decides the plan."))
+    choosers = {"strategy": strategy, "budget": budget, "plan": plan}
+    names = [name for name, value in choosers.items() if value is not None]
+    if len(names) > 1:
+        raise PlanError(message(" and ".join(names), "are given together.", "Give one: each of them decides the plan."))
     if budget is not None:
         limit(budget)
     if isinstance(plan, str):
@@ -202,9 +201,9 @@ def wanted_plan(
 
 
 def disjoint(options: Options, fixed: Collection[int], count: int | None) -> None:
-    """Raise `TraceError` where an argument is both static and differentiated.
+    """Raise `TraceError` if an argument is both static and differentiated.
 
-    `fixed` are the static positions, `count` how many positional parameters the function has, if that is known.
+    `fixed` are the static positions. `count` is the number of positional parameters, or None if it is not known.
     """
     chosen = {n + count if n < 0 and count is not None else n for n in options.chosen}
     if overlap := sorted(chosen & set(fixed)):
@@ -221,16 +220,16 @@ def _folder(cache: Any) -> str | bool | None:
     return os.fspath(cache)
 
 
-def _integers(name: str, given: Any) -> int | tuple[int, ...]:
-    items: Sequence[Any] = _tuple(given)
+def _integers(name: str, positions: Any) -> int | tuple[int, ...]:
+    items: Sequence[Any] = _tuple(positions)
     for item in items:
         if isinstance(item, bool) or not hasattr(item, "__index__"):
             cure = "Give the position of an argument, or a tuple of positions."
             raise TraceError(message(name, f"holds {item!r}, not an integer.", cure))
-    return int(given) if hasattr(given, "__index__") else tuple(int(i) for i in items)
+    return int(positions) if hasattr(positions, "__index__") else tuple(int(i) for i in items)
 
 
-def _tuple(given: Any) -> tuple[Any, ...]:
-    if given is None:
+def _tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
         return ()
-    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)

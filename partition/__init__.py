@@ -1,27 +1,33 @@
 """Cut one joint program into a forward and a backward.
 
-Usable on its own, on any joint jaxpr: `from jointcut.partition import split`. A joint jaxpr is read into a graph; a
-search makes a plan of what is saved; a schedule says in which order both halves run; two jaxprs are written from it.
-Each of these is a record that prints as text.
+Usable on its own, on any joint jaxpr, which is a forward and its backward traced as one program: `from
+jointcut.partition import split`. The joint jaxpr is read into a `Graph`. A search makes a `Plan` of what is saved and
+what is computed again. A `Schedule` lists the steps of both halves, and two jaxprs are written from it. Graph, plan and
+schedule are records; print one to read it.
 
-Where to add what: a kind of op that holds a program is a file in `nesting`, listed in `nesting/kinds`. A rule against
-saving or recomputing is a line in `prices/rules`. A kind of step, or another form in which a residual is kept, is a
-class in `lower/steps`. What is known of a primitive is a line in `program/primitives`. A way to search is a function
-from a `Problem` to a `Plan`, as in `search/mincut`.
+Where to add what:
+
+- a new op with a program inside, such as `while`: a file in `nesting`, and a line in `nesting/kinds`;
+- a rule against saving or recomputing a value: `prices/rules`;
+- facts of a primitive, such as heavy or random: a line in `program/primitives`;
+- a new step of the schedule, or a new form of a residual, such as 8-bit: a class in `lower/steps`;
+- what a target can do, such as host memory: a field of `plans/backend`;
+- a new search: a file in `search`, with a function from a `Problem` to a `Plan`, and a name in `search/best`;
+- a change in JAX: `program/jaxprs`, and nowhere else.
 
 Files, in reading order:
 
     errors: Say what went wrong, where, and what to do next.
     figures: Write bytes, seconds and counts as people read them.
     program: Hold the joint program: what there is before anything is decided.
-    rewrite: Rewrite a jaxpr into one that means the same and keeps less.
-    nesting: Open ops that hold a program, and write them again.
-    prices: Say what each value and op costs, and what may be done with it.
-    plans: Hold the decision as a record, and what it was taken from.
-    lower: Say in which order a plan runs, write the two halves, and count what they hold.
-    search: Search for what to keep.
-    drawing: Draw graphs and plans for notebooks and reports.
-    split: Take a joint jaxpr and return two: the whole folder in one function.
+    rewrite: Rewrite a jaxpr so that less of it must be saved or computed.
+    nesting: Open ops with a program inside, such as `scan`, and write them again.
+    prices: Say what each value and op costs, and what may be saved or computed again.
+    plans: Hold the plan, and the problem that it solves.
+    lower: Schedule a plan, write the two jaxprs, and predict their peak memory.
+    search: Choose what is saved, for a price or a budget; a file for each method.
+    drawing: Draw graphs and plans as pages and pictures.
+    split: The entry point: a joint jaxpr goes in, forward and backward come out.
 """
 
 from jointcut.partition.drawing.displays import graph_page as graph_page

@@ -1,4 +1,4 @@
-"""Take a joint jaxpr and return two: the whole folder in one function.
+"""The entry point: a joint jaxpr goes in, forward and backward come out.
 
 >>> import jax, jax.numpy as jnp
 >>> from jointcut.partition import Roles, split
@@ -24,7 +24,7 @@ from jointcut.partition.lower.passes import HalfPass, passed
 from jointcut.partition.lower.replay import spared
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
-from jointcut.partition.nesting import read as loops
+from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan, validated
 from jointcut.partition.plans.problem import Problem
@@ -110,7 +110,7 @@ def split(
     or outputs.
     """
     start = time.perf_counter()
-    problem = Problem.of(graph or loops.read(joint, roles), backend=backend or Backend.here())
+    problem = Problem.of(graph or read(joint, roles), backend=backend or Backend.here())
     read_ms = 1e3 * (time.perf_counter() - start)
     made = halved(problem, strategy, passes)
     return replace(made, cut_ms=read_ms + made.cut_ms)

@@ -24,6 +24,7 @@ FOLDERS = ("partition", "wrappers", "aot")  # each may import those before it
 DOOR = "partition/program/jaxprs.py"
 INSIDES = ("jaxlib", "jax.extend", "jax.interpreters")
 VERSIONS = ("jax.version", "jax.__version__", "jax.__version_info__")
+MOST_ENTRIES = 14  # of a folder: a dozen, and a little
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 40
 
@@ -207,6 +208,13 @@ def every_file_is_listed(house: House) -> Iterator[str]:
             yield f"{source.path}: not listed; add the line `{line}` to the docstring of {init}"
 
 
+def rooms_are_small(house: House) -> Iterator[str]:
+    for source in house.sources:
+        entries = len(house.listed(source.module))
+        if entries > MOST_ENTRIES:
+            yield f"{source.path}: lists {entries} entries, at most {MOST_ENTRIES}; give some a room of their own"
+
+
 def every_listed_file_exists(house: House) -> Iterator[str]:
     for source in house.sources:
         for name in house.listed(source.module):
@@ -360,6 +368,7 @@ RULES: tuple[Callable[[House], Iterator[str]], ...] = (
     own_imports_are_absolute,
     own_imports_stand_at_the_top,
     every_file_is_listed,
+    rooms_are_small,
     every_listed_file_exists,
     the_list_quotes_first_lines,
     files_import_only_from_above,

@@ -4,6 +4,7 @@ So do the caps on length, and docstrings and types everywhere. `house.py` holds 
 the sources, and then on small houses with one planted fault each, so that a rule gone blind is seen.
 """
 
+import re
 from inspect import cleandoc
 from pathlib import Path
 
@@ -19,6 +20,19 @@ ROOT = Path(__file__).parent.parent
 def test_the_sources_keep_the_rule(rule):
     complaints = list(rule(house_at(ROOT)))
     assert not complaints, "\n".join(["", *complaints])
+
+
+def test_every_file_of_tests_that_ci_names_is_there():
+    words = re.findall(r"tests/\S*\.py", (ROOT / ".ci/run").read_text())
+    paths = [head + name + tail for word in words for head, names, tail in [_braces(word)] for name in names.split(",")]
+    assert len(paths) > 20 and [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def _braces(word):
+    """`a_{b,c}.py` as `a_`, `b,c` and `.py`."""
+    head, _, rest = word.partition("{")
+    names, _, tail = rest.partition("}")
+    return head, names, tail
 
 
 # ---------------------------------------------------------------- the rules can fail
@@ -93,6 +107,7 @@ GOOD = {
         name: str = jnp.zeros.__name__
     ''',
 }
+FULL_ROOM = '"""Record.\n\n' + "".join(f"    f{i}: Do.\n" for i in range(house.MOST_ENTRIES + 1)) + '"""'
 LONG_FUNCTION = "def f() -> None:\n    'doc'\n" + "    a = 1\n" * house.MOST_FUNCTION_LINES
 
 
@@ -172,6 +187,7 @@ FALSEHOODS = {
         ),
         ("wrappers/__init__.py", None, "wrappers/__init__.py: missing"),
     ],
+    "rooms_are_small": [("aot/tapes/__init__.py", FULL_ROOM, "lists 15 entries, at most 14")],
     "every_listed_file_exists": [("aot/joint.py", None, "lists joint, which is not there")],
     "the_list_quotes_first_lines": [
         ("aot/joint.py", '"""All."""', "lists joint as 'Trace.', but aot/joint.py opens with 'All.'"),

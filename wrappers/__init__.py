@@ -1,21 +1,24 @@
-"""Bend the caller's convention into plain arrays, and back.
+"""Turn the caller's arguments into flat arrays, and flat results back.
 
-A compiled program takes and returns flat arrays. What a caller passes is more: trees, objects, references, the same
-array twice. One look at the function says what each input and output is (`metadata`), and each wrapper reads it.
-Before compiling it makes the convention simpler; after, it gives the caller back the one he knows.
+A compiled program takes and returns flat arrays. Callers also pass trees, objects, references, or one array twice. One
+look at the function says what each input and output is (`metadata`), and each wrapper reads it. Before compiling, a
+wrapper simplifies inputs and outputs; at each call it converts between the two.
 
-Where to add what: a wrapper is a file in `built_in`, and a name in `wrapped_for` of `aot/stages/pipeline`; one of a
-user's own is given to `aot.function(wrappers=...)`. A class that holds arrays is made known in `arguments/objects`, one
-that acts as an array in `arguments/containers`.
+Where to add what:
+
+- a wrapper for every function: a file in `built_in`, and its name in `wrapped_for` of `aot/stages/pipeline`;
+- a wrapper of your own: `aot.function(wrappers=...)`;
+- an object that can be written, such as a module of Flax: `arguments/objects`;
+- a class that acts as one array, such as a quantised matrix: `arguments/containers`.
 
 Files, in reading order:
 
-    table: Keep what was made for a key, made once whichever thread asks for it.
-    record: Write a record as JSON, and read it back equal.
-    metadata: Say what each input and output of a function is.
-    arguments: Take the arguments of a call apart, and put results together.
-    wrapper: Define a wrapper: one half before compiling, one half after.
-    stack: Apply every wrapper in order before, and in reverse after.
+    table: Keep one value for each key, and make it once for all threads.
+    record: Write records as JSON, and read them back.
+    metadata: Describe each input and output of a function.
+    arguments: Flatten the arguments of a call, and rebuild results.
+    wrapper: Define a wrapper: one step before compiling, one step after.
+    stack: Apply wrappers in order before compiling, and in reverse order after.
     built_in: The wrappers that every function gets.
 """
 

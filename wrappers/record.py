@@ -1,9 +1,9 @@
-"""Write a record as JSON, and read it back equal.
+"""Write records as JSON, and read them back.
 
-A record is a frozen dataclass that compares by value. In JSON every value that JSON does not have itself is an object
-with one key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays.
-Classes, functions and trees of classes are told by name and looked up among the modules that are already imported:
-reading a record imports nothing, and calls no function.
+A record is a frozen dataclass that compares by value. A value that JSON does not have is written as an object with one
+key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays. Classes and
+functions are written by name. Reading looks them up in the modules that are imported already; it imports nothing, and
+calls no function.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ _KNOWN: dict[str, type] = {}
 _LEAF = "*"
 _WIDEST = 40  # characters of a column in a table
 _E = TypeVar("_E", bound=enum.Enum)
-_IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # where the dtype's name is not the generator's
+_IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # of dtypes named unlike their generator
 
 
 class Record:
     """A frozen dataclass with a JSON form: `Record.from_json(r.to_json()) == r`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Remember the class by its name, under which JSON calls it."""
+        """Register the class by its name, which is its tag in JSON."""
         super().__init_subclass__(**kwargs)
         _KNOWN[cls.__name__] = cls
 
     def __str__(self) -> str:
-        """A line for each field, cut where it is long."""
+        """A line for each field; long values are cut."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         return "\n".join([type(self).__name__, *(f"  {f.name}: {_short(getattr(self, f.name))}" for f in fields)])
 
     def to_json(self, indent: int | None = None) -> str:
-        """The record as a JSON text; raises `RecordError` where a field holds what JSON cannot hold."""
+        """The record as a JSON text; raises `RecordError` if a field has no JSON form."""
         return json.dumps(_encoded(self, type(self).__name__), indent=indent, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The record that `to_json` wrote; raises `RecordError` for anything else."""
         try:
-            found = json.loads(text)
+            data = json.loads(text)
         except json.JSONDecodeError as error:
             raise RecordError(message(cls.__name__, f"is not JSON: {error}.", _CURE)) from error
-        made = _decoded(found, cls.__name__)
-        if not isinstance(made, cls):
-            raise RecordError(message(cls.__name__, f"was asked for, but the text holds {_shown(found)}.", _CURE))
-        return made
+        record = _decoded(data, cls.__name__)
+        if not isinstance(record, cls):
+            raise RecordError(message(cls.__name__, f"was asked for, but the text holds {_shown(data)}.", _CURE))
+        return record
 
 
 _CURE = "Read what to_json of the same class and version wrote."
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines: cells of a column begin below each other, but for what stands behind a long one."""
+    """Rows of a table as lines, with aligned columns; a cell after a very long one is not aligned."""
     columns = list(zip(*rows, strict=True))
     widths = [min(max(map(len, column)), _WIDEST) for column in columns if any(column)]
     shown = [[cell for cell, column in zip(row, columns, strict=True) if any(column)] for row in rows]
@@ -71,7 +71,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    """A value on one line of at most 100 characters, and how many entries it has where they do not fit."""
+    """A value on one line of at most 100 characters; if it is cut, with the number of its entries."""
     text = repr(value)
     if len(text) <= 100:
         return text
@@ -109,13 +109,13 @@ def _encoded(value: Any, path: str) -> Any:
 
 
 def is_dtype(value: Any) -> bool:
-    """Whether a value is a dtype of numpy's or one of JAX's own, such as those of random keys."""
+    """Whether a value is a dtype of NumPy or of JAX, such as that of random keys."""
     kind = getattr(value, "type", None)  # a property, in classes such as `nnx.Param`
     return isinstance(value, np.dtype) or (isinstance(kind, type) and issubclass(kind, jax.dtypes.extended))
 
 
 def _is_empty_node(value: Any) -> bool:
-    """Whether a value is a node of a tree that holds nothing, such as the sentinel of a library."""
+    """Whether a value is a pytree node without leaves, such as the sentinel of a library."""
     kind = type(value)
     if isinstance(value, tuple) or dataclasses.is_dataclass(kind) or not jax.tree_util.default_registry.is_node(kind):
         return False
@@ -124,7 +124,7 @@ def _is_empty_node(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> str | None:
-    """`module:function` where that is the very value, None for a lambda, a closure or no function."""
+    """`module:function` if that name finds the value; None for a lambda, a closure, or no function."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not callable(value) or module is None or name is None or _at(module, name) is not value:
         return None
@@ -132,11 +132,11 @@ def _name_of(value: Any) -> str | None:
 
 
 def _at(module: str, qualified: str) -> Any:
-    """The object of this name in a module that is imported, None where there is none."""
-    found: Any = sys.modules.get(module)
+    """The object of this name in an imported module, or None."""
+    value: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _record(value: Any, path: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _tree(tree: Any, path: str) -> Any:
 
 
 def class_name(kind: type) -> str:
-    """`module:class`, by which a class is told in JSON."""
+    """The name of a class in JSON, `module:class`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -171,14 +171,14 @@ _FORMS: tuple[tuple[Any, Callable[[Any], str], Callable[[Any, str], Any]], ...] 
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def _decoded(found: Any, path: str) -> Any:
-    if isinstance(found, list):
-        return tuple(_decoded(item, f"{path}[{i}]") for i, item in enumerate(found))
-    if not isinstance(found, dict):
-        return found
-    if len(found) != 1:
-        raise RecordError(message(path, f"is an object with {len(found)} keys, not one tagged value.", _CURE))
-    ((tag, inner),) = found.items()
+def _decoded(data: Any, path: str) -> Any:
+    if isinstance(data, list):
+        return tuple(_decoded(item, f"{path}[{i}]") for i, item in enumerate(data))
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1:
+        raise RecordError(message(path, f"is an object with {len(data)} keys, not one tagged value.", _CURE))
+    ((tag, inner),) = data.items()
     if tag in _READERS:
         return _READERS[tag](inner, path)
     kind = _KNOWN.get(tag)
@@ -195,26 +195,26 @@ def _member(kind: type[enum.Enum], name: Any, path: str) -> Any:
 
 def _made(kind: type, inner: Any, path: str) -> Any:
     fields = [f for f in dataclasses.fields(kind) if f.init]
-    given = set(inner) if isinstance(inner, dict) else set()
-    unknown = given - {f.name for f in fields}
-    # A field with a default may be missing: a text that an older version wrote does not have it.
-    missing = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING} - given
+    names = set(inner) if isinstance(inner, dict) else set()
+    unknown = names - {f.name for f in fields}
+    # A text of an older version may lack fields, which then have defaults.
+    missing = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING} - names
     if not isinstance(inner, dict) or unknown or missing:
         what = f"is no {kind.__name__}: missing {sorted(missing)}, unknown {sorted(unknown)}."
         raise RecordError(message(path, what, _CURE))
     return kind(**{name: _decoded(inner[name], f"{path}.{name}") for name in inner})
 
 
-def _read_tree(found: Any, path: str) -> Any:
-    if found == _LEAF:
+def _read_tree(node: Any, path: str) -> Any:
+    if node == _LEAF:
         return jax.tree.structure(0)
-    if not isinstance(found, dict) or set(found) != {"class", "data", "children"}:
-        raise RecordError(message(path, f"holds no tree: {_shown(found)}.", _CURE))
-    kind, data = _read_class(found["class"], path), _decoded(found["data"], path)
-    children = [_read_tree(child, f"{path}[{i}]") for i, child in enumerate(found["children"])]
+    if not isinstance(node, dict) or set(node) != {"class", "data", "children"}:
+        raise RecordError(message(path, f"holds no tree: {_shown(node)}.", _CURE))
+    kind, data = _read_class(node["class"], path), _decoded(node["data"], path)
+    children = [_read_tree(child, f"{path}[{i}]") for i, child in enumerate(node["children"])]
     if kind is dict and (not isinstance(data, list) or len(set(map(repr, data))) != len(children)):
         what = f"holds a dict of {len(children)} entries whose keys are {data!r}."
-        raise RecordError(message(path, what, _CURE))  # JAX takes such a node, and crashes where it is unflattened
+        raise RecordError(message(path, what, _CURE))  # JAX accepts such a node, and crashes when it unflattens it
     try:
         return jax.tree_util.PyTreeDef.from_node_data_and_children(
             jax.tree_util.default_registry, (kind, data), children
@@ -230,34 +230,34 @@ def _read_class(name: Any, path: str) -> Any:
     if name == class_name(type(None)):
         return type(None)
     module, _, qualified = str(name).partition(":")
-    found = _at(module, qualified)
-    if not isinstance(found, type):
+    kind = _at(module, qualified)
+    if not isinstance(kind, type):
         raise RecordError(message(path, f"names the class {name}, which is not at hand.", f"Import {module} first."))
-    return found
+    return kind
 
 
 def _read_function(name: Any, path: str) -> Any:
     module, _, qualified = str(name).partition(":")
-    found = _at(module, qualified)
-    if found is None or _name_of(found) != name:
+    function = _at(module, qualified)
+    if function is None or _name_of(function) != name:
         what = f"names the function {name}, which is not at hand."
         raise RecordError(message(path, what, f"Import {module} first."))
-    return found
+    return function
 
 
-def _read_node(found: Any, path: str) -> Any:
-    tree = _read_tree(found, path)
+def _read_node(node: Any, path: str) -> Any:
+    tree = _read_tree(node, path)
     data = tree.node_data()
     if data is not None and tree.num_nodes == 1 and not dataclasses.is_dataclass(data[0]):
         try:
             return jax.tree.unflatten(tree, ())
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise RecordError(message(path, f"holds a node that cannot be made: {error}.", _CURE)) from error
-    raise RecordError(message(path, f"holds no node without leaves: {_shown(found)}.", _CURE))
+    raise RecordError(message(path, f"holds no node without leaves: {_shown(node)}.", _CURE))
 
 
 def read_dtype(name: Any, path: str) -> Any:
-    """The dtype of a name, those of random keys and `float0` too; raises `RecordError` for none."""
+    """The dtype of a name, also of random keys and `float0`; raises `RecordError` for an unknown name."""
     if name == "float0":
         return jax.dtypes.float0
     try:
@@ -269,7 +269,7 @@ def read_dtype(name: Any, path: str) -> Any:
 
 
 def key_implementation(dtype: str) -> str:
-    """The generator of random keys, as `jax.random.key` names it, of a dtype such as `key<fry>`."""
+    """The name in `jax.random.key` of the generator of a key dtype such as `key<fry>`."""
     short = dtype[len("key<") : -1]
     return _IMPLEMENTATIONS.get(short, short)
 
@@ -280,14 +280,14 @@ def _read_float(text: Any, path: str) -> float:
     return float(text)
 
 
-def _read_dict(found: Any, path: str) -> dict[Any, Any]:
-    if not isinstance(found, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in found):
-        raise RecordError(message(path, f"holds no pairs: {_shown(found)}.", _CURE))
-    return {_decoded(key, path): _decoded(value, f"{path}[{key!r}]") for key, value in found}
+def _read_dict(pairs: Any, path: str) -> dict[Any, Any]:
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise RecordError(message(path, f"holds no pairs: {_shown(pairs)}.", _CURE))
+    return {_decoded(key, path): _decoded(value, f"{path}[{key!r}]") for key, value in pairs}
 
 
-def _read_list(found: Any, path: str) -> list[Any]:
-    return list(_decoded(found, path))
+def _read_list(items: Any, path: str) -> list[Any]:
+    return list(_decoded(items, path))
 
 
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
@@ -302,6 +302,6 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
 }
 
 
-def _shown(found: Any) -> str:
-    text = json.dumps(found)
+def _shown(data: Any) -> str:
+    text = json.dumps(data)
     return text if len(text) <= 60 else f"{text[:57]}..."

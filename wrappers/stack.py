@@ -1,7 +1,7 @@
-"""Apply every wrapper in order before, and in reverse after.
+"""Apply wrappers in order before compiling, and in reverse order after.
 
-The stack is a tuple of wrappers, outermost first. Before compiling, each simplifies the target that the one before
-left; after compiling, each puts back what it took away, innermost first.
+A stack is a sequence of wrappers, outermost first. Each `pre_compile` takes the target that the one before returned.
+After compiling, `post_compile` runs innermost first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CURE = "Return what the function that pre_compile was given returns for the sam
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A target after the `pre_compile` of a whole stack, and what each wrapper was given."""
+    """The target after every `pre_compile`, and each wrapper with the target that it returned."""
 
     target: Target
     trail: tuple[tuple[CompilerWrapper, Target], ...]
 
     def post_compile(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call that the user sees, made of one that speaks the simplest convention."""
-        for wrapper, given in reversed(self.trail):
-            call = wrapper.post_compile(call, given)
+        """The call in the user's convention, made from a call in the simplest one."""
+        for wrapper, target in reversed(self.trail):
+            call = wrapper.post_compile(call, target)
         return call
 
 
@@ -38,17 +38,15 @@ def pre_compile(wrappers: Sequence[CompilerWrapper], target: Target) -> Wrapped:
     """Run every wrapper's `pre_compile`, outermost first."""
     trail = []
     for wrapper in wrappers:
-        simpler = wrapper.pre_compile(target)
-        # A wrapper that changes nothing before compiling still acts after: it is given the simpler convention.
-        trail.append((wrapper, simpler))
-        target = simpler
+        target = wrapper.pre_compile(target)
+        trail.append((wrapper, target))
     return Wrapped(target, tuple(trail))
 
 
 def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[..., Any]:
-    """The function of a target with a user's wrappers around it: it behaves as the function alone.
+    """The function of a target in a user's wrappers, which behaves as the function alone.
 
-    Raises `TraceError`, when it is called, for a wrapper that breaks this law in the structure of its results.
+    Raises `TraceError`, now or when it is called, for a wrapper that changes the structure or types of results.
     """
     steps = []
     for wrapper in wrappers:
@@ -79,7 +77,7 @@ class _Seen:
         return result
 
     def compared(self, wrapper: CompilerWrapper, call: Any) -> Callable[..., Any]:
-        """A wrapper's call, whose results must be as those of the function."""
+        """A wrapper's call, checked: its results must have the types of the function's."""
         where = f"post_compile of {type(wrapper).__name__}"
         if not callable(call):
             raise TraceError(message(where, f"returned a {type(call).__name__}, not a function.", _CURE))
@@ -99,10 +97,10 @@ class _Seen:
         return compared
 
     def _of(self, arrays: Sequence[Any]) -> tuple[Any, list[str]]:
-        """The types of the result for some arrays; a wrapper may never have called the function on such."""
+        """The types of the result for some arrays, also if the wrapper never called the function with such."""
         key = tuple(map(_type, arrays))
         if key not in self.results:
-            jax.eval_shape(lambda *given: jax.tree.leaves(self(*given))[:0], *arrays)
+            jax.eval_shape(lambda *args: jax.tree.leaves(self(*args))[:0], *arrays)
         return self.results[key]
 
 

@@ -1,8 +1,8 @@
-"""Keep what was made for a key, made once whichever thread asks for it.
+"""Keep one value for each key, and make it once for all threads.
 
-Programs are made slowly and called often, from as many threads as the user likes. A look at what is there takes no
-lock. What is not there is made by the first thread that asks; others that ask for the same key wait for it, and those
-that ask for another do not. Where there are too many, the oldest are forgotten.
+Programs are slow to make and often called, from any number of threads. Reading a value takes no lock. A missing value
+is made by the first thread that asks. Other threads wait only if they ask for the same key. A full table drops its
+oldest values.
 
 >>> table = Table(most=2)
 >>> [table.of(word, lambda: word.upper()) for word in ("a", "b", "a", "c")]
@@ -23,65 +23,65 @@ _ABSENT: Any = object()
 
 
 class Table(Generic[T]):
-    """Values by the keys that they were made for, at `most` so many, or any number."""
+    """Values by key: at `most` so many, or any number if it is None."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Begin with nothing."""
+        """Make an empty table."""
         self._most = most
         self._made: dict[Hashable, T] = {}
-        self._makers: dict[Hashable, tuple[threading.RLock, list[int]]] = {}
-        self._lock = threading.RLock()  # of both: a key's `__eq__` may be the user's, and call us
+        self._makers: dict[Hashable, tuple[threading.RLock, list[int]]] = {}  # lock of a key, number of its users
+        self._lock = threading.RLock()  # for both; reentrant, since a user's `__eq__` of a key may call the table
 
-    def of(self, key: Hashable, make: Callable[[], T], *, keeps: Callable[[T], bool] = lambda made: True) -> T:
-        """The value kept for a key, or the one that `make` returns now, kept if it `keeps`.
+    def of(self, key: Hashable, make: Callable[[], T], *, keeps: Callable[[T], bool] = lambda value: True) -> T:
+        """Return the value of a key. If there is none, `make` it, and keep it if `keeps` of it is true.
 
-        What raises is made again by the next that asks, and a `make` that asks for its own key makes it once more.
+        If `make` raises, the next call makes the value. If `make` asks for its own key, it is called again.
         """
-        found: Any = self._made.get(key, _ABSENT)
-        if found is not _ABSENT:
-            return found
+        value: Any = self._made.get(key, _ABSENT)
+        if value is not _ABSENT:
+            return value
         with self._alone(key):
-            found = self._made.get(key, _ABSENT)
-            if found is _ABSENT:
-                found = make()
-                if keeps(found):
-                    self._keep(key, found)
-        return found
+            value = self._made.get(key, _ABSENT)
+            if value is _ABSENT:
+                value = make()
+                if keeps(value):
+                    self._keep(key, value)
+        return value
 
     def get(self, key: Hashable) -> T | None:
-        """What is kept for a key, None where nothing is."""
+        """The value of a key, or None."""
         return self._made.get(key)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of values."""
         return len(self._made)
 
     def __iter__(self) -> Iterator[Hashable]:
-        """The keys there are, the oldest first."""
+        """The keys, oldest first."""
         with self._lock:
             return iter(list(self._made))
 
     def __reduce__(self) -> Any:
-        """A copy begins with nothing: what was made belongs to whom it was made for."""
+        """A copy is an empty table."""
         return type(self), (self._most,)
 
     @contextmanager
     def _alone(self, key: Hashable) -> Iterator[None]:
-        """Let one thread at a time make what belongs to a key."""
+        """Let one thread at a time make the value of a key."""
         with self._lock:
-            maker, waiting = self._makers.setdefault(key, (threading.RLock(), [0]))
-            waiting[0] += 1
+            lock, users = self._makers.setdefault(key, (threading.RLock(), [0]))
+            users[0] += 1
         try:
-            with maker:
+            with lock:
                 yield
         finally:
             with self._lock:
-                waiting[0] -= 1
-                if not waiting[0]:
+                users[0] -= 1
+                if not users[0]:
                     self._makers.pop(key, None)
 
-    def _keep(self, key: Hashable, made: T) -> None:
+    def _keep(self, key: Hashable, value: T) -> None:
         with self._lock:
-            self._made[key] = made
+            self._made[key] = value
             while self._most is not None and len(self._made) > self._most:
                 del self._made[next(iter(self._made))]

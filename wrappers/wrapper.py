@@ -1,14 +1,14 @@
-"""Define a wrapper: one half before compiling, one half after.
+"""Define a wrapper: one step before compiling, one step after.
 
-`pre_compile` takes a `Target` (a function and the convention it speaks) and returns a simpler one; `post_compile`
-takes the compiled call that speaks the simpler convention and returns a call that speaks the original one. Calls take
-the caller's arguments in trees outside `TreeWrapper`, and one flattened call (`tree.Bound`) inside it. The law of every
-wrapper: if the compiled call is the simpler target's own function, the result behaves as the original.
+`pre_compile` takes a `Target` (a function and its calling convention) and returns one with a simpler convention.
+`post_compile` takes the compiled call in the simpler convention and returns a call in the original one. Outside of
+`TreeWrapper`, a call takes the caller's arguments in trees; inside, it takes one flattened call (`tree.Bound`). The law
+of every wrapper: if the compiled call is the function of the simpler target, the result behaves as the original.
 The names are those of PyTorch's `CompilerWrapper`.
 
-A user gives wrappers of his own as `aot.function(wrappers=(...))`. Their calls take flat arrays, as their function
-does, and both halves run while the function is traced: by the law above, the simpler function with the wrapper around
-it *is* the function, so that it can be differentiated, exported and kept in the cache as any other.
+Users pass their own wrappers as `aot.function(wrappers=(...))`. Calls of these take flat arrays, and both steps run
+while the function is traced. By the law above, the simpler function in its wrapper behaves as the function itself, so
+it can be differentiated, exported and cached as any other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jointcut.wrappers.metadata.convention import Convention
 
 @dataclass(frozen=True)
 class Target:
-    """A function on its way to the compiler, and the convention that it speaks.
+    """A function to compile, and its calling convention.
 
-    An array that the caller passes twice enters the program once, but is differentiated at each place.
+    An array that the caller passes twice enters the program once, and is differentiated at each place.
 
     Attributes:
         function: takes and returns flat arrays.
         convention: the arrays that enter and leave the program.
-        places: for each argument of the function, which of `convention.inputs` it is. None: each its own.
+        places: for each argument of the function, its position in `convention.inputs`; None if they are the same.
     """
 
     function: Callable[..., Any]
@@ -39,7 +39,7 @@ class Target:
     places: tuple[int, ...] | None = None
 
     def entered(self, *arrays: Any) -> Any:
-        """The function on what enters the program."""
+        """Call the function with the arrays that enter the program."""
         places = range(len(arrays)) if self.places is None else self.places
         return self.function(*(arrays[p] for p in places))
 
@@ -52,14 +52,14 @@ class CompilerWrapper(Protocol):
         ...
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """Return a call in the convention that `pre_compile` was given, by one in that of `target`, its result."""
+        """Return a call in the original convention. `call` has that of `target`, the result of `pre_compile`."""
         ...
 
 
 def flat_form_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for a function of flat arrays that stands for another: its name and place, but not its parameters.
+    """A decorator that gives a function of flat arrays the name and place of another, but not its parameters.
 
-    JAX names the argument of a traced value by the signature: here `args[2]`, counted in arrays.
+    JAX names an argument by the signature: here `args[2]`, counted in arrays.
     """
 
     def decorate(flat: Callable[..., Any]) -> Callable[..., Any]:

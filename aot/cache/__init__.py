@@ -1,13 +1,13 @@
-"""Keep compiled programs for other processes: what names them, and the folder that holds them.
+"""Keep compiled programs on disk for other processes.
 
 Files, in reading order:
 
-    known: Tell what every process knows by name.
-    encode: Write values as bytes that every process writes alike.
-    environment: List what stands outside of a program and could change what it compiles to.
-    fingerprint: Name a compilation by everything that could change it.
-    sketch: Name a program within one process, also where it holds what no other process would know by name.
+    known: Decide which objects every process knows by name.
+    encode: Write values as bytes, the same in every process.
+    environment: List everything outside a program that could change how it compiles.
+    fingerprint: Compute the key of a compilation from everything that could change it.
+    sketch: Compute the key of a program within one process, even if it holds functions without identity.
     folder: Share a folder with other processes, each of which may be killed at any moment.
-    store: Keep entries on disk, and forget them safely.
-    location: Say where compiled programs are kept.
+    store: Keep entries on disk, and remove them safely.
+    location: Find the folder that keeps compiled programs.
 """

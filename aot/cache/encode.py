@@ -1,8 +1,8 @@
-"""Write values as bytes that every process writes alike.
+"""Write values as bytes, the same in every process.
 
-What every process knows by name (`known`) is written by its name, plain data by its content, bit by bit, and an object
-of JAX's by what pickling would write of it. Anything else, above all a Python function of the user, is refused with
-`IdentityError`, unless it has a `cache_key`: a string of the user's that changes whenever its behaviour does.
+An object that every process knows (see `known`) is written as its name, plain data as its content bit by bit, and an
+object of JAX as pickle would write it. Anything else, such as a Python function of the user, raises `IdentityError`,
+unless it has a `cache_key`: a string that the user changes whenever its behaviour changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jointcut.aot.cache import known
 from jointcut.partition.errors import IdentityError, message
 from jointcut.partition.program import jaxprs
 
-# By primitive, the parameters that are read when it is differentiated or mapped, and not when it is compiled.
+# By primitive: parameters that are read when it is differentiated or mapped, but not when it is compiled.
 RULES: dict[str, tuple[str, ...]] = {
     "custom_jvp_call": ("jvp_jaxpr_fun",),
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
@@ -43,21 +43,21 @@ _CURE = (
 )
 _NAMELESS = "which has no name that another process would know it by."
 
-# What a trace writes down for itself, inside the functions with which JAX wraps a rule: no part of what they compute.
+# Bookkeeping of a trace in the functions that JAX wraps around a rule. It does not change what they compute.
 _NOTES = ("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace", "object")
 
 _CACHED_LENGTH = 64
 
 
 def pack(tag: str, *parts: bytes) -> bytes:
-    """Lay parts end to end behind their lengths, so that no other tag or parts give the same bytes."""
+    """Join parts after their lengths, so that no other tag or parts give the same bytes."""
     head, lengths = _head(tag, len(parts))
     return head + lengths.pack(*map(len, parts)) + b"".join(parts)
 
 
 @functools.lru_cache(maxsize=4096)
 def _head(tag: str, count: int) -> tuple[bytes, struct.Struct]:
-    """What stands before the parts: the tag behind its length, and how many there are."""
+    """The bytes before the lengths (the tag's length, the number of parts, the tag), and the struct of the lengths."""
     name = tag.encode()
     return struct.pack("<QQ", len(name), count) + name, struct.Struct(f"<{count}Q")
 
@@ -70,17 +70,17 @@ _short_text = functools.lru_cache(maxsize=4096)(_text)
 
 
 class Encoder:
-    """Writes values as bytes; `name` is what an error message calls the value, and the path from it where it stands.
+    """Writes values as bytes; error messages give the path to a value, starting with `name`.
 
-    Without `rules`, the `RULES` in jaxprs are passed over. `in_program` says that the value is part of a jaxpr,
-    where a class of the user's is more than its fields.
+    Without `rules`, the `RULES` in jaxprs are skipped. `in_program` says that the value is part of a jaxpr, where an
+    object of a user's class has behaviour beside its fields.
     """
 
     def __init__(self, name: str, *, rules: bool = True, in_program: bool = False) -> None:
         self._path: list[Any] = [name]
         self._rules = rules
         self._in_program = in_program
-        self._known: dict[tuple[int, bool], tuple[Any, bytes]] = {}  # holds the object, so that its id stays its own
+        self._known: dict[tuple[int, bool], tuple[Any, bytes]] = {}  # holding the object keeps its id from being reused
         self._within: list[Any] = []
         self._numbers: dict[Any, int] = {}
         self._numbers_read = 0
@@ -90,39 +90,39 @@ class Encoder:
         return _method(type(x))(self, x)
 
     def at(self, name: str, x: Any) -> bytes:
-        """The bytes of a value that an error message finds under a name."""
+        """The bytes of a value, whose path in error messages gets a name."""
         self._path.append(name)
-        written = self.value(x)
+        data = self.value(x)
         self._path.pop()
-        return written
+        return data
 
     def all(self, tag: str, xs: Iterable[Any]) -> bytes:
         """The bytes of several values in order."""
         return pack(tag, *[_method(type(x))(self, x) for x in xs])
 
     def refuse(self, what: str, cure: str = _CURE) -> NoReturn:
-        """Raise the error that names the place, what stands there and what to do."""
+        """Raise `IdentityError` with the path, the problem and the cure."""
         raise IdentityError(message(known.place(self._path), what, cure))
 
     def once(self, x: Any, write: Callable[[Any], bytes]) -> bytes:
-        """What `write` gives, written once per object, unless it reads the numbers of a program's variables."""
+        """The bytes from `write`, computed once per object unless they depend on the numbers of variables."""
         key = (id(x), self._in_program)
         if key in self._known:
             return self._known[key][1]
         if any(x is outer for outer in self._within):
             self.refuse("holds itself.")
-        read = self._numbers_read
+        numbers_read = self._numbers_read
         self._within.append(x)
-        written = write(x)
+        data = write(x)
         self._within.pop()
-        if read == self._numbers_read:
-            self._known[key] = (x, written)
-        return written
+        if numbers_read == self._numbers_read:
+            self._known[key] = (x, data)
+        return data
 
     # ------------------------------------------------------------------------------------------ plain data
 
     def text(self, x: Any) -> bytes:
-        """A value of a class whose equality says all of it: text, bytes, integers, None."""
+        """Text, bytes, integers or None."""
         is_long = isinstance(x, str | bytes) and len(x) > _CACHED_LENGTH
         return (_text if is_long else _short_text)(type(x), x)
 
@@ -135,11 +135,11 @@ class Encoder:
         return self.all(type(x).__name__, x)
 
     def unordered(self, x: Any) -> bytes:
-        """A set: Python's order of it differs from process to process."""
+        """A set, sorted: Python's order of it differs from process to process."""
         return pack("set", *sorted(map(self.value, x)))
 
     def mapping(self, x: dict[Any, Any]) -> bytes:
-        """A dict, whatever its order."""
+        """A dict, sorted."""
         pairs = [(self.value(k), self.at(k if isinstance(k, str) else repr(k), v)) for k, v in x.items()]
         return pack("dict", *(part for pair in sorted(pairs) for part in pair))
 
@@ -164,7 +164,7 @@ class Encoder:
         return pack(kind, self.value(a.dtype), self.value(a.shape), hashlib.sha256(data).digest())
 
     def device_array(self, x: jax.Array) -> bytes:
-        """An array of JAX, by type, value and place."""
+        """An array of JAX, by type, sharding and value."""
         if not x.is_fully_addressable:
             what = "is an array of which other processes hold parts."
             self.refuse(what, "Pass it as an argument, or switch the cache off for this function.")
@@ -182,17 +182,17 @@ class Encoder:
         return pack("node", known.class_name(kind), aux, *map(self.tree, x.children()))
 
     def device(self, x: Any) -> bytes:
-        """A device, by what it is and its number."""
+        """A device, by its kind and number."""
         return self.all("device", (x.platform, x.device_kind, x.id, x.process_index))
 
     def size(self, x: Any) -> bytes:
-        """A symbolic size of `jax.export`, under the constraints of its scope."""
+        """A symbolic size of `jax.export`, with the constraints of its scope."""
         return self.all("size", (str(x), str(x.scope).partition(" with constraints:")[2]))
 
     # ------------------------------------------------------------------------------------------- behaviour
 
     def key(self, x: Any) -> bytes | None:
-        """The `cache_key` of something that has one of its own."""
+        """The `cache_key` of an object, or None if it has none of its own."""
         key = getattr(x, "cache_key", None)
         if key is None:
             return None
@@ -200,14 +200,14 @@ class Encoder:
             self.refuse(f"has a cache_key that is a {type(key).__name__}.", "Make it a string.")
         inner, is_own = getattr(x, "__wrapped__", None), known.is_versioned(known.module_of(x))
         if inner is not None and isinstance(x, types.FunctionType) and is_own:
-            return None  # a function of JAX's around the user's, which is written itself
+            return None  # a function of JAX around the user's; the user's is written itself
         if inner is not None and not is_own and getattr(inner, "cache_key", None) == key:
             what = f"is {known.described(x)}, whose cache_key is that of the function it wraps."
             self.refuse(what, "Give the wrapper a `cache_key` of its own, or switch the cache off for this function.")
         return pack("key", known.title(x).encode(), key.encode())
 
     def function(self, x: Any) -> bytes:
-        """A Python function: by its `cache_key`, or if it is JAX's own by its code and what it closes over."""
+        """A Python function: by its `cache_key`, or if it is JAX's own, by its code and closure."""
         return self.key(x) or self.once(x, self._function)
 
     def _function(self, x: Any) -> bytes:
@@ -218,7 +218,7 @@ class Encoder:
         return pack("function", self.all("code", (module, x.__code__, x.__defaults__, x.__kwdefaults__)), *cells)
 
     def code(self, x: types.CodeType) -> bytes:
-        """The code of a function: its name does not tell two lambdas of one module apart."""
+        """The code of a function: two lambdas of one module have the same name."""
         return self.all("code", (x.co_qualname, x.co_firstlineno, x.co_code, x.co_names, x.co_consts))
 
     def method(self, x: types.MethodType) -> bytes:
@@ -232,25 +232,25 @@ class Encoder:
     def wrapped(self, x: Any) -> bytes:
         """A function under JAX's transformations (`WrappedFun`)."""
         steps = []
-        for step, given in x.transforms:
-            kept = [a for i, a in enumerate(given) if not known.only_for_messages(step, i - len(given))]
-            steps.append(pack("step", self.value(step), self.all("given", kept)))
+        for step, args in x.transforms:
+            read = [a for i, a in enumerate(args) if not known.only_for_messages(step, i - len(args))]
+            steps.append(pack("step", self.value(step), self.all("given", read)))
         return pack("wrapped", self.value(x.f), self.value(x.params), self.value(x.in_type), *steps)
 
     def kind(self, x: type) -> bytes:
-        """A class: by name if it is JAX's own or stands among plain data, and not where it could be called."""
+        """A class: by name if it is JAX's own or not in a program, else by its `cache_key`."""
         if known.is_own(x) or not self._in_program:
             return pack("type", known.class_name(x))
         return self.key(x) or self.refuse(f"is the class {known.title(x)}, {_NAMELESS}")
 
     def primitive(self, x: Any) -> bytes:
-        """A primitive: by name if it is JAX's own."""
+        """A primitive: by name if it is JAX's own, else by its `cache_key`."""
         if known.is_own_primitive(x):
             return pack("primitive", known.class_name(type(x)), x.name.encode())
         return pack("primitive", self.key(x) or self.refuse(f"is the primitive {x.name}, {_NAMELESS}"))
 
     def record(self, x: Any) -> bytes:
-        """A dataclass or named tuple: its class, its fields, and its `cache_key` where it has one."""
+        """A dataclass or named tuple: its class, its fields, and its `cache_key` if it has one."""
         is_own = known.is_own(type(x))
         key = None if is_own else self.key(x)
         if key is None and not is_own and (self._in_program or callable(x)):
@@ -260,7 +260,7 @@ class Encoder:
         return self.once(x, lambda x: pack("record", *head, *(self.at(n, getattr(x, n)) for n in names)))
 
     def other(self, x: Any) -> bytes:
-        """Something else: by its key, by its name, or by what pickling would write of it if its class is JAX's own."""
+        """Any other object: by its `cache_key`, by its name, or as pickle would write it if its class is JAX's own."""
         return self.once(x, self._other)
 
     def _other(self, x: Any) -> bytes:
@@ -277,32 +277,32 @@ class Encoder:
         return self.all("object", (type(x), *state))
 
     def note(self, x: Any) -> bytes:
-        """Something that a trace keeps for itself."""
+        """Bookkeeping of a trace, by its class alone."""
         return pack("note", known.class_name(type(x)))
 
     def tracer(self, x: Any) -> NoReturn:
-        """A value of a trace has no content yet."""
+        """Refuse a traced value: it has no content yet."""
         self.refuse("is a value that is still being traced.", "Take the fingerprint outside of jit, grad and the like.")
 
     def reference(self, x: Any) -> NoReturn:
-        """A reference can be written to, and two of equal content are not one."""
+        """Refuse a reference: its content can change."""
         self.refuse("is a jax.Ref, whose content can change.", "Pass it as an argument.")
 
     # -------------------------------------------------------------------------------------------- programs
 
     def program(self, x: Any) -> bytes:
-        """A jaxpr, open or closed: variables by number, names of scopes, but no lines of source.
+        """A jaxpr, open or closed: variables by number, without lines of source.
 
-        Scopes count, since a strategy may go by them.
+        Names of scopes are included, since a strategy may use them.
         """
         return self.once(x, self._program)
 
     def _program(self, x: Any) -> bytes:
         jaxpr, consts = jaxprs.opened(x)
         outside, self._in_program = (self._numbers, self._in_program, self._numbers_read), True
-        given = [*jaxpr.constvars, *jaxpr.invars]
-        self._numbers = {v: i for i, v in enumerate(given)}
-        hashed = hashlib.sha256(self.all("given", [(v.aval, getattr(v, "initial_qdd", None)) for v in given]))
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        self._numbers = {v: i for i, v in enumerate(inputs)}
+        hashed = hashlib.sha256(self.all("given", [(v.aval, getattr(v, "initial_qdd", None)) for v in inputs]))
         hashed.update(pack("consts", self.value(len(jaxpr.constvars)), *(self.at("constant", c) for c in consts)))
         for eqn in jaxpr.eqns:
             hashed.update(self._equation(eqn))
@@ -314,9 +314,9 @@ class Encoder:
 
     def _equation(self, eqn: Any) -> bytes:
         self._path.append(eqn)
-        left_out = () if self._rules else RULES.get(eqn.primitive.name, ())
-        params = [pack(n, self.at(n, eqn.params[n])) for n in sorted(eqn.params) if n not in left_out]
-        written = pack(
+        skipped = () if self._rules else RULES.get(eqn.primitive.name, ())
+        params = [pack(n, self.at(n, eqn.params[n])) for n in sorted(eqn.params) if n not in skipped]
+        data = pack(
             "equation",
             self.once(eqn.primitive, self.primitive),
             pack("params", *params),
@@ -327,17 +327,17 @@ class Encoder:
             self.value(jaxprs.scope_of(eqn)),
         )
         self._path.pop()
-        return written
+        return data
 
     def variable(self, x: Any) -> bytes:
-        """A variable of the program that is being written, by its number."""
+        """A variable of the current program, by its number."""
         self._numbers_read += 1
         if x not in self._numbers:
             self.refuse("is a variable of another program.", "Switch the cache off for this function.")
         return b"v%d" % self._numbers[x]
 
     def literal(self, x: Any) -> bytes:
-        """A constant that stands in an equation."""
+        """A literal constant in an equation."""
         return pack("literal", self.value(x.val), self.value(x.aval))
 
 
@@ -384,8 +384,8 @@ def _method(kind: type) -> Method:
     """The method that writes values of a class."""
     if kind in _EXACT:
         return _EXACT[kind]
-    own = known.is_own(kind)
-    if own and kind.__name__ in _BY_NAME:
+    is_own = known.is_own(kind)
+    if is_own and kind.__name__ in _BY_NAME:
         return _BY_NAME[kind.__name__]
     if known.is_primitive(kind):
         return Encoder.primitive
@@ -394,6 +394,6 @@ def _method(kind: type) -> Method:
             return method
     is_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
     settings = getattr(kind, "__dataclass_params__", None)
-    if is_tuple or (settings is not None and (own or settings.frozen)):
+    if is_tuple or (settings is not None and (is_own or settings.frozen)):
         return Encoder.record
     return Encoder.other

@@ -1,8 +1,8 @@
-"""List what stands outside of a program and could change what it compiles to.
+"""List everything outside a program that could change how it compiles.
 
-Versions, the text of jointcut itself, JAX's configuration, what the compilers read from the environment, and the
-machine. `fingerprint(program=..., environment=environment())` is a key that another process finds again only where all
-of it is the same.
+That is versions, jointcut's own source, JAX's configuration, the environment variables that compilers read, and the
+machine. Two processes compute the same key `fingerprint(program=..., environment=environment())` only if all of these
+are the same.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import jax
 from jointcut import partition, wrappers
 from jointcut.partition.program import jaxprs
 
-# What decides which program is traced, planned or compiled: libraries by name, those of accelerators by their prefix.
+# Libraries that take part in tracing, planning or compiling: by name, those of accelerators by prefix.
 _DISTRIBUTIONS = ("jointcut", "jax", "jaxlib", "libtpu", "numpy", "scipy", "ml-dtypes")
 _PREFIXES = ("jax-", "libtpu-", "nvidia-")
 
-# Variables that XLA and the libraries under it read, by prefix; JAX's own are its configuration.
+# Prefixes of variables that XLA and its libraries read; JAX's own variables are part of its configuration.
 _VARIABLES = (
     *("XLA_", "LIBTPU_", "TPU_", "TF_", "PJRT_", "NPROC", "OMP_", "ONEDNN_", "DNNL_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "ROCM_", "HIP_", "MIOPEN_"),
 )
 
-# Settings that change only what is printed, logged, remembered or said of an error. All others count, known or not.
+# Settings that change only printing, logging, caching or error texts. All others are part of the key.
 _SILENT = frozenset(
     {
         "jax_captured_constants_report_frames",
@@ -61,15 +61,15 @@ _SILENT = frozenset(
     }
 )
 
-# What /proc/cpuinfo says of a processor, and not of its present state: on Intel and AMD, and on Arm.
+# Fields of /proc/cpuinfo that describe the processor, not its current state: on Intel and AMD, and on Arm.
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 _ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
 
 
 def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
-    """What `fingerprint` needs to know beside the program, by name; `devices` are by default all of the backend's.
+    """The part of a `fingerprint` beside the program, by name; `devices` defaults to all devices of the backend.
 
-    Read anew at each call, but for what cannot change while a process runs.
+    Read again at each call, except for values that cannot change while a process runs.
     """
     devices = jax.devices() if devices is None else devices
     client = devices[0].client
@@ -89,31 +89,31 @@ def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
 
 @functools.cache
 def versions() -> tuple[tuple[str, str], ...]:
-    """Name and version of every installed distribution that has a part in compiling, sorted."""
+    """Name and version of every installed distribution that takes part in compiling, sorted."""
     names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions()}
     return tuple(sorted(item for item in names.items() if item[0] in _DISTRIBUTIONS or item[0].startswith(_PREFIXES)))
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that compilers read; `XLA_FLAGS` may name a file, which then counts by its text."""
-    found = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
-    flags = found.get("XLA_FLAGS", "").strip()
+    """The environment variables that compilers read; if `XLA_FLAGS` names a file, its text is added."""
+    values = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    flags = values.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("-") and Path(flags).is_file():
-        found["XLA_FLAGS file"] = Path(flags).read_text("utf-8", "surrogateescape")
-    return found
+        values["XLA_FLAGS file"] = Path(flags).read_text("utf-8", "surrogateescape")
+    return values
 
 
 @functools.cache
 def _first_variables() -> dict[str, str]:
-    """Those of the first call: compilers read them once, so that a later change is a change of half of them."""
+    """The variables at the first call: some compilers read them only once, others see later changes."""
     return variables()
 
 
 @functools.cache
 def cpu(path: str = "/proc/cpuinfo") -> tuple[Any, ...]:
-    """What the host's processors can do, and how many of them this process may use.
+    """The features of the host's processors, and how many of them this process may use.
 
-    XLA:CPU compiles for the instructions of the host and divides work among its processors, and no version says which.
+    XLA:CPU compiles for the host's instructions and divides work among its processors; no version includes them.
     """
     lines = Path(path).read_text("utf-8", "replace").splitlines() if Path(path).is_file() else []
     pairs = (line.partition(":")[::2] for line in lines)
@@ -123,7 +123,7 @@ def cpu(path: str = "/proc/cpuinfo") -> tuple[Any, ...]:
 
 
 def sources(folders: Iterable[Path]) -> str:
-    """The sha256, in hex, of all Python files in folders: an edited file is another jointcut, whatever its version."""
+    """The sha256, in hex, of all Python files in folders; it changes with any edit, while the version may not."""
     hashed = hashlib.sha256()
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):
@@ -132,5 +132,5 @@ def sources(folders: Iterable[Path]) -> str:
     return hashed.hexdigest()
 
 
-# Read as soon as the files themselves are, since what is on disk may be edited while the process runs.
+# Read at import, since the files on disk may be edited while the process runs.
 SOURCES = sources([Path(__file__).parent.parent, *(Path(package.__path__[0]) for package in (wrappers, partition))])

@@ -1,8 +1,7 @@
-"""Name a compilation by everything that could change it.
+"""Compute the key of a compilation from everything that could change it.
 
-A compiled program on disk is found again by another process under a key, and two computations that could have different
-results must never share one. `fingerprint` makes it of named parts: the traced program, the options it is compiled
-with, and the `environment` in which that happens.
+Another process finds a compiled program on disk under its key. Two computations that could have different results must
+never share a key. `fingerprint` computes it from named parts: the traced program, its options, and the `environment`.
 
 >>> fingerprint(limit=3, names=("a", "b")) == fingerprint(names=("a", "b"), limit=3)
 True
@@ -26,7 +25,7 @@ _FORMAT = "jointcut fingerprint 1"  # changes with the encoding
 
 @dataclass(frozen=True)
 class WithoutRules:
-    """A jaxpr that nobody will differentiate or map any more: what it still holds of rules for that does not count."""
+    """A jaxpr that will not be differentiated or mapped again: its derivative and batching rules are ignored."""
 
     jaxpr: Any
 
@@ -34,12 +33,12 @@ class WithoutRules:
 def fingerprint(**parts: Any) -> str:
     """The sha256, in hex, of named parts: plain data, trees, arrays, shardings, jaxprs and records of these.
 
-    A part may be `WithoutRules(jaxpr)`. To be the key of something that was compiled it needs `environment()` among
-    its parts, which says what the names of JAX's own functions stand for. Raises `IdentityError` for anything that has
-    no name and no content which another process would know, such as a callback or a derivative rule of the user's.
+    A part may be `WithoutRules(jaxpr)`. The key of a compiled program needs `environment()` among its parts, which
+    holds the versions of JAX's own functions. Raises `IdentityError` for an object that another process cannot
+    identify by name or content, such as a callback or a derivative rule of the user's.
     """
-    written = [pack("part", name.encode(), _part(name, parts[name])) for name in sorted(parts)]
-    return hashlib.sha256(pack(_FORMAT, *written)).hexdigest()
+    encoded = [pack("part", name.encode(), _part(name, parts[name])) for name in sorted(parts)]
+    return hashlib.sha256(pack(_FORMAT, *encoded)).hexdigest()
 
 
 def _part(name: str, value: Any) -> bytes:
@@ -49,14 +48,14 @@ def _part(name: str, value: Any) -> bytes:
 
 
 def foreign_rules(closed: Any) -> tuple[str, ...]:
-    """The rules in a jaxpr, however deep, that have no identity: `rule at file.py:12`, sorted.
+    """The rules without identity in a jaxpr and its inner jaxprs: `rule at file.py:12`, sorted.
 
-    A rule is a Python function: that of a `jax.custom_vjp`, or the policy of a `jax.checkpoint`. It decides the
-    gradient, and the jaxpr of a program that is not differentiated yet does not show it. JAX's own (that of `relu`,
-    say) are known by name, and those with a `cache_key` by that. Where there are others `fingerprint` refuses the
-    jaxpr; that of the derivative, in which the rules have been traced, can be given as `WithoutRules`.
+    A rule is a Python function, such as the one of a `jax.custom_vjp` or the policy of a `jax.checkpoint`. It decides
+    the gradient, but does not show in the jaxpr of a program that is not differentiated yet. JAX's own rules (as for
+    `relu`) are identified by name, others by their `cache_key`. `fingerprint` refuses a jaxpr with any other rule. The
+    jaxpr of the derivative, in which the rules have been traced, can be given as `WithoutRules`.
     """
-    todo, seen, found = [jaxprs.opened(closed)[0]], set[int](), set[str]()
+    todo, seen, rules = [jaxprs.opened(closed)[0]], set[int](), set[str]()
     while todo:
         jaxpr = todo.pop()
         if id(jaxpr) in seen:
@@ -66,8 +65,8 @@ def foreign_rules(closed: Any) -> tuple[str, ...]:
             todo.extend(jaxprs.inner_jaxprs(eqn))
             for param in RULES.get(eqn.primitive.name, ()):
                 if not _has_identity(param, eqn.params[param]):
-                    found.add(_name(eqn, eqn.params[param]))
-    return tuple(sorted(found))
+                    rules.add(_name(eqn, eqn.params[param]))
+    return tuple(sorted(rules))
 
 
 def _has_identity(param: str, rule: Any) -> bool:

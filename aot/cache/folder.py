@@ -1,11 +1,10 @@
 """Share a folder with other processes, each of which may be killed at any moment.
 
-Whoever changes which names there are does so under the lock of the folder, and a file is written under a name of its
-own, `writing-*.tmp`, and gets its lasting name when it is whole and on the disk. A lock ends with the process that
-holds it. Hence a draft that can be locked is a dead writer's, on whichever host or in whichever container that writer
-ran; its name or its age would not tell as much.
+Names are added and removed only under the folder's lock. A file is written as a draft, `writing-*.tmp`, which its
+writer locks. It gets its final name once it is complete and on disk. A lock ends with its process, on any host and in
+any container. Hence a draft that can be locked belongs to a dead writer; its name or age would not show that.
 
-Windows has no `flock`: there only the threads of a process are kept apart, and no draft is removed while it is open.
+Windows has no `flock`: only the threads of one process exclude each other, and an open draft is not removed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if sys.platform != "win32":
 
 _DRAFT = re.compile("writing-[0-9a-f]+[.]tmp")
 _SECRET_BYTES = 32
-_PATIENCE_S = 10.0  # a lock is held for milliseconds; one held longer is a stopped process's, and no reason to stop too
+_PATIENCE_S = 10.0  # a lock is held for milliseconds; if longer, its process is stopped
 _PAUSE_S = 0.002
 _THREADS = threading.Lock()
 
@@ -40,7 +39,7 @@ _THREADS = threading.Lock()
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder against other processes and threads.
 
-    Raises `TimeoutError` when somebody has held it for ten seconds, and any other `OSError` if it cannot be locked.
+    Raises `TimeoutError` if another process holds it for ten seconds, or another `OSError` if it cannot be locked.
     """
     if sys.platform == "win32":
         with _THREADS:
@@ -52,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would not do, if the process was forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if the process has forked meanwhile
     finally:
         os.close(descriptor)
 
@@ -72,7 +71,7 @@ def _lock(descriptor: int, patience_s: float) -> None:
 
 @contextmanager
 def draft(folder: Path) -> Iterator[tuple[BufferedWriter, Path]]:
-    """A new file for its owner's eyes, which no sweep takes, and which is gone in the end unless it was renamed."""
+    """A new locked file that only its owner can read; it is removed at the end unless it was renamed."""
     path = folder / f"writing-{secrets.token_hex(8)}.tmp"
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
@@ -84,7 +83,7 @@ def draft(folder: Path) -> Iterator[tuple[BufferedWriter, Path]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the drafts of dead writers. Call it under the lock, where nobody has a draft that is not locked yet."""
+    """Remove the drafts of dead writers. Call it under the folder's lock: then living writers have locked theirs."""
     for path in [path for path in folder.iterdir() if _DRAFT.fullmatch(path.name)]:
         with suppress(OSError):
             with path.open("r+b") as file:
@@ -93,13 +92,13 @@ def sweep(folder: Path) -> None:
 
 
 def flush(file: BufferedWriter) -> None:
-    """Put what was written to a file on the disk."""
+    """Write a file's content to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_names(folder: Path) -> None:
-    """Put new names on the disk too, where folders can be synchronised; they are visible without it."""
+    """Write new names to the disk, if the system can; other processes see them without it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -112,14 +111,14 @@ def flush_names(folder: Path) -> None:
 
 
 def trust_folder(folder: Path) -> None:
-    """Raise `CacheError` for a folder that is somebody else's, or that others may write to."""
+    """Raise `CacheError` for a folder that belongs to another user, or that others may write to."""
     _trust(folder, folder.stat(), 0o022, "so that others may write to it", "chmod go-w")
 
 
 def secret_of(folder: Path) -> bytes:
-    """The 32 bytes in the file `key`; when several processes make them at once, one makes them for all.
+    """The 32 bytes of the file `key`, which is made if missing; processes that start together use the same one.
 
-    Raises `CacheError` if the file is somebody else's, if others may read or change it, or if it is no key.
+    Raises `CacheError` if the file belongs to another user, if others may read or change it, or if it is not a key.
     """
     path = folder / "key"
     if not path.exists():

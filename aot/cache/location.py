@@ -1,4 +1,4 @@
-"""Say where compiled programs are kept."""
+"""Find the folder that keeps compiled programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"
 
 
 def store_for(cache: str | os.PathLike[str] | bool | None) -> Store | None:
-    """The store that an option names: a folder, True for the usual one, None for that of `JOINTCUT_CACHE_DIR` if set.
+    """The store of an option: a folder, True for the default one, or None for `JOINTCUT_CACHE_DIR` if set.
 
-    It holds at most what `JOINTCUT_CACHE_SIZE` says ("10GiB"). Raises `CacheError` for a folder that cannot be used or
-    trusted, `BudgetError` for a size that is none.
+    `JOINTCUT_CACHE_SIZE` limits its size (default "10GiB"). Raises `CacheError` for a folder that cannot be used or
+    trusted, and `BudgetError` for an invalid size.
     """
-    named = os.environ.get(FOLDER)
-    if cache is False or (cache is None and not named):
+    variable = os.environ.get(FOLDER)
+    if cache is False or (cache is None and not variable):
         return None
-    folder = Path(cache) if isinstance(cache, str | os.PathLike) else Path(named or DEFAULT_FOLDER)
+    folder = Path(cache) if isinstance(cache, str | os.PathLike) else Path(variable or DEFAULT_FOLDER)
     return _opened(folder.expanduser().absolute(), limit(os.environ.get(SIZE, _DEFAULT_SIZE)).peak_bytes or 0)
 
 

@@ -1,8 +1,8 @@
-"""Name a program within one process, also where it holds what no other process would know by name.
+"""Compute the key of a program within one process, even if it holds functions without identity.
 
-A callback and a rule of the user's have no identity that a disk could keep (`fingerprint` refuses them), and no
-influence on which plan is good: neither memory nor predicted time depends on what they do. In a sketch an equation that
-holds such a thing counts by its primitive and by what it reads and writes.
+A callback or a rule of the user's has no identity that could be kept on disk, so `fingerprint` refuses it. It does not
+change which plan is good: neither memory nor predicted time depends on it. A sketch writes an equation that holds one
+as its primitive, its inputs and its outputs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from jointcut.partition.errors import IdentityError
 
 
 def sketch(**parts: Any) -> str:
-    """The sha256, in hex, of named parts, as `fingerprint` has them; jaxprs are written without their rules.
+    """The sha256, in hex, of named parts, like `fingerprint`; jaxprs are written without their rules.
 
-    Raises `IdentityError` for a part that no sketch can name, such as an object of the user's outside of a jaxpr.
+    Raises `IdentityError` for an object of the user's outside of a jaxpr.
     """
-    opened = {name: x.jaxpr if isinstance(x, WithoutRules) else x for name, x in parts.items()}
-    written = [pack("part", name.encode(), _Sketch(name, rules=False).value(opened[name])) for name in sorted(opened)]
-    return hashlib.sha256(pack("jointcut sketch", *written)).hexdigest()
+    values = {name: x.jaxpr if isinstance(x, WithoutRules) else x for name, x in parts.items()}
+    encoded = [pack("part", name.encode(), _Sketch(name, rules=False).value(values[name])) for name in sorted(values)]
+    return hashlib.sha256(pack("jointcut sketch", *encoded)).hexdigest()
 
 
 class _Sketch(Encoder):
-    """An encoder that goes on where an equation holds something without identity."""
+    """An encoder that accepts equations holding an object without identity."""
 
     def _equation(self, eqn: Any) -> bytes:
         depths = len(self._path), len(self._within)
@@ -36,5 +36,5 @@ class _Sketch(Encoder):
         except IdentityError:
             del self._path[depths[0] :], self._within[depths[1] :]
             self._numbers, self._in_program = state
-            ends = self.all("in", eqn.invars), self.all("out", [v.aval for v in eqn.outvars])
-            return pack("nameless", str(eqn.primitive).encode(), *ends)
+            inputs, outputs = self.all("in", eqn.invars), self.all("out", [v.aval for v in eqn.outvars])
+            return pack("nameless", str(eqn.primitive).encode(), inputs, outputs)

@@ -1,19 +1,19 @@
-"""Keep entries on disk, and forget them safely.
+"""Keep entries on disk, and remove them safely.
 
-A store is a folder that any number of processes may use at once, and be killed in at any moment. It holds
+A store is a folder that any number of processes may use at once. Each may be killed at any moment. The folder holds
 
     <key>.entry     one entry: 88 bytes, then the label in UTF-8, then the payload
     key             32 random bytes that sign every entry, made once
-    lock            an empty file, locked by whoever changes which entries there are
+    lock            an empty file, locked while entries are added or removed
     writing-*.tmp   an entry while it is written, locked by its writer
 
-and the 88 bytes are, least byte first: `jointcut`, the version of the format (4 bytes), the bytes of the payload (8)
-and of the label (4), SHA-256 of the payload (32), and HMAC-SHA256 (32) over the rest, the entry's key and the label.
-So an entry that was changed, renamed, or written by anybody who does not have `key` is not returned.
+The 88 bytes are, in little-endian order: `jointcut`, the version of the format (4 bytes), the sizes of the payload (8)
+and of the label (4), SHA-256 of the payload (32), and HMAC-SHA256 (32) over these fields, the entry's key and the
+label. An entry that was changed, renamed, or written without the secret `key` is not returned.
 
-Names of entries are given and taken away only under the lock (`folder.py` says how), and no entry is changed after it
-got its name. Whoever takes away an entry that was found bad reads it again under the lock: it may by now be a good one,
-and reported as written. Where there are no locks such an entry may be lost, and is made again.
+Entries are added and removed only under the lock (see `folder`), and never changed. A bad entry is read again under the
+lock before it is removed, since another process may have replaced it by a good one. Without locks, that good one may be
+removed too; it is then made again.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _DIGEST_BYTES = 32
 _HEAD_BYTES = _FIELDS.size + _DIGEST_BYTES
 _KEY = re.compile("[0-9a-f]{64}")
 _ENTRY = re.compile("([0-9a-f]{64})[.]entry")
-_TOLD: set[str] = set()
+_WARNED: set[str] = set()
 _THREADS = threading.Lock()
 
 
 class _Refused(Exception):
-    """An entry file is not to be returned, and why."""
+    """An entry file cannot be used; the text says why."""
 
 
 class _Newer(_Refused):
-    """It has a format that only a newer jointcut reads."""
+    """The format needs a newer jointcut."""
 
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """What one entry is, without its payload.
+    """One entry, without its payload.
 
     Attributes:
-        key: under which it is kept.
-        label: what `put` was told to call it; what UTF-8 lacks is spelt out.
+        key: the key of the entry.
+        label: the label given to `put`; characters that UTF-8 lacks are escaped.
         nbytes: size of its file.
-        last_used: when it was last written or found, in seconds since 1970.
+        last_used: when it was last written or read, in seconds since 1970.
     """
 
     key: str
@@ -75,10 +75,10 @@ class StoredEntry:
 
 @dataclass(frozen=True)
 class Store:
-    """Entries in a folder, by key; the least recently used go when there are more than `max_bytes` bytes of them.
+    """Entries in a folder, by key; beyond `max_bytes` bytes, the least recently used are removed.
 
-    Made by `Store.at`. A key is the hex SHA-256 of whatever decides the payload; all else raises `CacheError`. Once a
-    store is open, nothing that befalls its folder makes `get` or `put` raise: the logger `jointcut` warns of it once.
+    Made by `Store.at`. A key is a SHA-256 in hex; any other raises `CacheError`. `get` and `put` of an open store do
+    not raise if its folder fails: the logger `jointcut` warns once instead.
     """
 
     folder: Path
@@ -87,10 +87,10 @@ class Store:
 
     @classmethod
     def at(cls, folder: str | Path, max_bytes: int = 10 * 2**30) -> Store:
-        """Open the store in a folder, which is made (for its owner alone) if need be; sweep out what dead writers left.
+        """Open the store in a folder, which is made (for its owner alone) if missing; remove drafts of dead writers.
 
-        Raises `CacheError` if the folder cannot be made, written or locked, if it or its `key` belongs to somebody else
-        or could have been changed by somebody else, and if `max_bytes` is not positive.
+        Raises `CacheError` if the folder cannot be made, written or locked, if it or its `key` belongs to another user
+        or could have been changed by one, or if `max_bytes` is not positive.
         """
         path = Path(folder).expanduser().absolute()
         if max_bytes <= 0:
@@ -107,7 +107,7 @@ class Store:
         return cls(path, max_bytes, secret)
 
     def get(self, key: str) -> bytes | None:
-        """The payload of an entry; None where there is none, or none to be trusted, which is then removed."""
+        """The payload of an entry, or None if there is none; an entry that cannot be trusted is removed."""
         path = self._path(key)
         try:
             payload = self._payload(path, key)
@@ -117,45 +117,45 @@ class Store:
             self._refuse(path, key, refusal)
             return None
         except OSError as error:
-            _tell(str(path), f"cache entry {path}", f"cannot be read: {_reason(error)}.", "It is made again.")
+            _warn(str(path), f"cache entry {path}", f"cannot be read: {_reason(error)}.", "It is made again.")
             return None
         with suppress(OSError):
             _touch(path)
         return payload
 
     def put(self, key: str, payload: bytes, label: str = "") -> bool:
-        """Keep an entry, in place of one with the same key; then forget others until all fit into `max_bytes`.
+        """Write an entry, replacing one with the same key; then remove others until all fit into `max_bytes`.
 
-        True once it is on the disk and every process finds it. False if that cannot be, as when the disk is full or the
-        entry larger than `max_bytes`; then everything stays as it was.
+        Returns True once it is on disk and visible to every process. Returns False if it cannot be written, as when the
+        disk is full or the entry is larger than `max_bytes`; then nothing changes.
         """
         path = self._path(key)
         head = self._head(key, payload, label.encode("utf-8", "backslashreplace"))
         num_bytes = len(head) + len(payload)
         if num_bytes > self.max_bytes:
             what = f"takes {num_bytes:,} bytes, more than the {self.max_bytes:,} that the cache may take."
-            _tell(f"too large: {path}", f"cache entry {path}", what, "It is not kept. Allow the cache more.")
+            _warn(f"too large: {path}", f"cache entry {path}", what, "It is not kept. Allow the cache more.")
             return False
         try:
             self._write(path, head, payload)
         except OSError as error:
             cure = "The program runs on, and compiles again what it would have found there."
-            _tell(f"unwritten: {self.folder}", f"cache entry {path}", f"cannot be written: {_reason(error)}.", cure)
+            _warn(f"unwritten: {self.folder}", f"cache entry {path}", f"cannot be written: {_reason(error)}.", cure)
             return False
         return True
 
     def entries(self) -> tuple[StoredEntry, ...]:
-        """What is kept and bears this store's signature, the last used first. Payloads are not looked at."""
-        found: list[tuple[int, StoredEntry]] = []
+        """The entries signed by this store, last used first. Payloads are not read."""
+        timed: list[tuple[int, StoredEntry]] = []
         for key, path, info in _files(self.folder):
             with suppress(OSError, _Refused), path.open("rb", buffering=0) as file:
                 _, _, label = self._read_head(file, key)
                 entry = StoredEntry(key, label.decode(), info.st_size, info.st_mtime)
-                found.append((info.st_mtime_ns, entry))
-        return tuple(entry for _, entry in sorted(found, key=lambda item: (-item[0], item[1].key)))
+                timed.append((info.st_mtime_ns, entry))
+        return tuple(entry for _, entry in sorted(timed, key=lambda item: (-item[0], item[1].key)))
 
     def clear(self) -> int:
-        """Remove every entry, and what dead writers left; count the entries.
+        """Remove every entry, and the drafts of dead writers; return the number of entries.
 
         Raises `CacheError` if the folder cannot be read or locked.
         """
@@ -175,7 +175,7 @@ class Store:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all entry files, those included that `get` would refuse."""
+        """Bytes of all entry files, including those that `get` would refuse."""
         return sum(info.st_size for _, _, info in _files(self.folder))
 
     def _path(self, key: str) -> Path:
@@ -193,7 +193,7 @@ class Store:
         return fields + self._sign(key, fields, label) + label
 
     def _read_head(self, file: FileIO, key: str) -> tuple[int, bytes, bytes]:
-        """The payload's bytes and SHA-256, and the label, once the signature is seen to be right."""
+        """The payload's size and SHA-256, and the label; raises `_Refused` if the head or its signature is wrong."""
         head, size = file.read(_HEAD_BYTES), os.fstat(file.fileno()).st_size
         if len(head) < _HEAD_BYTES:
             raise _Refused(f"is cut off after {size} bytes")
@@ -204,16 +204,16 @@ class Store:
         if version != _VERSION:
             kind = _Newer if version > _VERSION else _Refused
             raise kind(f"has format {version}, and this is format {_VERSION}")
-        told = _HEAD_BYTES + label_bytes + payload_bytes
-        if size != told:
-            raise _Refused(f"has {size:,} bytes, and says that it has {told:,}")
+        stated_size = _HEAD_BYTES + label_bytes + payload_bytes
+        if size != stated_size:
+            raise _Refused(f"has {size:,} bytes, and says that it has {stated_size:,}")
         label = file.read(label_bytes)
         if not hmac.compare_digest(signature, self._sign(key, fields, label)):
             raise _Refused("is not signed with this folder's key")
         return payload_bytes, digest, label
 
     def _payload(self, path: Path, key: str) -> bytes:
-        """Read an entry once, into the bytes that are returned."""
+        """Read and verify an entry's payload."""
         with path.open("rb", buffering=0) as file:
             payload_bytes, digest, _ = self._read_head(file, key)
             payload = file.readall()
@@ -223,9 +223,9 @@ class Store:
 
     def _refuse(self, path: Path, key: str, refusal: _Refused) -> None:
         if isinstance(refusal, _Newer):
-            _tell(str(path), f"cache entry {path}", f"{refusal}.", "It stays for the newer jointcut that wrote it.")
+            _warn(str(path), f"cache entry {path}", f"{refusal}.", "It stays for the newer jointcut that wrote it.")
             return
-        _tell(str(path), f"cache entry {path}", f"{refusal}.", "It is removed, and made again.")
+        _warn(str(path), f"cache entry {path}", f"{refusal}.", "It is removed, and made again.")
         with suppress(OSError, _Newer), self._alone():
             try:
                 self._payload(path, key)
@@ -241,7 +241,7 @@ class Store:
             flush(file)
             with self._alone():
                 _touch(name)
-                file.close()  # Windows gives no new name to a file that is open
+                file.close()  # Windows cannot rename an open file
                 name.replace(path)
                 with suppress(OSError):
                     self._evict(path)
@@ -260,7 +260,7 @@ class Store:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock of the folder, if it is still the folder that was opened."""
+        """Hold the lock of the folder; raises `OSError` if the folder was replaced since it was opened."""
         with locked(self.folder):
             if (self.folder / "key").read_bytes() != self._secret:
                 raise OSError(errno.ESTALE, "Another process has made the folder anew")
@@ -268,17 +268,17 @@ class Store:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
-    """Key, path and status of every entry file; of those that vanish meanwhile, nothing."""
+    """Key, path and status of every entry file; files that vanish meanwhile are skipped."""
     with suppress(FileNotFoundError), os.scandir(folder) as scan:
         for item in scan:
-            named = _ENTRY.fullmatch(item.name)
+            match = _ENTRY.fullmatch(item.name)
             with suppress(FileNotFoundError):
-                if named and item.is_file(follow_symlinks=False):
-                    yield named[1], folder / item.name, item.stat(follow_symlinks=False)
+                if match and item.is_file(follow_symlinks=False):
+                    yield match[1], folder / item.name, item.stat(follow_symlinks=False)
 
 
 def _touch(path: Path) -> None:
-    """Say that a file was used now; to the nanosecond, since the system's own stamps may be 4 ms apart."""
+    """Set a file's time to now, in nanoseconds, since the system's own stamps may be 4 ms apart."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
@@ -287,10 +287,10 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _tell(once: str, where: str, what: str, cure: str) -> None:
-    """Log a warning, unless `once` was told by this process before."""
+def _warn(once: str, where: str, what: str, cure: str) -> None:
+    """Log a warning, unless this process has logged one with the same `once`."""
     with _THREADS:
-        is_new = once not in _TOLD
-        _TOLD.add(once)
+        is_new = once not in _WARNED
+        _WARNED.add(once)
     if is_new:
         _LOG.warning("%s", message(where, what, cure))

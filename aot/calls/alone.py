@@ -1,4 +1,4 @@
-"""Run a function alone, forward only: nothing is differentiated and nothing cut."""
+"""Run a function forward only, without derivative or cut."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from jointcut.aot.stages import pipeline
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
 from jointcut.aot.trace.joint import primal
-from jointcut.aot.trace.trees import Call, entering
+from jointcut.aot.trace.trees import Call
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound
 
 
 def alone(name: str, function: Callable[..., Any], options: Options, bound: Bound) -> Runner:
-    """Runs a program of the function, which is compiled at the first call; all that is returned is one tree."""
+    """A runner of the function alone, compiled at the first call; its result, aux included, is one tree."""
     paths, shapes = unique_paths(bound), bound.abstract()
     with explained(name, function, paths, bound), escapes.refused(function, name, bound), jaxprs.paused_collection():
-        source = primal(pipeline.wrapped_for(function, shapes, options.around).target.entered, bound.unique, False)
-    given = name, replace(options, has_aux=False), shapes, source.results
-    call = Call(*given, (), frozenset(), False, entering(bound))
-    out = handed_back(source.closed, bound, source.results, bound.leaves_of(*options.donated), len(source.consts))
-    return Runner(call, jitted(of_function(call, source, out), _no_backward), source.consts, out)
+        target = pipeline.wrapped_for(function, shapes, shapes.input_info(), options.around).target
+        source = primal(target.entered, bound.unique, False)
+    signature = name, replace(options, has_aux=False), shapes, source.results
+    call = Call(*signature, (), frozenset(), False, bound.entering)
+    aliases = handed_back(call, source)
+    return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
 
 
 def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Ask whether a gradient can flow through a function, and where it stops.
+"""Find out whether a gradient can flow through a function, and where it stops.
 
-The function is traced without its derivative, and JAX is asked for the derivative of the whole. Where a gradient does
-not reach all that is differentiated, JAX is asked for the derivative of one op after the other, in the bodies of loops
-and branches too, until the ops are found that stop it. No table says which op has a derivative: JAX's own rules do.
+The function is traced, and JAX differentiates the whole program. If the gradient does not reach every differentiated
+array, JAX differentiates one op after another, also in the bodies of loops and branches, to find the ops that stop it.
+JAX's own rules decide which op has a derivative; there is no table here.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import is_inexact
 
-_NO_DERIVATIVE = (NotImplementedError, ValueError, TypeError, AssertionError)  # what JAX raises where there is none
-_WHOLE = ("custom_jvp_call", "custom_vjp_call", "while")  # whose bodies are not what has no derivative
-_RAISES, _IS_ZERO, _IS_INTEGER = range(3)  # how bad a stop is: what raises is told before what is zero
+_NO_DERIVATIVE = (NotImplementedError, ValueError, TraceError)  # for a missing derivative
+_WHOLE = ("custom_jvp_call", "custom_vjp_call", "while")  # their bodies are not searched: the op itself stops it
+_RAISES, _IS_ZERO, _IS_INTEGER = range(3)  # ranks of stops, worst first
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Something that lets no gradient through.
+    """An op that stops a gradient.
 
     Attributes:
-        op: the operation, as JAX calls it; for an argument that cannot be differentiated, nothing.
-        source: the user's line that made it, `model.py:12 (loss)`.
+        op: JAX's name of the operation; empty for an argument that cannot be differentiated.
+        source: the user's line, `model.py:12 (loss)`.
         why: the reason, as a sentence.
     """
 
@@ -54,13 +54,13 @@ class Stop:
 class Differentiability:
     """Whether a gradient can flow through a function: true or false, and why.
 
-    It is true where the reverse-mode derivative exists and reaches an array that is differentiated.
+    It is true if the reverse-mode derivative exists and reaches a differentiated array.
 
     Attributes:
-        name: of the function.
+        name: the function's name.
         reached: paths of the differentiated arrays that a gradient reaches.
-        unreached: paths of those that none reaches: their gradients are zero, or do not exist.
-        stops: the ops on the way from these to the outputs that let no gradient through, in the order of the program.
+        unreached: paths of the others, whose gradients are zero or do not exist.
+        stops: the ops between these and the outputs that stop the gradient, in the order of the program.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Differentiability:
     stops: tuple[Stop, ...]
 
     def __bool__(self) -> bool:
-        """Whether a gradient reaches an array that is differentiated."""
+        """Whether a gradient reaches a differentiated array."""
         return bool(self.reached)
 
     def __str__(self) -> str:
-        """The answer, what no gradient reaches, and a line for each op that stops it."""
+        """The answer, the unreached arrays, and a line for each stop."""
         lines = [f"{self.name} is {'' if self else 'not '}differentiable."]
         if self.unreached:
             lines.append(
@@ -85,14 +85,15 @@ class Differentiability:
 def differentiability(function: Callable[..., Any], options: Options, bound: Bound) -> Differentiability:
     """Whether a gradient can flow from the outputs of a call to the arguments in `argnums`."""
     name, paths = name_of(function), bound.paths()
-    _ = places_of(bound, options.chosen, options)
+    places_of(bound, options.chosen, options)  # raises for a missing argument
     try:
         wanted = differentiated(bound, options.chosen, options)
     except TraceError as error:
         return Differentiability(name, (), (), (Stop("", "", str(error).splitlines()[0]),))
     with explained(name, function, paths, bound), jaxprs.paused_collection():
-        wrapped = pipeline.wrapped_for(function, bound.abstract(), options.around)
-        source = primal(wrapped.target.function, bound.abstract().leaves, options.has_aux)
+        shapes = bound.abstract()
+        target = pipeline.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
+        source = primal(target.function, shapes.leaves, options.has_aux)
     program = _closed(simplify.inlined(source.closed))
     jaxpr, _ = jaxprs.opened(program)
     start, main = len(jaxpr.invars) - len(bound.leaves), len(source.results.main)
@@ -107,9 +108,9 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
     )
 
 
-def _stops(jaxpr: Any, starts: Sequence[Any], ends: Sequence[Any], error: str) -> tuple[Stop, ...]:
-    """The worst ops between some inputs and outputs; JAX's `error` about the whole program where no op is to blame."""
-    ranked = list(_Search(set(starts)).through(jaxpr, ends)) if starts else []
+def _stops(jaxpr: Any, starts: Sequence[Any], outputs: Sequence[Any], error: str) -> tuple[Stop, ...]:
+    """The stops of the worst rank between inputs and outputs; JAX's `error` about the program if no op explains it."""
+    ranked = list(_Search(set(starts)).through(jaxpr, outputs)) if starts else []
     if error and all(rank != _RAISES for rank, _ in ranked):
         return (Stop("", "", error),)
     worst = min((rank for rank, _ in ranked), default=None)
@@ -117,7 +118,7 @@ def _stops(jaxpr: Any, starts: Sequence[Any], ends: Sequence[Any], error: str) -
 
 
 def _closed(closed: Any) -> Any:
-    """A jaxpr whose constants have become its leading inputs."""
+    """A jaxpr with its constants as leading inputs."""
     jaxpr, _ = jaxprs.opened(closed)
     return jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
 
@@ -127,10 +128,7 @@ def _closed(closed: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Pulled:
-    """How a derivative connects a program: the inputs that it reaches, the outputs that it starts from.
-
-    `error` is what JAX says where there is none.
-    """
+    """The inputs that a derivative reaches, and the outputs from which it does; or JAX's `error` if there is none."""
 
     reached: frozenset[int] = frozenset()
     carrying: frozenset[int] = frozenset()
@@ -138,37 +136,37 @@ class _Pulled:
 
 
 def _pulled(closed: Any, wanted: Sequence[int], outputs: Sequence[int]) -> _Pulled:
-    """How the reverse-mode derivative of a program connects outputs and wanted inputs."""
+    """Follow the reverse-mode derivative of a program from `outputs` to the inputs `wanted`."""
     jaxpr, _ = jaxprs.opened(closed)
     carrying = [i for i in outputs if is_inexact(jaxpr.outvars[i].aval.dtype)]
     if not carrying or not wanted:
         return _Pulled()
 
-    def pull(given: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    def pull(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def chosen(*xs: Any) -> list[Any]:
-            entered = dict(zip(wanted, xs, strict=True))
-            results = jaxprs.evaluate(closed, *(entered.get(i, x) for i, x in enumerate(given)))
+            primals = dict(zip(wanted, xs, strict=True))
+            results = jaxprs.evaluate(closed, *(primals.get(i, x) for i, x in enumerate(inputs)))
             return [results[i] for i in carrying]
 
-        return jax.vjp(chosen, *(given[i] for i in wanted))[1](list(cotangents))
+        return jax.vjp(chosen, *(inputs[i] for i in wanted))[1](list(cotangents))
 
     seeds = [jaxprs.struct(jaxprs.cotangent_aval(jaxpr.outvars[i].aval)) for i in carrying]
     try:
         with explained("It"):
-            made = jax.make_jaxpr(pull)(jaxprs.input_structs(closed), seeds)
+            traced = jax.make_jaxpr(pull)(jaxprs.input_structs(closed), seeds)
     except _NO_DERIVATIVE as error:
         return _Pulled(error=_first_sentence(str(error)))
-    backward, _ = jaxprs.opened(simplify.inlined(made))
+    backward, _ = jaxprs.opened(simplify.inlined(traced))
     flows = [depending(backward.eqns, [v]) for v in backward.invars[-len(seeds) :]]
-    ends = [(i, v) for i, v in zip(wanted, backward.outvars, strict=True) if not isinstance(v, jaxprs.Literal)]
+    gradients = [(i, v) for i, v in zip(wanted, backward.outvars, strict=True) if not isinstance(v, jaxprs.Literal)]
     return _Pulled(
-        frozenset(i for i, v in ends if any(v in flow for flow in flows)),
-        frozenset(i for i, flow in zip(carrying, flows, strict=True) if any(v in flow for _, v in ends)),
+        frozenset(i for i, v in gradients if any(v in flow for flow in flows)),
+        frozenset(i for i, flow in zip(carrying, flows, strict=True) if any(v in flow for _, v in gradients)),
     )
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of what JAX says, without its advice."""
+    """The first sentence of JAX's message, without its advice."""
     line = (text.splitlines() or ["JAX has no derivative of it"])[0]
     return f"{line.partition('. ')[0].rstrip('.')}."
 
@@ -178,17 +176,17 @@ def _first_sentence(text: str) -> str:
 
 @dataclass
 class _Search:
-    """Follow what is differentiated through a program, op by op; `active` are the variables that depend on it."""
+    """Searches a program for stops, op by op; `active` are the variables that carry the differentiated arrays."""
 
     active: set[Any]
 
-    def through(self, jaxpr: Any, ends: Sequence[Any]) -> Iterator[tuple[int, Stop]]:
-        """The ops that stop it, of those that lead to `ends`, each with how bad it is."""
-        needed = simplify.live(jaxpr.eqns, ends).places
+    def through(self, jaxpr: Any, outputs: Sequence[Any]) -> Iterator[tuple[int, Stop]]:
+        """The stops among the ops that lead to `outputs`, each with its rank."""
+        needed = simplify.live(jaxpr.eqns, outputs).places
         return (stop for i, eqn in enumerate(jaxpr.eqns) if i in needed for stop in self._at(eqn))
 
     def _at(self, eqn: Any) -> Iterator[tuple[int, Stop]]:
-        """The stops in one equation; what it lets through becomes active."""
+        """The stops in one equation; its differentiated results become active."""
         places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, jaxprs.Literal) and v in self.active]
         outputs = {i for i, v in enumerate(eqn.outvars) if is_inexact(v.aval.dtype)}
         if not places:
@@ -212,7 +210,7 @@ class _Search:
 
 
 def _derivative(eqn: Any, places: Sequence[int], outputs: Collection[int]) -> _Pulled:
-    """How the derivative of one equation connects its outputs with the operands at some places."""
+    """Follow the derivative of one equation from `outputs` to the operands at `places`."""
     if jaxprs.touches_references(eqn):
         return _Pulled(error="it touches a reference, through which no gradient flows.")
     invars = [jaxprs.fresh(v.aval) for v in eqn.invars]
@@ -222,7 +220,7 @@ def _derivative(eqn: Any, places: Sequence[int], outputs: Collection[int]) -> _P
 
 
 def _inside(eqn: Any, places: Sequence[int]) -> Iterator[tuple[int, Stop]]:
-    """The stops in the bodies of an equation, of which the operands at some places are differentiated."""
+    """The stops in the bodies of an equation whose operands at `places` are differentiated."""
     if eqn.primitive.name in _WHOLE:
         return
     for body in jaxprs.inner_jaxprs(eqn):

@@ -1,4 +1,4 @@
-"""Bind a function of ours to an instance."""
+"""Bind a `Function` to an instance."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jointcut.partition.errors import TraceError
 
 
 class Method:
-    """A function of ours bound to an instance, as `obj.loss` is."""
+    """A `Function` bound to an instance, such as `obj.loss`."""
 
     def __init__(self, function: Any, instance: Any) -> None:
-        """Made by attribute access; not by hand."""
+        """Bind a `Function`; attribute access calls this."""
         self._bound = function, instance
         functools.update_wrapper(self, function)
 
@@ -28,16 +28,16 @@ class Method:
         return f"{repr(function)[:-1]}, bound to a {type(instance).__name__}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function, with the instance in front."""
+        """Call the function with the instance as first argument."""
         return self._bound[0](self._bound[1], *args, **kwargs)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `Function.value_and_grad`; the instance is argument 0."""
-        return self._told(self._bound[0].value_and_grad, self._bound[1], *args, **kwargs)
+        return self._noted(self._bound[0].value_and_grad, self._bound[1], *args, **kwargs)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """As `Function.grad`; the instance is argument 0."""
-        return self._told(self._bound[0].grad, self._bound[1], *args, **kwargs)
+        return self._noted(self._bound[0].grad, self._bound[1], *args, **kwargs)
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """As `Function.vjp`; the instance is argument 0."""
@@ -45,7 +45,7 @@ class Method:
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """As `Function.explain`; the instance is argument 0."""
-        return self._told(self._bound[0].explain, self._bound[1], *args, **kwargs)
+        return self._noted(self._bound[0].explain, self._bound[1], *args, **kwargs)
 
     def is_differentiable(self, *args: Any, **kwargs: Any) -> Differentiability:
         """As `Function.is_differentiable`; the instance is argument 0."""
@@ -53,14 +53,14 @@ class Method:
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """As `Function.trace`; the instance is argument 0."""
-        return self._told(self._bound[0].trace, self._bound[1], *args, **kwargs)
+        return self._noted(self._bound[0].trace, self._bound[1], *args, **kwargs)
 
     def export(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Path:
         """As `Function.export`; the instance is argument 0."""
-        return self._told(self._bound[0].export, path, self._bound[1], *args, **kwargs)
+        return self._noted(self._bound[0].export, path, self._bound[1], *args, **kwargs)
 
-    def _told(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call, and say of an error about the instance that it is one."""
+    def _noted(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call; an error about argument 0 gets a note that it is the instance."""
         try:
             return call(*args, **kwargs)
         except TraceError as error:

@@ -91,17 +91,18 @@ def known_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
 
 def refuse_what_stays(traced: Traced) -> None:
     """Raise `ArtefactError` for arrays and effects that belong to this process or to another trace."""
-    paths, bound = traced.bound.paths(), traced.bound
-    for i, j in bound.duplicates.items():
-        cure = "Trace with a copy, or with jax.ShapeDtypeStruct, so that it has a place of its own."
-        raise ArtefactError(message(paths[i], f"is the same array as {paths[j]}.", cure))
+    for info in traced.inputs:
+        if info.duplicate_of is not None:
+            what = f"is the same array as {traced.inputs[info.duplicate_of].path}."
+            cure = "Trace with a copy, or with jax.ShapeDtypeStruct, so that it has a place of its own."
+            raise ArtefactError(message(info.path, what, cure))
     if traced.program.has_traced_consts:
         cure = "Export outside of jit, grad and vmap, or pass what it closes over as an argument."
         raise ArtefactError(message(traced.name, "closes over values of a trace that is under way.", cure))
     cure = "Write the function on arrays: take the state as an argument and return the new one."
-    for path, leaf in zip(paths, bound.leaves, strict=True):
-        if jaxprs.is_reference(jax.typeof(leaf)):
-            raise ArtefactError(message(path, "is a jax.Ref, which an exported program cannot write.", cure))
+    for info in traced.inputs:
+        if info.is_reference:
+            raise ArtefactError(message(info.path, "is a jax.Ref, which an exported program cannot write.", cure))
     if any(jaxprs.is_reference(jax.typeof(constant)) for constant in traced.consts):
         what = "closes over a jax.Ref, which an exported program cannot write."
         raise ArtefactError(message(traced.name, what, cure))

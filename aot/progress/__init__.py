@@ -1,11 +1,11 @@
-"""Tell the user what runs, and for how long.
+"""Show the user what runs, and for how long.
 
-Work that takes seconds shows a line with its stage, in a terminal or a notebook, and takes it away at the end. Where
-output goes to a file, a line is written now and then. `aot.progress(False)` turns it off. Other files write
-`with Stage(...)`, and know nothing of screens.
+Work that takes seconds shows its stage on one line of a terminal or notebook, and removes the line at the end. If the
+output is a file, a line is written every ten seconds. `aot.progress(False)` turns this off. Other modules only write
+`with Stage(...)`.
 
 Files, in reading order:
 
-    screens: Draw one line in a terminal or in a notebook and take it away, or write it now and then elsewhere.
-    progress: Tell the user which stage runs and how long it has run.
+    screens: Draw and remove one line of a terminal or notebook, or write lines to a file now and then.
+    progress: Show the user which stage runs and how long it has run.
 """

@@ -1,18 +1,17 @@
-"""Tell the user which stage runs and how long it has run.
+"""Show the user which stage runs and how long it has run.
 
     with Stage("trace", name) as now:
         program = joint(...)
         now.ends(lambda: f"traced in {now}, {len(program.eqns)} equations")
 
-A stage that ends without an error is one line of the logger `jointcut` at INFO; its text stands where the stage is. One
-that lasts longer than half a second is shown while it runs, with a time that ticks by itself: on one line of a
-terminal, through `rich`, or in an output of a notebook's cell. The line goes when the stage ends. Where standard error
-is neither, as in a batch job, a stage that lasts writes a line every ten seconds: to the logger where somebody reads
-that at INFO, else to standard error. Texts are functions: a log that nobody reads and a display that nobody sees cost
-no formatting.
+A stage that ends without an error logs one line at INFO to the logger `jointcut`. A stage that lasts longer than half a
+second is shown with a running time, on one line of a terminal (through `rich`) or in an output of a notebook's cell.
+The line is removed when the stage ends. If standard error is not a terminal, as in a batch job, a line is written every
+ten seconds: to the logger if its INFO records are handled, else to standard error. Texts are passed as functions, so
+that they are formatted only when shown.
 
-One thread of its own draws, for all threads that run stages, and calls no JAX; a stage that ends takes the line away
-itself, so that whatever its thread writes next begins on a clean line.
+One background thread draws for all threads that run stages, and does not call JAX. A stage that ends removes the line
+itself, so that the next output of its thread begins on an empty line.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from jointcut.partition.errors import CallError, message
 
 _LOG = logging.getLogger("jointcut")
 
-#: The environment variable that switches the display off, and what it is set to then.
+#: The environment variable that switches the display off, and the values that do so.
 VARIABLE, _OFF = "JOINTCUT_PROGRESS", ("0", "false", "no", "off")
 
 Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure"]
 
-#: What is said of each kind of stage while it runs, and when it has ended.
+#: The words for each kind of stage while it runs, and when it has ended.
 WORDS: dict[Kind, tuple[str, str]] = {
     "trace": ("tracing", "traced"),
     "cut": ("cutting", "cut"),
@@ -51,9 +50,9 @@ WORDS: dict[Kind, tuple[str, str]] = {
     "measure": ("measuring", "measured"),
 }
 
-_DELAY_S = 0.5  # that a stage runs before it is shown
+_DELAY_S = 0.5  # a stage is shown after this time
 _TICK_S = 0.125
-_IDLE_S = 2.0  # after which the thread that draws ends
+_IDLE_S = 2.0  # the drawing thread ends after this time without stages
 
 Text = Callable[[], str]
 
@@ -62,13 +61,13 @@ Text = Callable[[], str]
 
 
 class Stage:
-    """One stage of one function: a context manager, which tells how long it has run.
+    """One stage of one function: a context manager that measures its time.
 
-    Entered and left on one thread. Inside another stage of that thread it is shown behind that one.
+    It must be entered and left on one thread. A stage inside another one is shown after it.
     """
 
     def __init__(self, kind: Kind, name: str) -> None:
-        """`kind` is one of `WORDS`, `name` what the user calls that which is traced, compiled or measured."""
+        """`kind` is one of `WORDS`, `name` the user's name of the function."""
         self.kind: Kind = kind
         self.name = name
         self.outer: Stage | None = None
@@ -85,13 +84,13 @@ class Stage:
         self.outer = _DISPLAY.running.get(thread)
         self.earlier = _earlier(self) if self.outer is None else self.outer._inner
         _DISPLAY.watch()
-        _DISPLAY.running[thread] = self  # last, since an interrupt before it leaves nothing to undo
+        _DISPLAY.running[thread] = self  # last, so that an interrupt before it leaves nothing to undo
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         self._taken_s = time.perf_counter() - self._start_s
         _DISPLAY.end(self)
-        line, self._line, self.at = self._line, None, None  # texts hold programs, and this stage
+        line, self._line, self.at = self._line, None, None  # release the programs that the texts refer to
         if error_type is not None:
             return
         done = WORDS[self.kind][1]
@@ -102,7 +101,7 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """Seconds since the start, or the total once it has ended."""
         return time.perf_counter() - self._start_s if self._taken_s is None else self._taken_s
 
     def __str__(self) -> str:
@@ -110,29 +109,29 @@ class Stage:
         return f"{self.seconds:.2f} s" if self.seconds < 1 else f"{self.seconds:.1f} s"
 
     def says(self, at: Text) -> None:
-        """Tell at what the stage is now; shown behind its name."""
+        """Set the text shown after the stage's name: what it does now."""
         self.at = at
 
     def ends(self, line: Text) -> None:
-        """Tell what came out: the line of the log, without the name. By default `compiled in 3.4 s`, or its like."""
+        """Set the line of the log, without the name. The default is like `compiled in 3.4 s`."""
         self._line = line
 
     def chain(self) -> list[Stage]:
-        """The stages around this one and itself, the outermost first."""
+        """The enclosing stages and this one, outermost first."""
         return [self] if self.outer is None else [*self.outer.chain(), self]
 
 
 def tell(at: Text) -> None:
-    """Tell at what the innermost stage of this thread is now; nothing is said outside of stages."""
+    """Set the text of this thread's innermost stage; outside of stages, do nothing."""
     if (inner := _DISPLAY.running.get(threading.get_ident())) is not None:
         inner.says(at)
 
 
-_here = threading.local()  # the name that this thread's last stage bore, and the seconds of those that ended
+_here = threading.local()  # the name of this thread's last stage, and the seconds of its ended stages
 
 
 def _earlier(stage: Stage) -> dict[str, float]:
-    """The seconds of the stages that this function went through before on this thread; a trace begins anew."""
+    """Seconds of the earlier stages of this function on this thread; a trace starts a new list."""
     if stage.kind == "trace" or getattr(_here, "name", None) != stage.name:
         _here.name, _here.ended = stage.name, {}
     return _here.ended
@@ -152,10 +151,10 @@ def size(num_bytes: float) -> str:
 
 
 class Switch:
-    """What `progress` returns: as a context manager it puts the display back to what it was."""
+    """The return value of `progress`: as a context manager, it restores the previous setting."""
 
     def __init__(self, on: bool, before: bool | None) -> None:
-        """Use `progress`."""
+        """Call `progress` instead."""
         self._on, self._before = on, before
 
     def __repr__(self) -> str:
@@ -170,19 +169,19 @@ class Switch:
 
 
 def progress(on: bool) -> Switch:
-    """Show in this process which stage runs, or do not: from now on, or inside a `with`.
+    """Switch the display of running stages on or off in this process: from now on, or inside a `with`.
 
         aot.progress(False)
         with aot.progress(False):
             loss.value_and_grad(params, batch)
 
-    On, which is the default, it is one line in terminals and notebooks, which goes when the stage ends; elsewhere a
-    stage that lasts writes a line every ten seconds to standard error, or to the logger `jointcut` where that is read
-    at INFO. The environment variable `JOINTCUT_PROGRESS=0` switches it off as well, and this function goes before
-    that. Raises `CallError` where `on` is no bool.
+    The default is on. Terminals and notebooks show one line, which is removed when the stage ends. Elsewhere a line is
+    written every ten seconds to standard error, or to the logger `jointcut` if its INFO records are handled. The
+    environment variable `JOINTCUT_PROGRESS=0` switches the display off too; this function overrides it. Raises
+    `CallError` if `on` is not a bool.
     """
-    given: Any = on
-    if not isinstance(given, bool):
+    value: Any = on
+    if not isinstance(value, bool):
         raise CallError(message("progress", f"was given {on!r}.", "Give True or False."))
     return Switch(on, _DISPLAY.switch(on))
 
@@ -191,10 +190,10 @@ def progress(on: bool) -> Switch:
 
 
 class _Display:
-    """What is shown of the stages of all threads: one line, drawn by a thread of its own.
+    """One line for the stages of all threads, drawn by a background thread.
 
-    What is drawn is decided while the lock is held, and a stage is no longer `running` when it asks for the lock to
-    take the line away: nothing is drawn of a stage that has ended.
+    Drawing holds the lock. A stage leaves `running` before it takes the lock to remove the line, so that no ended stage
+    is drawn.
     """
 
     def __init__(self) -> None:
@@ -202,38 +201,38 @@ class _Display:
         self.wanted: bool | None = None
         self.lock = threading.RLock()
         self.screen: Screen | None = None
-        self.shown: Stage | None = None  # the outermost stage of what the screen shows
+        self.shown: Stage | None = None  # the outermost stage on the screen
         self.quiet_count = 0
         self.notebook = Notebook()
-        self.due: list[str] = []  # lines that are to be written where nothing is drawn
+        self.due: list[str] = []  # lines to write to a file or log
         self.ticker: threading.Thread | None = None
         self.closed = threading.Event()
 
     def switch(self, wanted: bool | None) -> bool | None:
-        """Show from now on, or do not, or leave it to the environment; returns what was before."""
+        """Show stages, hide them, or follow the environment (None); returns the previous setting."""
         with self.lock:
-            before, self.wanted = self.wanted, wanted
+            previous, self.wanted = self.wanted, wanted
             self.clear()
-        return before
+        return previous
 
     def is_seen(self) -> bool:
-        """Whether there is somebody to look, who wants to."""
+        """Whether the display is on and has somewhere to write."""
         if self.wanted is False or (self.wanted is None and os.environ.get(VARIABLE, "").lower() in _OFF):
             return False
         return kernel_shell() is not None or is_open(sys.stderr) or _is_logged()
 
     def watch(self) -> None:
-        """See to it that stages are drawn once they last."""
+        """Start the drawing thread, if stages are shown and it does not run yet."""
         if self.ticker is not None or not self.is_seen() or self.closed.is_set():
             return
-        with self.lock, suppress(RuntimeError):  # no thread can be started any more
+        with self.lock, suppress(RuntimeError):  # the interpreter shuts down and starts no thread
             if self.ticker is None:
                 ticker = threading.Thread(target=self._tick, name="jointcut-progress", daemon=True)
                 ticker.start()
                 self.ticker = ticker
 
     def end(self, stage: Stage) -> None:
-        """Put down a stage, and take its line away."""
+        """Remove a stage and its line."""
         thread = threading.get_ident()
         if stage.outer is not None:
             self.running[thread] = stage.outer
@@ -246,7 +245,7 @@ class _Display:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Show nothing while somebody writes; the lock is not held meanwhile, whatever the writing waits for."""
+        """Show nothing inside the `with`; the lock is not held there, since writing may wait for another thread."""
         with self.lock:
             self.clear()
             self.quiet_count += 1
@@ -257,14 +256,14 @@ class _Display:
                 self.quiet_count -= 1
 
     def clear(self) -> None:
-        """Take the line away, if there is one."""
+        """Remove the line, if there is one."""
         with self.lock:
             screen, self.screen, self.shown = self.screen, None, None
             if screen is not None:
-                self._tried(screen.clear)
+                self._try(screen.clear)
 
     def close(self) -> None:
-        """End the display with the process: nothing may be written while the interpreter is taken down."""
+        """End the display: nothing may be written while the interpreter shuts down."""
         self.closed.set()
         self.clear()
 
@@ -280,28 +279,28 @@ class _Display:
                 self._draw(lasting(list(self.running.values())))
                 due = self.due.copy()
                 self.due.clear()
-            for line in due:  # the lock is not held, whatever a handler of the log waits for
-                self._tried(lambda line=line: _written(line))
+            for line in due:  # without the lock, since a log handler may wait for another thread
+                self._try(lambda line=line: _write_line(line))
 
     def _draw(self, stages: Sequence[Stage]) -> None:
         if not stages or self.quiet_count or not self.is_seen():
             self.clear()
             return
         kind = Notebook if kernel_shell() is not None else Terminal if is_terminal(sys.stderr) else Lines
-        if not isinstance(self.screen, kind):  # nothing was drawn yet, or somebody has put another file in its place
+        if not isinstance(self.screen, kind):  # nothing was drawn yet, or standard error was replaced
             self.clear()
             self.screen = self._new_screen(kind)
         self.shown = stages[0].chain()[0]
         screen, line = self.screen, text(stages, self.screen.width)
-        self._tried(lambda: screen.draw(line))
+        self._try(lambda: screen.draw(line))
 
     def _new_screen(self, kind: type[Screen]) -> Screen:
         if kind is Notebook:
             return self.notebook
         return Terminal(sys.stderr) if kind is Terminal else Lines(self.due.append)
 
-    def _tried(self, write: Callable[[], None]) -> None:
-        """Write, and never again where the terminal has gone or cannot take it: no stage fails for that."""
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write, and switch the display off if that fails; no stage fails because of it."""
         try:
             write()
         except (OSError, ValueError):
@@ -309,16 +308,16 @@ class _Display:
 
 
 def lasting(stages: Sequence[Stage]) -> list[Stage]:
-    """Of the innermost stages those that have lasted, or whose outermost stage has: the longest running first."""
-    found = [(s.chain()[0].seconds, s) for s in stages]
-    return [s for seconds, s in sorted(found, key=lambda f: -f[0]) if seconds >= _DELAY_S]
+    """The innermost stages whose outermost stage runs for at least half a second, longest first."""
+    timed = [(s.chain()[0].seconds, s) for s in stages]
+    return [s for seconds, s in sorted(timed, key=lambda pair: -pair[0]) if seconds >= _DELAY_S]
 
 
 def text(stages: Sequence[Stage], width: int | None = None) -> str:
-    """What is shown of the innermost stages of all threads.
+    """The line for the innermost stages of all threads.
 
-    `jointcut: loss: searching (attempt 2 of at most 10), 4 s: compiling, 3 s (cut 0.0 s)`. Where that is longer than
-    `width` it tells nothing of stages that have ended, and if need be its middle is left out: the end says what runs.
+    For example `jointcut: loss: searching (attempt 2 of at most 10), 4 s: compiling, 3 s (cut 0.0 s)`. A line longer
+    than `width` omits the ended stages, and if necessary its middle: the end says what runs.
     """
     first = stages[0]
     ended = ", ".join(f"{done} {seconds:.1f} s" for done, seconds in list(first.earlier.items()))
@@ -329,7 +328,7 @@ def text(stages: Sequence[Stage], width: int | None = None) -> str:
 
 
 def shortened(line: str, width: int) -> str:
-    """A line of at most so many characters, without its middle where it has more.
+    """Shorten a line to `width` characters by leaving out its middle.
 
     >>> shortened("jointcut: the loss: tracing, 4 s", 24)
     'jointc...s: tracing, 4 s'
@@ -350,12 +349,12 @@ def _parts(stage: Stage) -> Iterator[str]:
 
 
 def _is_logged() -> bool:
-    """Whether somebody reads what is logged."""
+    """Whether INFO records are handled."""
     return _LOG.isEnabledFor(logging.INFO) and _LOG.hasHandlers()
 
 
-def _written(line: str) -> None:
-    """Put a line where somebody reads it; raises `OSError` or `ValueError` where that cannot be done."""
+def _write_line(line: str) -> None:
+    """Write a line to the log if it is read, else to standard error; raises `OSError` or `ValueError` if that fails."""
     if _is_logged():
         _LOG.info("%s", line.removeprefix("jointcut: "))
     elif is_open(sys.stderr):

@@ -1,6 +1,6 @@
-"""Draw one line in a terminal or in a notebook and take it away, or write it now and then elsewhere.
+"""Draw and remove one line of a terminal or notebook, or write lines to a file now and then.
 
-What the line says is not decided here. Nobody but the one who asked for a screen may draw on it, and one at a time.
+The caller supplies the text. A screen may be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ EVERY_S = 10.0  # between two lines in a file
 
 
 class Screen(Protocol):
-    """A place for one line, which is drawn again and again and then taken away."""
+    """A place for one line, which is redrawn often and then removed."""
 
     @property
     def width(self) -> int | None:
-        """How many characters a line has room for; None where there is no end to it."""
+        """The length of a line in characters, or None if it has no limit."""
         ...
 
     def draw(self, line: str) -> None:
-        """Show the line in place of the one before; raises `OSError` or `ValueError` where that cannot be done."""
+        """Replace the line; raises `OSError` or `ValueError` if that fails."""
         ...
 
     def clear(self) -> None:
-        """Leave nothing to be seen; raises as `draw`."""
+        """Remove the line; raises as `draw`."""
         ...
 
 
 class _Console(Console):
-    """A terminal whose cursor is left alone: a process that is killed could not bring it back."""
+    """A terminal whose cursor is never hidden: a killed process could not show it again."""
 
     def show_cursor(self, show: bool = True) -> bool:
         """Do nothing."""
@@ -46,9 +46,9 @@ class _Console(Console):
 
 
 class Terminal:
-    """The last line of a terminal, drawn by `rich`; one that takes no control codes (`TERM=dumb`) shows nothing.
+    """The last line of a terminal, drawn by `rich`; a terminal without control codes (`TERM=dumb`) shows nothing.
 
-    Standard output and error stay what they are, since a function that is being traced may redirect them meanwhile.
+    Standard output and error are not replaced, since the traced function may redirect them.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -63,25 +63,25 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """What the terminal has room for behind the spinner and a space."""
+        """The terminal's width without the spinner and a space."""
         return self._console.width - 2
 
     def draw(self, line: str) -> None:
-        """Show the line behind a spinner that turns, cut at the terminal's width."""
+        """Show the line after a spinner, cut at the terminal's width."""
         frame = self._spinner.render(time.perf_counter())
         assert isinstance(frame, Text)
         self._live.update(Text.assemble(frame, " ", line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def clear(self) -> None:
-        """Erase the line; the cursor stands where it stood before."""
+        """Erase the line and return the cursor to its start."""
         self._live.stop()
 
 
 class Notebook:
-    """An output of the cell that runs, the same for all that is shown in it; what remains of it is empty.
+    """One plain-text output of the running cell, updated for each line and left empty at the end.
 
-    A kernel can change an output of its own, and can take none away without all others of the cell. It is plain text:
-    what `rich` shows in notebooks needs widgets, and warns where there are none.
+    A kernel can update an output, but cannot remove it without removing all others of the cell. `rich` is not used:
+    in notebooks it needs widgets, and warns if there are none.
     """
 
     width = None
@@ -92,7 +92,7 @@ class Notebook:
         self._cell, self._line = -1, ""
 
     def draw(self, line: str) -> None:
-        """Show the line; nothing is sent where it is the one before."""
+        """Show the line, unless it is shown already."""
         if line == self._line:
             return
         shell = kernel_shell()
@@ -112,41 +112,41 @@ class Notebook:
 
 
 class Lines:
-    """A file or a pipe, in which nothing can be taken away: of all lines that are drawn one in ten seconds is written.
+    """A file or pipe, from which no line can be removed: at most one line every ten seconds is written.
 
-    The first is written after ten seconds, so that whatever is done sooner says nothing.
+    The first is written after ten seconds, so that shorter work writes nothing.
     """
 
     width = None
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        """Write lines by calling `write`."""
+        """Pass each line to `write`."""
         self._write = write
         self._last_s = time.monotonic()
 
     def draw(self, line: str) -> None:
-        """Write the line, if it is time."""
+        """Write the line, if ten seconds have passed since the last."""
         if time.monotonic() - self._last_s >= EVERY_S:
             self._last_s = time.monotonic()
             self._write(line)
 
     def clear(self) -> None:
-        """Leave what was written."""
+        """Do nothing: written lines stay."""
 
 
 def kernel_shell() -> Any:
-    """IPython's shell where a kernel runs it, as for notebooks, else None; IPython is not imported for it."""
-    asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = None if asked is None else asked()
+    """IPython's shell if a kernel runs it, as in notebooks, else None; IPython is not imported."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def is_open(file: Any) -> bool:
-    """Whether a stream, or what somebody put in its place, can be written to."""
+    """Whether a stream, or an object that replaces it, can be written to."""
     return not getattr(file, "closed", False) and hasattr(file, "write")
 
 
 def is_terminal(file: Any) -> bool:
-    """Whether such a stream is an open terminal."""
-    asked = getattr(file, "isatty", None) if is_open(file) else None
-    return asked is not None and bool(asked())
+    """Whether a stream is an open terminal."""
+    isatty = getattr(file, "isatty", None) if is_open(file) else None
+    return isatty is not None and bool(isatty())

@@ -1,7 +1,7 @@
-"""Bind the calls of one function, each once, and find what was made for calls like it.
+"""Bind calls to signatures, and find the program of an earlier call of the same signature.
 
-What binding finds out depends on the tree of a call and on the types of its leaves alone, unless an array stands twice.
-So a call of arrays like one before is flattened, and no more.
+The result of binding depends only on the tree of a call and the types of its leaves, unless an array is passed twice.
+So a call like an earlier one is only flattened.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from jointcut.wrappers.table import Table
 
 KEPT_SIGNATURES = 256
 
-#: A program that gives the leaves of a result as they are, the arrays that come first, and the tree of the result.
+#: A program that returns the leaves of a result, its leading arguments (constants), and the tree of the result.
 Ready = tuple[Callable[..., Sequence[Any]], tuple[Any, ...], Any]
 
 _AVAL = attrgetter("aval")
 
 
 class Signature:
-    """One signature of a function, in one state of JAX's configuration, and what was `made` for it, by name."""
+    """One signature of a function under one configuration of JAX; `made` has its programs and records, by name."""
 
     def __init__(self, bound: Bound) -> None:
-        """Begin with nothing made for the calls of which `bound` is one."""
+        """Start with an empty table; `bound` is a call of the signature."""
         self.bound = bound.abstract()
         self.made: Table[Any] = Table()
 
 
 @dataclass(frozen=True)
 class _Latest:
-    """Calls like the latest one.
+    """The latest call, and programs for calls with the same tree.
 
     Attributes:
-        tree, classes: its tree, and the classes of its leaves.
-        context, statics: JAX's settings, and its static arguments.
-        type_of: tells the type of a leaf.
-        ready: what runs such a call, by the types of its leaves.
+        tree, classes: the call's tree, and the classes of its leaves.
+        context, statics: JAX's settings, and the call's static arguments.
+        type_of: a function from a leaf to its type.
+        ready: programs, by the types of the leaves.
     """
 
     tree: Any
@@ -54,10 +54,10 @@ class _Latest:
 
 
 class Binder:
-    """The calls of one function: their signatures, and how to bind them."""
+    """Binds the calls of one function, and holds their signatures."""
 
     def __init__(self, statics: Statics) -> None:
-        """Begin with no signature."""
+        """Start without signatures."""
         self.statics = statics
         self.signatures: Table[Signature] = Table(KEPT_SIGNATURES)
         self._plain: Table[Signature] = Table(KEPT_SIGNATURES)
@@ -65,7 +65,7 @@ class Binder:
         self._some_static = bool(statics.argnums or statics.argnames)
 
     def ready(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready, list[Any]] | None:
-        """What runs a call of arrays like the latest one, and its leaves; None where it has to be looked at."""
+        """The program for a call like the latest one, and the call's leaves; None if it must be bound."""
         latest = self._latest.get(name)
         if latest is None or jaxprs.tracing():
             return None
@@ -84,19 +84,19 @@ class Binder:
         return ready, leaves
 
     def keep(self, name: str, bound: Bound, ready: Ready | None) -> None:
-        """Run calls like this one so, as long as none of another tree comes between."""
+        """Use a program for the next calls like this one, until one with another tree comes."""
         if ready is None or not bound.is_plain or any(isinstance(leaf, jax.Ref) for leaf in bound.leaves):
-            return  # a reference that stands twice is refused
+            return  # binding must check references: one passed twice is refused
         type_of = _AVAL if all(isinstance(leaf, jax.Array) for leaf in bound.leaves) else _type_of
-        statics = _told_apart((*bound.static_args, *bound.static_kwargs))
-        made = _Latest(bound.tree, tuple(map(type, bound.leaves)), jaxprs.trace_context(), statics, type_of, {})
+        statics = _typed((*bound.static_args, *bound.static_kwargs))
+        this = _Latest(bound.tree, tuple(map(type, bound.leaves)), jaxprs.trace_context(), statics, type_of, {})
         latest = self._latest.get(name)
-        if latest is None or latest != made or len(latest.ready) >= KEPT_SIGNATURES:
-            latest = self._latest[name] = made
+        if latest is None or latest != this or len(latest.ready) >= KEPT_SIGNATURES:
+            latest = self._latest[name] = this
         latest.ready[tuple(map(type_of, bound.leaves))] = ready
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Signature, Bound]:
-        """A call flattened, and its signature; raises as `bind` does."""
+        """The signature of a call, and the call flattened; raises as `bind` does."""
         key, leaves = None, []
         if not jaxprs.tracing():
             dynamic, named, statics = self._parted(args, kwargs) if self._some_static else (args, kwargs, ())
@@ -105,10 +105,10 @@ class Binder:
                 types = *map(type, leaves), *map(_type_of, leaves)
                 key = tree, types, jaxprs.trace_context(), len(args), statics
                 known = self._plain.get(key)
-            except (TypeError, ValueError):  # something has no hash, or is no array: binding tells what
+            except (TypeError, ValueError):  # unhashable, or not an array: `bind` raises the proper error
                 key = known = None
             if known is not None and not duplicates(leaves):
-                return known, _holding(known.bound, leaves)
+                return known, _with_leaves(known.bound, leaves)
         bound = bind(args, kwargs, self.statics)
         signature = self.signatures.of((bound.signature(), jaxprs.trace_context()), lambda: Signature(bound))
         if key is not None and bound.is_plain:
@@ -116,26 +116,26 @@ class Binder:
         return signature, bound
 
     def _parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """The arguments of a call that are not static, by position and by name, and those that are."""
+        """The dynamic arguments of a call, by position and by name, and the static ones."""
         nums, names = self.statics.argnums, self.statics.argnames
         dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
-        given = [(i, a) for i, a in enumerate(args) if i in nums]
-        given += sorted(((name, a) for name, a in kwargs.items() if name in names), key=lambda pair: pair[0])
-        return dynamic, {name: a for name, a in kwargs.items() if name not in names}, _told_apart(given)
+        statics = [(i, a) for i, a in enumerate(args) if i in nums]
+        statics += sorted(((name, a) for name, a in kwargs.items() if name in names), key=lambda pair: pair[0])
+        return dynamic, {name: a for name, a in kwargs.items() if name not in names}, _typed(statics)
 
 
-def _told_apart(given: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
-    """Static arguments with their types: `1`, `1.0` and `True` are equal but not the same."""
-    return tuple((at, type(value), value) for at, value in given)
+def _typed(statics: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """Static arguments with their types, since `1`, `1.0` and `True` are equal."""
+    return tuple((key, type(value), value) for key, value in statics)
 
 
 def _type_of(leaf: Any) -> Any:
-    known = getattr(leaf, "aval", None)  # an array has its type at hand, and asking JAX for it takes ten times as long
-    return jax.typeof(leaf) if known is None else known
+    aval = getattr(leaf, "aval", None)  # ten times faster than jax.typeof
+    return jax.typeof(leaf) if aval is None else aval
 
 
-def _holding(bound: Bound, leaves: Sequence[Any]) -> Bound:
-    """The same call with other arrays in place; what is known of its tree is kept."""
-    made = object.__new__(Bound)
-    made.__dict__.update(bound.__dict__, leaves=tuple(leaves))
-    return made
+def _with_leaves(bound: Bound, leaves: Sequence[Any]) -> Bound:
+    """A copy of a call with other leaves, including all cached properties."""
+    copy = object.__new__(Bound)
+    copy.__dict__.update(bound.__dict__, leaves=tuple(leaves))
+    return copy

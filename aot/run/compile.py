@@ -1,7 +1,6 @@
 """Lower and compile the two jaxprs for a device.
 
-A step runs as one program, forward and backward with a barrier between them, or as two programs that hand residuals
-over.
+A step runs as one program, forward and backward with a barrier between them, or as two programs that pass residuals.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _BARRIER_PASS = "cse_barrier_expander"
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """The options under which barriers of a loaded program hold on the default backend, None where they do anyway.
+    """Options that preserve the barriers of a loaded program on the default backend, or None if not needed.
 
-    A program for several platforms or for symbolic sizes has plain barriers (`jaxprs.held`), which a pass of XLA:CPU
-    expands up to JAX 0.11.
+    A program for several platforms or for symbolic sizes has plain barriers (`jaxprs.held`). Up to JAX 0.11, a pass of
+    XLA:CPU removes these.
     """
     if not jaxprs.barriers_expand(jax.default_backend()):
         return None
-    named = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    passes = [*(named.group(1).split(",") if named else ()), _BARRIER_PASS]
+    disabled = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    passes = [*(disabled.group(1).split(",") if disabled else ()), _BARRIER_PASS]
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
 
 
@@ -45,15 +44,15 @@ class ProgramMemory(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries together, what outputs share with arguments counted once.
+        """Bytes of arguments, outputs and temporaries; bytes that outputs share with arguments count once.
 
-        XLA's own `peak_memory_in_bytes` leaves temporaries out on CPU.
+        XLA's own `peak_memory_in_bytes` leaves out temporaries on CPU.
         """
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
     @classmethod
     def of_jit(cls, function: Any, arguments: Sequence[Any]) -> ProgramMemory:
-        """Compile a `jax.jit` function for arguments, or their types, and read its account."""
+        """Compile a `jax.jit` function for arguments or their types, and read its memory."""
         return cls.of(function.lower(*arguments).compile())
 
     @classmethod
@@ -72,8 +71,8 @@ class ProgramMemory(Record):
 class Memory(Record):
     """Memory of a training step, in bytes, from XLA's accounts of its programs.
 
-    `step` is the one program that `value_and_grad` runs, None where it runs as two. `beside_bytes` is what the caller
-    holds while the backward runs and the backward does not take as an argument: outputs, and unread inputs.
+    `step` is the one program that `value_and_grad` runs, None if it runs two. `beside_bytes` counts arrays that the
+    caller holds during the backward but that are not its arguments: outputs and unread inputs.
     """
 
     forward: ProgramMemory
@@ -84,14 +83,14 @@ class Memory(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the step holds at once, arguments and results included."""
+        """Peak of the step, arguments and results included."""
         if self.step is not None:
             return self.step.peak_bytes
         return max(self.forward.peak_bytes, self.backward.peak_bytes + self.beside_bytes)
 
     @property
     def activation_bytes(self) -> int:
-        """Temporaries and residuals at their peak: what the step needs beyond arguments and results."""
+        """Peak of temporaries and residuals: the memory beyond arguments and results."""
         if self.step is not None:
             return self.step.temp_bytes
         return max(self.forward.temp_bytes, self.backward.temp_bytes) + self.residual_bytes
@@ -107,7 +106,7 @@ class Cost(Record):
 
 @dataclass(frozen=True)
 class Timings(Record):
-    """Milliseconds of wall time that each stage took; None where it has not run."""
+    """Milliseconds of wall time of each stage; None if it has not run."""
 
     trace_ms: float
     cut_ms: float | None = None
@@ -116,7 +115,7 @@ class Timings(Record):
 
 
 def donated(halves: Halves) -> tuple[int, ...]:
-    """Positions of residuals whose buffer the backward can turn into a gradient: never one that the user can see."""
+    """Positions of residuals whose buffers the backward can reuse for gradients; the user sees none of them."""
     backward, _ = jaxprs.opened(halves.backward)
     free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
     chosen = []

@@ -1,7 +1,4 @@
-"""Run flat programs: as part of the trace around us, jitted, or compiled ahead of time.
-
-Here are the programs of a function that is at hand, as a `Runner` runs them, and what is jitted for it.
-"""
+"""Make the flat programs of a function: inside a trace, jitted, or compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run
 from jointcut.aot.run.runner import Programs
-from jointcut.aot.trace.joint import Primal, Results
+from jointcut.aot.trace.joint import Primal
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.lower import verify
@@ -31,7 +28,7 @@ from jointcut.wrappers.metadata.schemas import TensorAlias
 
 @dataclass(frozen=True)
 class Open:
-    """The halves of a cut, run on values or tracers; outputs at `left_out` stay out of the results."""
+    """The halves of a cut, run on values or tracers; outputs at positions in `left_out` are not returned."""
 
     call: Call
     halves: Halves
@@ -44,7 +41,7 @@ class Open:
         return cls(call, halves, left_out, Backwards(halves, functools.partial(jax.jit, inline=True)))
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
-        """As `Programs.run`."""
+        """Run a program as `Programs.run` does."""
         ones = self.call.ones() if which == "step" else []
         results, count = jaxprs.evaluate(self.halves.forward, *flat), len(self.call.results.avals)
         outputs = without(results[:count], self.left_out)
@@ -54,24 +51,24 @@ class Open:
         return [*outputs, *verify.run_backward(self.halves, residuals, ones)]
 
     def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
-        """As `Programs.backward`; what only zero cotangents feed is not computed."""
+        """Run the backward as `Programs.backward` does; values that depend only on zero cotangents are not computed."""
         del keep
         gradients = self.backwards(residuals, cotangents)
         return filled(gradients, (v.aval for v in jaxprs.opened(self.halves.backward)[0].outvars))
 
 
 def in_a_trace(halves: Open) -> Programs:
-    """The halves as part of the trace around us."""
+    """Programs that run the halves inside the current trace."""
     return Programs(halves.run, halves.backward, takes_zeros=True)
 
 
 def jitted(jits: Jits, backward: Run) -> Programs:
-    """Jitted functions, which are compiled at the first call."""
+    """Programs that are jitted, and compiled at the first call."""
     return Programs(jits.run, backward, takes_zeros=True, ready=jits.known)
 
 
 def executables(jits: Jits) -> Programs:
-    """What was compiled for the types of the signature."""
+    """Programs that are compiled for the types of the signature."""
 
     def run(which: str, flat: Sequence[Any]) -> list[Any]:
         return jits.compiled(which)(*flat)
@@ -86,7 +83,7 @@ def executables(jits: Jits) -> Programs:
 
 
 def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits], Sequence[Any]]) -> Jits:
-    """The programs of a cut; `structs` are the types of what enters the forward, `residual_structs` of the backward."""
+    """The programs of a cut; `structs` are the types of the forward's inputs, `residual_structs` of the backward's."""
     call = run.call
     keep, start = call.options.keep_unused, len(structs) - len(call.entering)
 
@@ -128,26 +125,18 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
     return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
 
 
-def handed_back(
-    closed: Any, bound: Bound, results: Results, given_up: Collection[int], start: int
-) -> dict[int, TensorAlias]:
-    """Outputs of a jaxpr that are arguments or earlier outputs, by position: they stay out of the compiled programs.
-
-    The arguments are inputs of the jaxpr from `start` on; at `given_up` they are donated.
-    """
-    jaxpr, _ = jaxprs.opened(closed)
-    inputs = [jaxpr.invars[start + place] for place in bound.places]
-    same = alias.identities(inputs, jaxpr.outvars[: results.num_returned], given_up)
-    # XLA may merge equal outputs; two arrays are kept all the same, as the caller may donate one.
-    found = {i: TensorAlias("output", j) for i, j in results.repeated}
-    found |= {i: twin for i, twin in same.items() if twin.source == "input"}
-    return dict(sorted(found.items()))
+def handed_back(call: Call, source: Primal) -> dict[int, TensorAlias]:
+    """Outputs of the function alone that are arguments or earlier outputs, by position."""
+    (jaxpr, _), results = jaxprs.opened(source.closed), source.results
+    arguments = [jaxpr.invars[len(source.consts) + place] for place in call.bound.places]
+    returnable = alias.returnable(arguments, call.bound.leaves_of(*call.options.donated))
+    return alias.handed_back(returnable, jaxpr.outvars[: results.num_returned], results.repeated)
 
 
 def donated(call: Call, start: int) -> tuple[int, ...]:
-    """Places among the inputs of a program of those that a call gives up; the arguments are its inputs from `start` on.
+    """Positions of the donated inputs of a program; the arguments are its inputs from `start` on.
 
-    An array that stands twice is not given up, nor one of an object, which keeps what is not written.
+    An array that is passed twice is not donated, nor one of an object, which keeps the arrays that are not written.
     """
     bound = call.bound
     kept = {*bound.duplicates, *bound.duplicates.values(), *bound.in_objects}
@@ -155,7 +144,7 @@ def donated(call: Call, start: int) -> tuple[int, ...]:
 
 
 def refuse_donated_objects(bound: Bound, options: Options) -> None:
-    """Raise `CallError` where an object that can be written is donated."""
+    """Raise `CallError` if a writable object is donated."""
     for i in sorted(bound.leaves_of(*options.donated) & bound.in_objects):
         what = "belongs to an object that the function can write, and its argument is donated."
         cure = "Take it out of donate_argnums and donate_argnames: the object keeps the arrays that are not written."
@@ -163,5 +152,5 @@ def refuse_donated_objects(bound: Bound, options: Options) -> None:
 
 
 def without(results: Sequence[Any], left_out: Collection[int]) -> list[Any]:
-    """The results without those that stay out of the programs."""
+    """The results without those at positions in `left_out`."""
     return [x for i, x in enumerate(results) if i not in left_out] if left_out else list(results)

@@ -1,8 +1,7 @@
 """Jit the flat programs of one signature, and compile each once.
 
-A program is asked for in two ways. `run` calls the jitted function: JAX finds its executable by the arrays of the call,
-and compiles another one for arrays that lie elsewhere. `compiled` gives the executable for the types of the signature,
-with XLA's account. JAX compiles once for both.
+`run` calls the jitted function: JAX chooses its executable by the arrays of the call, and compiles another one for
+other shardings. `compiled` returns the executable for the types of the signature. JAX compiles once for both.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from jointcut.wrappers.table import Table
 class Jits:
     """The flat programs of one signature by name.
 
-    `jitted` are the functions, `takes` gives the types that each is compiled for, and `compile_ms` has the wall time of
-    those that were.
+    `jitted` are the functions, `takes` returns the types that each is compiled for, and `compile_ms` has the wall time
+    of each compilation.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Jits:
     _compiled: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def run(self, which: str, arrays: Sequence[Any]) -> list[Any]:
-        """Run a jitted function; the first time it is compiled for the arrays at hand, and that is told."""
+        """Run a jitted function; the first time, it is compiled for these arrays within a `Stage`."""
         program = self._known.get(which) or self._known.of(which, lambda: self._first(which, arrays))
         return program(*arrays)
 
@@ -54,14 +53,14 @@ class Jits:
     def _compile(self, which: str) -> Any:
         takes = self.takes[which]()
         start = time.perf_counter()
-        made = self.jitted[which].lower(*takes).compile()
+        executable = self.jitted[which].lower(*takes).compile()
         self.compile_ms[which] = 1e3 * (time.perf_counter() - start)
-        return made
+        return executable
 
     def _first(self, which: str, arrays: Sequence[Any]) -> Any:
         program = self.jitted[which]
-        eagerly = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-        if not eagerly and not self.has_compiled(which):
+        is_eager = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+        if not is_eager and not self.has_compiled(which):
             try:
                 with Stage("compile", self.name):
                     program.lower(*arrays).compile()

@@ -1,4 +1,4 @@
-"""Compile for all devices of a mesh what was traced for one of them, inside `jax.shard_map`."""
+"""Measure a program inside `jax.shard_map`, compiled for all devices of the mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jointcut.partition.program import jaxprs
 
 
 def memory_of(function: Callable[..., Any], closed: Any) -> ProgramMemory:
-    """XLA's account, for one device, of a flat function with the types of a jaxpr, which runs where we are now.
+    """XLA's memory figures, for one device, of a flat function in the current context, with the types of a jaxpr.
 
     Raises `BudgetError` inside a `jax.shard_map` over more devices than there are.
     """
@@ -28,7 +28,7 @@ def memory_of(function: Callable[..., Any], closed: Any) -> ProgramMemory:
 
 
 def _devices(mesh: Any) -> jax.sharding.Mesh:
-    """A mesh of the devices at hand, like that of a `jax.shard_map` around us."""
+    """A mesh of the available devices, in the form of the current `jax.shard_map`'s mesh."""
     devices = jax.devices()
     if len(devices) < mesh.size:
         what = f"is to be measured on a mesh of {mesh.size} devices, but there are {len(devices)}."
@@ -40,21 +40,21 @@ def _devices(mesh: Any) -> jax.sharding.Mesh:
 def _on(
     devices: jax.sharding.Mesh, mesh: Any, function: Callable[..., Any], closed: Any, checks: bool
 ) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """The jitted function over a mesh, and its arguments: what varies gets an axis in front, one step per device."""
+    """The jitted function over a mesh, and its arguments; values that differ by device get a leading device axis."""
     jaxpr, _ = jaxprs.opened(closed)
-    into, out = ([_axes(mesh, v.aval) for v in ends] for ends in (jaxpr.invars, jaxpr.outvars))
+    into, out = ([_axes(mesh, v.aval) for v in variables] for variables in (jaxpr.invars, jaxpr.outvars))
 
-    def one(*given: Any) -> list[Any]:
-        results = function(*(x[0] if axes else x for x, axes in zip(given, into, strict=True)))
+    def one(*arrays: Any) -> list[Any]:
+        results = function(*(x[0] if axes else x for x, axes in zip(arrays, into, strict=True)))
         leaves = jax.tree.leaves(results)
         return [x[None] if axes else x for x, axes in zip(leaves, out, strict=True)]
 
-    specs = [tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in ends) for ends in (into, out)]
+    specs = [tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in side) for side in (into, out)]
     mapped = jax.shard_map(
         one, mesh=devices, in_specs=specs[0], out_specs=list(specs[1]), axis_names=set(mesh.manual_axes),
         check_vma=checks,
     )  # fmt: skip
-    return jax.jit(mapped), [_given(devices, v.aval, axes) for v, axes in zip(jaxpr.invars, into, strict=True)]
+    return jax.jit(mapped), [_stacked(devices, v.aval, axes) for v, axes in zip(jaxpr.invars, into, strict=True)]
 
 
 def _axes(mesh: Any, aval: Any) -> tuple[Any, ...]:
@@ -62,8 +62,8 @@ def _axes(mesh: Any, aval: Any) -> tuple[Any, ...]:
     return tuple(axis for axis in mesh.axis_names if axis in jaxprs.varying(aval))
 
 
-def _given(devices: jax.sharding.Mesh, aval: Any, axes: Sequence[Any]) -> jax.ShapeDtypeStruct:
-    """An argument for all devices: where it varies, that of each behind that of the one before."""
+def _stacked(devices: jax.sharding.Mesh, aval: Any, axes: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    """The type of an argument for all devices; one that differs by device is stacked along a leading axis."""
     count = int(np.prod([devices.shape[axis] for axis in axes], dtype=int))
     parts = getattr(jaxprs.struct(aval).sharding, "spec", None) or (None,) * len(aval.shape)
     shape, parts = ((count, *aval.shape), (tuple(axes), *parts)) if axes else (aval.shape, parts)

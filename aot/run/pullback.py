@@ -1,7 +1,7 @@
-"""Hold a forward's residuals until the cotangent comes.
+"""Hold a forward's residuals until the cotangent is given.
 
-A `Pullback` is what every `vjp` returns: call it with a cotangent of the output and it gives the gradients. It is a
-pytree, so it can leave a `jax.jit` or be kept in a training state.
+Every `vjp` returns a `Pullback`: a function from a cotangent of the output to the gradients. It is a pytree, so it can
+leave a `jax.jit` or be part of a training state.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
-#: Runs a backward on residuals and cotangents, None for one that is zero; True keeps the residuals for another call.
+#: A backward: residuals, cotangents (None for zero), and whether to keep the residuals for another call, to gradients.
 Run = Callable[[Sequence[Any], Sequence[Any | None], bool], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The static part of a pullback: how the backward runs, and the trees of the call.
+    """The static part of a pullback: the backward, and the trees of the call.
 
-    A tree of results keeps it, and JAX keeps those of a program as long as the program: so it knows neither the user's
-    function nor the arrays that one closes over, and lets both go.
+    It is part of the result's tree, which JAX keeps as long as the program. So it holds neither the user's function nor
+    its constants, which can be freed.
 
     Attributes:
-        call: the caller's side.
+        call: the arguments and results of the signature.
         run: the backward.
-        kinds: where each residual comes from, "input", "output" or "saved".
-        takes_zeros: whether it takes None for a cotangent that is zero, and not an array of zeros.
-        positions: the arguments of which it gives one tree each; None gives those in `argnums`, as `jax.grad`.
-        overwrites: whether a call gives up the residuals, unless it is told to keep them.
-        key: the same for two calls of one program.
-        signature: which input and output of the programs is which; None where no trace is at hand.
+        kinds: the origin of each residual, "input", "output" or "saved".
+        takes_zeros: whether a zero cotangent is passed as None, and not as an array of zeros.
+        positions: the arguments that get one tree of gradients each; None means those in `argnums`, as in `jax.grad`.
+        overwrites: whether a call overwrites the residuals by default.
+        key: equal for all calls of one program.
+        signature: the names of the programs' inputs and outputs; None if there is no trace.
     """
 
     call: Call = field(compare=False)
@@ -53,7 +53,7 @@ class Backward:
 @jax.tree_util.register_dataclass
 @dataclass
 class Pullback:
-    """The backward of one call, waiting for a cotangent: what the forward gave, and the inputs that are read again."""
+    """The backward of one call: `saved` results of the forward, and `inputs` that are read again."""
 
     saved: list[Any] | None
     inputs: list[Any]
@@ -65,9 +65,9 @@ class Pullback:
 
     @property
     def residuals(self) -> list[Any]:
-        """All that is kept for the backward, in its order.
+        """The arrays kept for the backward, in its order.
 
-        Raises `CallError` where a call gave up their memory.
+        Raises `CallError` if a call has overwritten them.
         """
         if self.saved is None:
             what = "was called before, and its residuals' memory has become the gradients."
@@ -78,14 +78,14 @@ class Pullback:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that are kept for the backward, inputs of the function included."""
+        """Bytes of the arrays kept for the backward, including inputs of the function."""
         return sum(jaxprs.aval_bytes(jax.typeof(r)) for r in self.residuals)
 
     def __call__(self, cotangent: Any, *, keep_residuals: bool = False) -> Any:
         """The gradients of a cotangent of the output.
 
-        The pullback of a `Compiled` gives up the residuals, unless it is told to keep them for another call. Raises
-        `CallError` where the cotangent does not fit the output, or the residuals are gone.
+        The pullback of a `Compiled` overwrites the residuals unless `keep_residuals` is true. Raises `CallError` if the
+        cotangent does not fit the output, or if the residuals have been overwritten.
         """
         backward, residuals = self.backward, self.residuals
         call, keep = backward.call, keep_residuals or not backward.overwrites

@@ -1,9 +1,8 @@
-"""Run the programs of one signature in the caller's own trees.
+"""Run the programs of one signature on the caller's trees.
 
-There is one runner for all ways of calling: those of the decorated function, of what was compiled from it, of programs
-from the cache or an artefact, of debug mode, and of somebody's trace around us. They differ in the `Programs` that they
-give it. Flat arrays enter a program, what it leaves out is put back, the forward's residuals find their way to the
-backward, and results and gradients get the caller's trees.
+All ways of calling use this runner with different `Programs`: the decorated function, `Compiled`, the cache, an
+artefact, debug mode, and an outer trace. It flattens the arguments, inserts the outputs that a program leaves out,
+passes residuals to the backward, and puts results and gradients into the caller's trees.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from jointcut.wrappers.metadata.signatures import GraphSignature
 
 @dataclass(frozen=True)
 class Programs:
-    """Flat programs of one signature. Outputs that are handed back as they are stay out of what they return.
+    """Flat programs of one signature. They do not return the outputs in `Runner.handed_back`.
 
     Attributes:
         run: runs `alone` (the outputs of the function), `step` (the outputs, then the gradients for a cotangent of one)
-            or `forward` (the outputs, then what is saved for the backward).
-        backward: gives the gradients.
-        takes_zeros: whether the backward takes None for a cotangent that is zero, and not an array of zeros.
-        ready: `alone` or `step` as a function of arrays; None where it cannot be called without us.
+            or `forward` (the outputs, then the saved residuals).
+        backward: returns the gradients.
+        takes_zeros: whether a zero cotangent is passed to the backward as None, and not as an array of zeros.
+        ready: returns `alone` or `step` as a function of arrays, or None if it cannot be called directly.
     """
 
     run: Callable[[str, Sequence[Any]], Sequence[Any]]
@@ -49,15 +48,15 @@ class Programs:
 
 @dataclass(frozen=True)
 class Runner:
-    """Programs of one signature, and how they are called.
+    """The programs of one signature, and how to call them.
 
     Attributes:
-        call: the caller's side.
-        programs: what runs.
+        call: the arguments and results of the signature.
+        programs: the flat programs.
         consts: the arrays that the function closes over: leading inputs of every program but the backward.
-        handed_back: outputs that are inputs or earlier outputs, which stay out of the programs.
-        residuals: where each leading input of the backward comes from.
-        signed: gives the signature of the programs for the pullback; None where no trace is at hand.
+        handed_back: outputs that are inputs or earlier outputs, which the programs do not return.
+        residuals: the origin of each leading input of the backward.
+        signed: returns the signature of the programs for the pullback; None if there is no trace.
     """
 
     call: Call
@@ -73,13 +72,13 @@ class Runner:
         return self.call.result(self._restored(self.programs.run("alone", self.flat(bound)), bound), bound)
 
     def value_and_grad(self, bound: Bound) -> Any:
-        """As `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+        """Like `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
         results = self._restored(self.programs.run("step", self.flat(bound)), bound)
         count = len(self.call.results.avals)
         return self._in_trees(results[:count], results[count:], bound)
 
     def value_and_grad_in_two(self, bound: Bound) -> Any:
-        """The same by two programs, of which the second may overwrite the residuals."""
+        """Like `value_and_grad`, by two programs; the second may overwrite the residuals."""
         ones = self.call.ones()
         outputs, residuals = self.forward(bound)
         return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
@@ -108,7 +107,7 @@ class Runner:
         return results[:count], verify.routed(self.residuals, flat, results, count)
 
     def ready(self, name: str) -> Ready | None:
-        """What runs a call, "call" or "step", of arrays alone; None where there is more to be done than to run it."""
+        """The program for a "call" or "step", if a call only needs to run it on arrays, else None."""
         tree = self._step_tree if name == "step" else self._result_tree
         if tree is None or not self.call.enters_as_it_is:
             return None
@@ -117,28 +116,28 @@ class Runner:
 
     @cached_property
     def _result_tree(self) -> Any:
-        """The tree of the function's result, where a program gives its leaves as they are."""
+        """The tree of the function's result, if its leaves are exactly a program's outputs, else None."""
         results = self.call.results
-        as_it_is = not (self.handed_back or results.states or results.holds_objects) and self.call.order is None
-        return results.tree if as_it_is else None
+        is_exact = not (self.handed_back or results.states or results.holds_objects) and self.call.order is None
+        return results.tree if is_exact else None
 
     @cached_property
     def _step_tree(self) -> Any:
-        """The tree of what `value_and_grad` returns, where a program gives its leaves as they are."""
+        """The tree of the result of `value_and_grad`, if its leaves are exactly a program's outputs, else None."""
         gradients = self.call.gradient_tree
         if self._result_tree is None or gradients is None:
             return None
         return treedef_tuple((self._result_tree, gradients))
 
     def flat(self, bound: Bound) -> list[Any]:
-        """What enters the programs."""
+        """The inputs of the programs: constants, then leaves."""
         leaves = bound.leaves
         if self.call.enters_as_it_is:
             return [*self.consts, *leaves]
         return [*self.consts, *(leaves[i] for i in self.call.entering)]
 
     def _restored(self, results: Sequence[Any], bound: Bound) -> list[Any]:
-        """A program's results, with the caller's own arrays where outputs are inputs."""
+        """A program's results with the outputs in `handed_back` inserted."""
         if not self.handed_back:
             return list(results)
         whole = alias.inserted(results, self.handed_back, bound.leaves)
@@ -147,16 +146,16 @@ class Runner:
     def _backward(
         self, bound: Bound, outputs: Sequence[Any], positions: Sequence[int] | None, overwrites: bool
     ) -> Backward:
-        """The static part of a pullback, the same for all calls unless sizes are known only now."""
+        """The static part of a pullback; shared by all calls unless their sizes differ."""
         key = None if positions is None else tuple(positions), overwrites
-        known = self._backwards.get(key)
-        if known is None:
+        backward = self._backwards.get(key)
+        if backward is None:
             kinds, programs = tuple(r.kind for r in self.residuals), self.programs
             how = self.call, programs.backward, kinds, programs.takes_zeros
-            known = Backward(*how, *key, id(programs), None if self.signed is None else self.signed())
-            self._backwards[key] = known
+            backward = Backward(*how, *key, id(programs), None if self.signed is None else self.signed())
+            self._backwards[key] = backward
         if not self.call.is_sized:
-            return known
+            return backward
         order = self.call.order or range(len(outputs))
         results = replace(self.call.results, avals=tuple(jax.typeof(outputs[i]) for i in order))
-        return replace(known, call=replace(self.call, bound=bound.abstract(), results=results))
+        return replace(backward, call=replace(self.call, bound=bound.abstract(), results=results))

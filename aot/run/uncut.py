@@ -1,13 +1,13 @@
-"""Say, once for each function, where plain JAX runs in the place of a cut, and why.
+"""Warn, once per function, that plain JAX runs instead of a cut.
 
 >>> import warnings
 >>> from jointcut.aot.run.uncut import Uncut
->>> with warnings.catch_warnings(record=True) as told:
+>>> with warnings.catch_warnings(record=True) as caught:
 ...     warnings.simplefilter("always")
 ...     uncut = Uncut("loss")
 ...     uncut("has sizes that are names.", "Give numbers.")
 ...     uncut("has sizes that are names.", "Give numbers.")
->>> print(*(warning.message for warning in told))
+>>> print(*(warning.message for warning in caught))
 loss is not cut here, and plain JAX runs: it has sizes that are names.
 Give numbers.
 """
@@ -27,13 +27,13 @@ from jointcut.partition.errors import UncutWarning, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
 
-_OURS = Path(__file__).parents[1]
-_FOLDERS = (str(Path(jax.__file__).parent), *(str(_OURS / name) for name in ("aot", "wrappers", "partition")))
+_FOLDERS = (str(Path(jax.__file__).parent), *our_folders())
 
-#: Calls that stay closed, in the user's words.
+#: Calls that are not inlined, in the user's words.
 _CLOSED = {
     "shard_map": "jax.shard_map",
     **dict.fromkeys(("jit", "pjit"), "a jax.jit with shardings or options of its own"),
@@ -42,13 +42,13 @@ _CLOSED = {
 
 @dataclass
 class Uncut:
-    """The warning of one function, which is given once."""
+    """The warning of one function, issued once; `told` says whether it was."""
 
     name: str
     told: bool = False
 
     def __call__(self, why: str, cure: str) -> None:
-        """Warn at the user's line: `why` continues a sentence that begins with "it"."""
+        """Warn at the user's line; `why` continues a sentence that begins with "it"."""
         if self.told:
             return
         self.told = True
@@ -59,7 +59,7 @@ class Uncut:
         warnings.warn_explicit(message(self.name, what, cure), UncutWarning, *where, registry)
 
     def references(self) -> None:
-        """Tell of a program that has no pure form."""
+        """Warn of a program that has no pure form."""
         self(
             "hands a jax.Ref to a function with a derivative of its own, and JAX has no rule that takes it out.",
             "Call its own value_and_grad, grad or vjp outside of jax.grad and jax.jit, or hand over what the reference "
@@ -67,24 +67,22 @@ class Uncut:
         )
 
     def twice(self) -> None:
-        """Tell of a derivative in forward mode that is differentiated itself."""
+        """Warn of a forward-mode derivative that is differentiated again."""
         self(
             "is differentiated in forward mode, by jax.jvp, and the result is differentiated once more.",
             "Take the gradient first, jax.jvp of jax.grad, or cut the function that holds both derivatives.",
         )
 
     def symbolic(self) -> None:
-        """Tell of arguments for which no plan can be made."""
+        """Warn of arguments with symbolic sizes, for which no plan can be made."""
         self(
             "has sizes that are names, and a plan needs numbers.",
             "Export it with aot.function(...).export(path, ..., sizes={...}), which plans for the sizes that you give.",
         )
 
     def closed(self, graph: Graph, plan: Plan) -> None:
-        """Tell of calls that stay closed and keep something for their backward; nothing where there are none."""
-        found = next(_kept_inside(graph, plan), None)
-        if found is not None:
-            name, place = found
+        """Warn if a call that is not inlined keeps residuals for its own backward."""
+        for name, place in _kept_inside(graph, plan):
             self(
                 f"keeps for the backward what {_CLOSED[name]} at {place} keeps inside.",
                 f"Put aot.function inside: around the function that {_CLOSED[name]} is given.",
@@ -92,12 +90,12 @@ class Uncut:
 
 
 def has_symbolic_sizes(leaves: Any) -> bool:
-    """Whether a size of some array is a name."""
+    """Whether an array has a symbolic size."""
     return any(is_symbolic(getattr(jax.typeof(leaf), "shape", ())) for leaf in leaves)
 
 
 def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
-    """The calls that make values which are saved for their own backward alone: name, and place in the source."""
+    """The calls that save values for their own backward only: name, and place in the source."""
     results = {v for v, _ in graph.outputs}
     for v in plan.values:
         maker = graph.values[v].maker
@@ -110,7 +108,7 @@ def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _callers() -> Any:
-    """The frame of the innermost function that is neither ours nor JAX's."""
+    """The innermost frame outside jointcut and JAX."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
         frame = frame.f_back

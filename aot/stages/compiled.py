@@ -1,4 +1,4 @@
-"""Run a compiled cut in the caller's own trees, and tell what XLA says of it."""
+"""Run a compiled cut on the caller's trees, and report XLA's figures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The executables of one cut, their figures, and calls in the caller's own trees.
+    """The executables of one cut, their figures, and calls on the caller's trees.
 
-    The halves of a one-program step are compiled when they are first asked for.
+    If the step is one program, the separate halves are compiled when first needed.
 
     Attributes:
-        cut: what was compiled.
-        executables: how `value_and_grad` runs: 1 where forward and backward are one program, 2 where they are two.
+        cut: the cut that was compiled.
+        executables: the number of programs that `value_and_grad` runs: 1 for forward and backward together, or 2.
     """
 
     cut: jointcut.aot.stages.cut.Cut
@@ -43,42 +43,42 @@ class Compiled:
 
     @property
     def compile_ms(self) -> float:
-        """Wall time of compiling what `value_and_grad` runs."""
+        """Wall time of compiling the programs of `value_and_grad`."""
         return sum(self.cut.jits.compile_ms.get(name, 0.0) for name in names_of(self.executables))
 
     @property
     def programs(self) -> tuple[Any, ...]:
-        """The executables that `value_and_grad` runs."""
+        """The executables of `value_and_grad`."""
         return tuple(map(self.cut.jits.compiled, names_of(self.executables)))
 
     @property
     def trail(self) -> tuple[Attempt, ...]:
-        """The plans that were compiled on the way to the budget, in order; none without a budget."""
+        """The plans that were compiled in the search for the budget, in order; empty without a budget."""
         return () if self.cut.fitted is None else self.cut.fitted.trail
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the step holds at once, arguments and results included, by XLA's account."""
+        """Peak of the step, arguments and results included, by XLA's figures."""
         return self._memory_of("step").peak_bytes if self.executables == 1 else self.memory.peak_bytes
 
     @property
     def activation_bytes(self) -> int:
-        """What the step needs beyond arguments and results, by XLA's account."""
+        """Memory of the step beyond arguments and results, by XLA's figures."""
         return self._memory_of("step").temp_bytes if self.executables == 1 else self.memory.activation_bytes
 
     @property
     def timings(self) -> Timings:
-        """Milliseconds that tracing, cutting, emitting and compiling took."""
-        made = self.cut.split
-        return Timings(self.cut.traced.trace_ms, made.cut_ms, made.emit_ms, self.compile_ms)
+        """Milliseconds of tracing, cutting, emitting and compiling."""
+        split = self.cut.split
+        return Timings(self.cut.traced.trace_ms, split.cut_ms, split.emit_ms, self.compile_ms)
 
     @cached_property
     def memory(self) -> Memory:
         """XLA's figures for both halves and for the step."""
         graph, halves = self.cut.split.graph, self.cut.split.halves
-        taken = {r.value for r in halves.residuals}
-        held = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - taken - {None}
-        beside = sum(graph.values[v].saved_bytes for v in held if v is not None)
+        residuals = {r.value for r in halves.residuals}
+        outside = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - residuals - {None}
+        beside = sum(graph.values[v].saved_bytes for v in outside if v is not None)
         saved = self.cut.split.residual_bytes
         step = self._memory_of("step") if self.executables == 1 else None
         return Memory(self._memory_of("forward"), self._memory_of("backward"), step, saved, beside)
@@ -97,7 +97,7 @@ class Compiled:
         return Binder(Statics(frozenset(i for i, _ in bound.static_args), frozenset(k for k, _ in bound.static_kwargs)))
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
-        """What runs a call, and the call; raises `CallError` where its arguments do not fit."""
+        """The runner of a call, and the call; raises `CallError` if its arguments do not fit."""
         signature, bound = self._binder(args, kwargs)
         signature.made.of("fits", lambda: self._fits(args, kwargs))
         if debug.is_on():
@@ -106,13 +106,13 @@ class Compiled:
         return self.cut.executables, bound
 
     def _fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Let the wrappers look at a call."""
+        """Let the wrappers check a call."""
         return self.cut.traced.wrapped.post_compile(lambda bound: True)(*args, **kwargs)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.value_and_grad` of the function; raises `CallError` where the arguments do not fit."""
-        if not debug.is_on() and (found := self._binder.ready("step", args, kwargs)) is not None:
-            (program, consts, tree), leaves = found
+        """Like `jax.value_and_grad` of the function; raises `CallError` if the arguments do not fit."""
+        if not debug.is_on() and (ready := self._binder.ready("step", args, kwargs)) is not None:
+            (program, consts, tree), leaves = ready
             return tree.unflatten(program(*consts, *leaves))
         runner, bound = self._bound(args, kwargs)
         if debug.is_on():
@@ -124,13 +124,13 @@ class Compiled:
         return runner.value_and_grad(bound)
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
-        """The function's output and a pullback: cotangent of the output in, gradients of the arguments in.
+        """The function's output and a pullback, from a cotangent of the output to the gradients in `argnums`.
 
-        They come as `jax.grad` gives them: one tree, or a tuple where
-        `argnums` is a tuple. The pullback of the function itself gives one tree per positional argument, as `jax.vjp`.
+        As in `jax.grad`, these are one tree, or a tuple if `argnums` is a tuple. (The pullback of `Function.vjp`
+        returns one tree per positional argument, as in `jax.vjp`.)
 
-        The backward turns the residuals' memory into the gradients, so that the pullback may be called once;
-        `pullback(cotangent, keep_residuals=True)` leaves them for another call.
+        The backward reuses the residuals' memory for the gradients, so the pullback can be called only once;
+        `pullback(cotangent, keep_residuals=True)` keeps them for another call.
         """
         runner, bound = self._bound(args, kwargs)
         main, aux, pullback = runner.vjp(bound, overwrites=not debug.is_on())
@@ -144,12 +144,13 @@ class Compiled:
         return self.cut.traced.call.result(outputs, bound), residuals
 
     def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:
-        """Run the backward half on flat residuals, which it may overwrite, and one cotangent per output that can
-        carry one; returns the flat gradients of the differentiated leaves.
+        """Run the backward half on flat residuals, which it may overwrite, and cotangents.
+
+        There is one cotangent per output that can carry one. Returns the flat gradients of the differentiated leaves.
         """
         return self.cut.jits.compiled("backward")(*residuals, *cotangents)
 
 
 def names_of(executables: int) -> tuple[str, ...]:
-    """The programs that `value_and_grad` runs as one executable, or as two."""
+    """The names of the programs of `value_and_grad`."""
     return ("step",) if executables == 1 else ("forward", "backward")

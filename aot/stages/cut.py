@@ -1,4 +1,4 @@
-"""Hold one cut: the plan, the two jaxprs, and what their inputs and outputs mean to the caller."""
+"""Hold one cut: the plan and the two jaxprs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
+from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split
@@ -38,18 +39,18 @@ from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
 
-if TYPE_CHECKING:  # pyright reads this file under two names, and takes each for a class of its own: hence `ignore`
+if TYPE_CHECKING:  # pyright reads this file under two names, with a class each: hence the `ignore` comments below
     from jointcut.aot.stages.traced import Traced
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A traced function cut in two, ready to be compiled: the plan, the halves, and what they mean to the caller.
+    """A traced function cut in two, ready to be compiled.
 
     Attributes:
-        traced: the function as it was traced.
+        traced: the traced function.
         split: the plan and the two jaxprs.
-        fitted: how the plan was found, where a budget was to be met.
+        fitted: the search that found the plan, if there was a budget.
     """
 
     traced: Traced
@@ -64,14 +65,19 @@ class Cut:
         )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """In a notebook the graph with the cut drawn through it, and what is saved."""
+        """The graph with its cut and the saved values, for notebooks."""
         data = graph_page(self.traced.name, repr(self), self.split.graph, self.plan)
         return {"text/plain": repr(self), "text/html": framed(page(data))}
 
     @property
     def plan(self) -> Plan:
-        """What is saved, what is recomputed, and why."""
+        """The values saved, the ops recomputed, and the reasons."""
         return self.split.plan
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of both halves, in the order in which they run; `print` it."""
+        return self.split.schedule
 
     @property
     def forward(self) -> Any:
@@ -85,17 +91,17 @@ class Cut:
 
     @property
     def residuals(self) -> tuple[Residual, ...]:
-        """Where each leading input of the backward comes from."""
+        """The origin of each leading input of the backward."""
         return self.split.halves.residuals
 
     @property
     def metadata(self) -> ViewAndMutationMeta:
-        """As `Traced.metadata`, with the residuals that the backward may overwrite."""
+        """`Traced.metadata` with the residuals that the backward may overwrite."""
         return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.split.halves))
 
     @cached_property
     def signature(self) -> GraphSignature:
-        """Which input and output of the halves is which, by name and position."""
+        """The names and positions of the halves' inputs and outputs."""
         return graph_signature(self.traced)
 
     @cached_property
@@ -108,7 +114,7 @@ class Cut:
     # ------------------------------------------------------------------------------------- what to do with it
 
     def pareto(self) -> Pareto:
-        """What each budget would cost, with this plan marked: its front of (peak bytes, seconds, plan)."""
+        """The front of (peak bytes, seconds, plan), one point per budget, with this plan marked."""
         return self.traced._pareto(self.plan)
 
     def export(
@@ -119,16 +125,16 @@ class Cut:
         order: int = 1,
         overwrite: bool = False,
     ) -> Path:
-        """Write this cut as an artefact that others can run, and return where it is; see `Function.export`."""
+        """Write this cut as an artefact that others can run, and return its path; see `Function.export`."""
         platforms = known_platforms(platforms)
         pair = Pair.of(self, platforms)  # pyright: ignore[reportArgumentType]
         return export(pair, path, platforms, order, overwrite)
 
     def explain(self, *, measure: bool = True) -> Report:
-        """What is saved and why, what is computed again, what both cost, and what less memory would.
+        """Report what is saved and why, what is recomputed, the cost, and the cost of less memory.
 
-        With `measure` the step is compiled, and plain JAX's beside it, and the memory is XLA's own account; smaller
-        budgets are tried, and told where they hold. Without, nothing is compiled and all of it is predicted.
+        With `measure`, the step and plain JAX's are compiled, memory is by XLA's figures, and smaller budgets are
+        tried. Without, nothing is compiled and all figures are predicted.
         """
         traced = self.traced
         front = self.pareto()
@@ -144,23 +150,23 @@ class Cut:
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
 
-        `executables` says how `value_and_grad` runs: 1 (the default where the output is a scalar) or 2. One program
-        holds less memory, since it frees residuals as it goes; two are a little faster (`make bench` shows both).
+        `executables` is the number of programs of `value_and_grad`: 1 (the default for a scalar output) or 2. One
+        program needs less memory, since it frees residuals early; two are a little faster (`make bench` shows both).
         """
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
         executables = executables or (1 if self.traced.is_scalar else 2)
-        made = Compiled(self, executables)  # pyright: ignore[reportArgumentType]
+        compiled = Compiled(self, executables)  # pyright: ignore[reportArgumentType]
         if not self.jits.has_compiled(*names_of(executables)):
             with Stage("compile", self.traced.name):
-                _ = made.programs
-        return made
+                _ = compiled.programs
+        return compiled
 
     # ---------------------------------------------------------------------------------------- how it is run
 
     @property
     def open(self) -> Runner:
-        """Runs the halves as part of the trace around us, which they are written into."""
+        """The runner inside an outer trace, which the halves become part of."""
         return self._runners.of("open", lambda: self._running(in_a_trace(self._open())))
 
     @property
@@ -170,21 +176,21 @@ class Cut:
 
     @property
     def jitted(self) -> Runner:
-        """Runs programs that are compiled at the first call."""
+        """The runner of programs that are compiled at the first call."""
         return self._runners.of("jitted", lambda: self._running(jitted(self.jits, self._open().backward)))
 
     @property
     def executables(self) -> Runner:
-        """Runs programs that were compiled for the types of the signature."""
+        """The runner of programs that are compiled for the types of the signature."""
         return self._runners.of("executables", lambda: self._running(executables(self.jits)))
 
     def checked(self) -> Runner:
-        """Runs one call half by half, and looks at every result; see `aot.debug`."""
-        looked_at = Checked(self.traced, self.split, self.jits)
-        return self._running(Programs(looked_at.run, looked_at.backward))
+        """A runner of one call, half by half, that checks every result; see `aot.debug`."""
+        programs = Checked(self.traced, self.split, self.jits)
+        return self._running(Programs(programs.run, programs.backward))
 
     def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
-        """The same cut with how its plan was found; what was compiled to weigh it is what runs."""
+        """The same cut with the search that found its plan; programs compiled during the search are reused."""
         return replace(self, split=replace(self.split, plan=fitted.plan, cut_ms=cut_ms), fitted=fitted)
 
     def _open(self) -> Open:
@@ -195,18 +201,18 @@ class Cut:
         return Runner(traced.call, programs, traced.consts, traced.handed_back, self.residuals, lambda: self.signature)
 
     def _residual_structs(self, jits: Jits) -> list[Any]:
-        """What the backward is lowered for: residuals lie where the forward leaves them."""
-        traced, given = self.traced, self.traced.structs
+        """The types of the backward's inputs; residuals have the shardings that the forward gives them."""
+        traced, inputs = self.traced, self.traced.structs
         closed = self.split.backward
         structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
-        if traced.program.uses_references:  # JAX counts references among the results whose places it tells
+        if traced.program.uses_references:  # then `output_shardings` below would also count references
             references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}
-            return [given[references[i]] if i in references else s for i, s in enumerate(structs)]
-        starts = [getattr(s, "sharding", None) for s in given]
-        left = [starts[len(traced.consts) + p] for p in traced.bound.places]
-        ends = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, left)
-        places = verify.routed(self.residuals, starts, ends, len(traced.program.results.avals))
-        for i, where in enumerate(places):
-            if where is not None and len(where.device_set) > 1:
-                structs[i] = structs[i].update(sharding=where)
+            return [inputs[references[i]] if i in references else s for i, s in enumerate(structs)]
+        before = [getattr(s, "sharding", None) for s in inputs]
+        leaves = [before[len(traced.consts) + p] for p in traced.bound.places]
+        after = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, leaves)
+        shardings = verify.routed(self.residuals, before, after, len(traced.program.results.avals))
+        for i, sharding in enumerate(shardings):
+            if sharding is not None and len(sharding.device_set) > 1:
+                structs[i] = structs[i].update(sharding=sharding)
         return structs

@@ -1,12 +1,12 @@
-"""Run a call half by half, and check everything that can be checked.
+"""Run a call half by half, and check types and numbers.
 
     with aot.debug():
         value, grads = loss.value_and_grad(params, batch)
 
-Inside `aot.debug()` each call of ours runs its forward and its backward as two programs. What enters and leaves them is
-compared with what they were made for, and where one makes a NaN or an infinity the first op to blame is named by the
-user's source line. It costs a pass over every result, and recompiles the halves; outside it nothing is checked and
-nothing paid. What runs inside an outer `jax.jit` has no numbers yet, and is not checked.
+Inside `aot.debug()` each call runs forward and backward as two programs. The types of their inputs and outputs are
+compared with those of the jaxprs. If a half makes a NaN or an infinity, the error names the first op that did, by the
+user's source line. This reads every result and compiles the halves again; outside `aot.debug()` it costs nothing. Calls
+inside an outer `jax.jit` have no numbers yet and are not checked.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def debug() -> Iterator[None]:
-    """Check every call of an `aot.function`, and of what was compiled from one, that is made inside.
+    """Check every call of an `aot.function` or a `Compiled` made inside the `with`.
 
-    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity, `CallError`
-    where arguments or cotangents are not what a program was compiled for.
+    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity, and `CallError`
+    if arguments or cotangents differ from those that a program was compiled for.
     """
     token = _on.set(True)
     try:
@@ -56,13 +56,13 @@ def debug() -> Iterator[None]:
 
 
 def is_on() -> bool:
-    """Whether calls are checked here."""
+    """Whether calls are checked."""
     return _on.get()
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What a half was run on: its jaxpr, its flat inputs, and how the user calls them."""
+    """One run of a half: its jaxpr, its flat inputs, and the user's names for them."""
 
     closed: Any
     flat: Sequence[Any]
@@ -71,12 +71,12 @@ class _Run:
 
 @dataclass
 class Checked:
-    """The programs of one call, of which every result is looked at.
+    """The programs of one call, with checks of every result.
 
     Attributes:
-        traced, split: what was cut, and how.
+        traced, split: the traced call and its cut.
         jits: the two halves.
-        forward: what the forward was run on, once it was.
+        forward: the run of the forward, once it has run.
     """
 
     traced: Traced
@@ -85,7 +85,7 @@ class Checked:
     forward: _Run | None = None
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
-        """As `Programs.run`; a step runs both halves."""
+        """Run a program as `Programs.run` does; a step runs both halves."""
         ones = self.traced.call.ones() if which == "step" else []
         count, left_out = len(self.traced.program.results.avals), len(self.traced.handed_back)
         with Stage("check", self.traced.name):
@@ -96,7 +96,7 @@ class Checked:
         return results[: count - left_out] if which == "alone" else results
 
     def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
-        """As `Programs.backward`; the residuals are kept."""
+        """Run the backward as `Programs.backward` does; the residuals are always kept."""
         del keep
         with Stage("check", self.traced.name):
             return self._backward(residuals, cotangents)
@@ -116,7 +116,7 @@ class Checked:
         return results
 
     def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """All results of the forward, with what stays out of the program."""
+        """The forward's results with the outputs that the program does not return."""
         start = len(self.traced.consts)
         leaves = [flat[start + p] for p in self.traced.bound.places]
         return list(map(alias.as_array, alias.inserted(results, self.traced.handed_back, leaves)))
@@ -131,17 +131,17 @@ class Checked:
         self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *cotangents], paths), self.forward)
         return gradients
 
-    def _same_types(self, half: str, results: Sequence[Any], ends: Sequence[Any]) -> None:
-        for i, (got, end) in enumerate(zip(results, ends, strict=True)):
-            aval: Any = jax.typeof(got)
-            if not jaxprs.is_reference(end.aval) and (aval.shape, aval.dtype) != (end.aval.shape, end.aval.dtype):
-                what = f"gave {aval.str_short()} as result {i}, and was made to give {end.aval.str_short()}."
+    def _same_types(self, half: str, results: Sequence[Any], outvars: Sequence[Any]) -> None:
+        for i, (result, var) in enumerate(zip(results, outvars, strict=True)):
+            aval: Any = jax.typeof(result)
+            if not jaxprs.is_reference(var.aval) and (aval.shape, aval.dtype) != (var.aval.shape, var.aval.dtype):
+                what = f"gave {aval.str_short()} as result {i}, and was made to give {var.aval.str_short()}."
                 raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
 
     def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
-        """Raise `NonFiniteError` where a half made what is not finite, or a NaN came in and out of it.
+        """Raise `NonFiniteError` if a half made a non-finite number, or passed on a NaN from its inputs.
 
-        `runs` are this half, and before it the one that its residuals come from.
+        `runs` has the run of this half, then that of the half that made its residuals, if any.
         """
         if is_finite(results):
             return
@@ -151,11 +151,11 @@ class Checked:
             if culprit is not None:
                 raise NonFiniteError(message(where, f"is not finite: {culprit}", _CURE))
         if not any(map(_has_nan, results)):
-            return  # an infinity that somebody wrote down or passed in: a mask, the start of a maximum
+            return  # an infinity of the user's: a mask, the start of a maximum
         for run in reversed(runs):
-            given = [path for path, x in zip(run.paths, run.flat, strict=True) if _has_nan(x)]
-            if given:
-                what = f"returns a NaN that came in with {given[0]}."
+            paths = [path for path, x in zip(run.paths, run.flat, strict=True) if _has_nan(x)]
+            if paths:
+                what = f"returns a NaN that came in with {paths[0]}."
                 raise NonFiniteError(message(where, what, "Look at what made that one."))
         what = "returns a NaN, but no op makes one when they run one by one."
         cure = "Look at what its callbacks and references bring in, or report it: XLA's fused program makes the NaN."
@@ -168,15 +168,15 @@ def _has_nan(x: Any) -> bool:
 
 
 def check_call(traced: Traced, bound: Bound) -> None:
-    """Compare a call's shardings and aliases with what was compiled, which a call does not do otherwise.
+    """Compare a call's shardings and aliases with those it was compiled for; other calls skip this check.
 
     Raises `CallError` at the first difference.
     """
     cure = "Put it where it was (jax.device_put), or trace and compile for this one too."
-    for path, want, leaf in zip(bound.paths(), traced.bound.leaves, bound.leaves, strict=True):
+    for path, compiled, leaf in zip(bound.paths(), traced.bound.leaves, bound.leaves, strict=True):
         placed = getattr(struct(leaf), "sharding", None)
-        wanted = getattr(want, "sharding", None)
-        if wanted is not None and placed is not None and not placed.is_equivalent_to(wanted, len(want.shape)):
+        wanted = getattr(compiled, "sharding", None)
+        if wanted is not None and placed is not None and not placed.is_equivalent_to(wanted, len(compiled.shape)):
             raise CallError(message(path, f"lies as {placed}, but was compiled to lie as {wanted}.", cure))
     infos = traced.metadata.input_info
     for i, j in bound.duplicates.items():

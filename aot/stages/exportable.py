@@ -1,4 +1,4 @@
-"""Trace and cut a function for export, at the sizes of its arguments or for any."""
+"""Trace and cut a function for export, for fixed or symbolic sizes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def exportable(
     constraints: Sequence[str],
     platforms: Sequence[str],
 ) -> Pair:
-    """The pair that is exported; with symbolic sizes its plan is made for the numbers in `sizes`.
+    """The pair to export; with symbolic sizes, its plan is made for the numbers in `sizes`.
 
-    Raises `ArtefactError` for what cannot be exported, else as tracing and cutting do.
+    Raises `ArtefactError` if the function cannot be exported, and as tracing and cutting do.
     """
     symbolic = any(isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape) for leaf in bound.leaves)
     if symbolic or sizes or constraints:
@@ -36,8 +36,8 @@ def exportable(
             what = f"rewrites halves, and those of {name_of(function)} have symbolic sizes."
             cure = "Export with numbers for all sizes, or leave that wrapper out."
             raise ArtefactError(message(f"The wrapper {type(options.passes[0]).__name__}", what, cure))
-        made = symbolic_cut(function, options, bound, sizes or {}, constraints)
-        return Pair(made.cut, made.traced, made.split.on(Backend.of(platforms)).halves, made.sizes)
+        cut = symbolic_cut(function, options, bound, sizes or {}, constraints)
+        return Pair(cut.cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, cut.sizes)
     traced = pipeline.trace(function, options, bound, options.chosen)
     refuse_what_stays(traced)
     return Pair.of(traced.partition(), platforms)

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """What XLA says of a step and of plain JAX's: its figures, and what both hold at each instruction if it tells."""
+    """XLA's figures for a step and for plain JAX's, and the arrays alive at each instruction of both, if known."""
 
     account: Account
     lives: tuple[Lifetimes, Lifetimes] | None
 
     @classmethod
     def of(cls, run: Compiled | None, plain: jax.stages.Compiled) -> Measured:
-        """Read the compiled step, None for plain JAX's own, and plain JAX's."""
+        """Read a compiled step (None if it is plain JAX's own) and plain JAX's step."""
         uncut, plains = ProgramMemory.of(plain), held(plain)
         if run is None:
             mine, figures = plains, (uncut.temp_bytes, uncut.peak_bytes)
@@ -52,15 +52,14 @@ class Measured:
 
 
 def _held(run: Compiled) -> Lifetimes | None:
-    found = [held(program) for program in run.programs]
-    known = [life for life in found if life is not None]
-    if len(known) < len(found):
+    lives = [life for program in run.programs if (life := held(program)) is not None]
+    if len(lives) < len(run.programs):
         return None
-    return known[0] if len(known) == 1 else one_after_the_other(*known, residuals=_residuals(run))
+    return lives[0] if len(lives) == 1 else one_after_the_other(*lives, residuals=_residuals(run))
 
 
 def _residuals(run: Compiled) -> list[Lifetime]:
-    """What the forward hands to the backward, by what made it."""
+    """The residuals, with the op that made each."""
     graph = run.cut.split.graph
     makers = [(s, graph.ops[maker]) for s in run.cut.plan.saved if (maker := graph.values[s.value].maker) is not None]
     return [Lifetime(s.bytes, s.dtype, s.op, place_of(op.payload), 0, 0) for s, op in makers]
@@ -74,10 +73,10 @@ def gather(
     partition: Callable[[Budget], jointcut.aot.stages.cut.Cut],
     measured: Measured | None = None,
 ) -> Report:
-    """What a cut's plan keeps, runs again, and costs.
+    """Report what a cut's plan saves, recomputes and costs.
 
-    `front` has the cut's plan as its chosen one, `point` gives the place of a plan on it, `partition` the cut within a
-    budget. Where nothing was `measured`, no budget is tried.
+    The chosen plan of `front` is the cut's. `point` converts a plan to a point of the front, `partition` cuts within a
+    budget. Without `measured`, no budget is tried.
     """
     name, plan, fixed = cut.traced.name, cut.plan, cut.traced.program.fixed_bytes
     here = front.chosen
@@ -90,21 +89,21 @@ def gather(
     again, tried = rows.again(plan), _tried(account, fixed, front, scale, partition)
     less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
     flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None
-    told = Report(
+    report = Report(
         name, plan, totals(mine, plan, here, fixed, again, flops), totals(plains, uncut, there, fixed, (), flops),
         rows.saved(plan), again, less, scale.front(front, there, account), account, jax.default_backend(),
         mine, plains, (), None if default is None else default.bytes_saved, tried,
     )  # fmt: skip
-    marks = [(rival, scale.point(point(planner.candidate(found)))) for rival, found in rivals(planner)]
-    return replace(told, sections=_sections(told, planner, _budgets(told, marks), lives is None))
+    marks = [(rival, scale.point(point(planner.candidate(candidate)))) for rival, candidate in rivals(planner)]
+    return replace(report, sections=_sections(report, planner, _budgets(report, marks), lives is None))
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """How the model's peaks become those of XLA, by the one plan that was compiled: temporaries by a factor.
+    """Scales the model's peaks to XLA's, by the one plan that was compiled: temporaries are multiplied by a factor.
 
-    What XLA computes again of its own accord is not written: a plan writes its temporaries at most, so it takes less
-    time than one that saves more. `saving_seconds` prices what is saved.
+    XLA may recompute saved values by itself, and then does not write them. A plan writes at most its temporaries, and
+    bytes beyond these are not charged. `saving_seconds` gives the time of saving a number of bytes.
     """
 
     predicted_fixed: int
@@ -114,26 +113,26 @@ class _Scale:
 
     @classmethod
     def of(cls, account: Account | None, here: ParetoPoint, fixed: int, saving: Callable[[int], float]) -> _Scale:
-        """By XLA's account of the plan `here`; without one everything stays as it is."""
+        """The scale by XLA's account of the plan `here`; without an account, peaks are unchanged."""
         if account is None:
             return cls(0, 0, 1.0, saving)
         predicted, temp = here.peak_bytes - fixed, account.temp_bytes
         return cls(fixed, account.peak_bytes - temp, temp / predicted if predicted else 1.0, saving)
 
     def point(self, point: ParetoPoint) -> ParetoPoint:
-        """A plan at the peak that is expected of it."""
+        """A point at its expected peak."""
         if not self.fixed:  # nothing was compiled
             return point
         return self._moved(point, self.fixed + round(self.factor * (point.peak_bytes - self.predicted_fixed)))
 
     def front(self, front: Pareto, plain: ParetoPoint, account: Account | None) -> Pareto:
-        """A front with plain JAX beside it, whose own peak is known where XLA was asked."""
+        """A front with scaled peaks, and with plain JAX at its own peak if there is an account."""
         chosen = front.chosen and self.point(front.chosen)
         plain = plain if account is None else self._moved(plain, account.plain_peak_bytes)
         return replace(front, points=tuple(map(self.point, front.points)), chosen=chosen, plain=plain)
 
     def _moved(self, point: ParetoPoint, peak_bytes: int) -> ParetoPoint:
-        """A plan at a peak of XLA's account."""
+        """A point at another peak, with its seconds adjusted."""
         unwritten = max(0, point.plan.bytes_saved - (peak_bytes - self.fixed))
         seconds = max(0.0, point.seconds - (self.saving_seconds(unwritten) if unwritten else 0.0))
         return replace(point, peak_bytes=peak_bytes, seconds=seconds, plan=replace(point.plan, peak_bytes=peak_bytes))
@@ -146,7 +145,7 @@ def _tried(
     scale: _Scale,
     partition: Callable[[Budget], jointcut.aot.stages.cut.Cut],
 ) -> Tried | None:
-    """The smaller budgets that hold, where something was compiled to begin with."""
+    """Try smaller budgets; None if nothing was compiled."""
     if account is None:
         return None
     predicted = {(p.plan.values, p.plan.segments): p.peak_bytes - fixed for p in front}
@@ -159,56 +158,58 @@ def _tried(
     return try_budgets(account.peak_bytes, scale.fixed, expected, partition)
 
 
-def _explained(told: Report) -> Plan:
-    """The plan with the reasons that the report gives."""
-    reasons = {row.value: row.reason for row in told.saved}
-    return replace(told.plan, saved=tuple(replace(s, reason=reasons[s.value]) for s in told.plan.saved))
+def _explained(report: Report) -> Plan:
+    """The report's plan, with the report's reasons."""
+    reasons = {row.value: row.reason for row in report.saved}
+    return replace(report.plan, saved=tuple(replace(s, reason=reasons[s.value]) for s in report.plan.saved))
 
 
-def _budgets(told: Report, marks: list[tuple[str, ParetoPoint]]) -> JSON:
-    """The front with the plan's own reasons, the policies as marks, and plain JAX."""
-    section, plain = told.front.section(marks), None if told.is_plain else told.front.plain
+def _budgets(report: Report, marks: list[tuple[str, ParetoPoint]]) -> JSON:
+    """The page's section on budgets: the front, `jax.checkpoint` policies as marks, and plain JAX."""
+    section, plain = report.front.section(marks), None if report.is_plain else report.front.plain
     points = [
-        {**p, "saved": table(_explained(told), shown=8)} if i == section["chosen"] else p
+        {**p, "saved": table(_explained(report), shown=8)} if i == section["chosen"] else p
         for i, p in enumerate(section["points"])
     ]
-    place = None if plain is None else told.front.place(plain)
-    lead = section["lead"] + _POLICIES + ("" if told.account is None else _SCALED)
-    if not told.less:
-        lead = " ".join([lead, *map(sections.sentence, sections.promises(told.less, told.tried))])
+    place = None if plain is None else report.front.place(plain)
+    lead = section["lead"] + _POLICIES + ("" if report.account is None else _SCALED)
+    if not report.less:
+        lead = " ".join([lead, *map(sections.sentence, sections.promises(report.less, report.tried))])
     return {**section, "title": "Other budgets", "lead": lead, "points": points, "plain": place}
 
 
-def _sections(told: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
-    """What the page shows, in order."""
+def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) -> tuple[JSON, ...]:
+    """The sections of the page, in order."""
     how = _REPLAYED if is_replay else _ASSIGNED
     heading = {"id": "graph", "title": "The graph and the cut", "lead": _GRAPH}
-    graph = graph_view(planner.graph, _explained(told), planner.problem.seconds, root=told.name, **heading)
+    graph = graph_view(planner.graph, _explained(report), planner.problem.seconds, root=report.name, **heading)
     memory = timeline(
-        told.life,
-        None if told.is_plain else ("plain JAX", told.plain_life),
+        report.life,
+        None if report.is_plain else ("plain JAX", report.plain_life),
         id="memory",
         title="Memory over a step",
-        lead=f"Every array that is alive while the step runs, by what made it. {_sum(told)}",
-        lines=[{"name": "the compiled step", "bytes": told.account.temp_bytes}] if told.account and is_replay else [],
+        lead=f"Every array that is alive while the step runs, by what made it. {_sum(report)}",
+        lines=[{"name": "the compiled step", "bytes": report.account.temp_bytes}]
+        if report.account and is_replay
+        else [],
         note=how,
     )
     return (
         memory,
         graph,
-        sections.saved(told.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, told.bounds),
-        *([sections.again(told.again)] if told.again else []),
-        *([sections.less(told.less, told.peak_bytes, told.tried)] if told.less else []),
+        sections.saved(report.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, report.bounds),
+        *([sections.again(report.again)] if report.again else []),
+        *([sections.less(report.less, report.peak_bytes, report.tried)] if report.less else []),
         budgets,
         sections.words(),
     )
 
 
-def _sum(told: Report) -> str:
-    """How the picture's highest point goes together with the peak."""
-    peak, fixed = human_bytes(told.peak_bytes), human_bytes(told.totals.fixed_bytes)
+def _sum(report: Report) -> str:
+    """A sentence that relates the picture's highest point to the peak."""
+    peak, fixed = human_bytes(report.peak_bytes), human_bytes(report.totals.fixed_bytes)
     kinds = "arguments, results and gradients, which are not drawn"
-    if told.account is None:
+    if report.account is None:
         return f"Of the predicted peak of {peak}, {fixed} are {kinds}."
     return f"The peak of {peak} is the highest point and {fixed} of {kinds}."
 

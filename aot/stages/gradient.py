@@ -1,6 +1,6 @@
-"""Give the pair of halves in the form of TorchScript's `Gradient`, for whoever drives them by hand.
+"""Convert the pair of halves to the form of TorchScript's `Gradient`.
 
-With `g` a `Gradient`, gradient number k belongs to `inputs[g.df_output_vjps[k]]`:
+With a `Gradient` `g`, gradient number k belongs to `inputs[g.df_output_vjps[k]]`:
 
     outputs = run(g.f, inputs)  # real outputs, then captured temporaries
     gradients = run(g.df, [
@@ -27,20 +27,20 @@ from jointcut.wrappers.record import aligned
 
 @dataclass(frozen=True)
 class Gradient:
-    """A forward and a backward program, and which of their inputs and outputs belong together.
+    """A forward and a backward program, and how to connect their inputs and outputs.
 
     Attributes:
-        f: closed jaxpr `inputs -> (outputs, temporaries)`. What the function closes over is a constant of the jaxpr.
-        df: closed jaxpr `(cotangents, captured inputs, captured outputs) -> gradients`, with the constants it needs.
-        f_real_outputs: how many results of `f` are the function's own; temporaries captured for `df` follow.
-        df_input_vjps: the outputs of `f` whose cotangents are the first inputs of `df`; an output that no gradient
-            depends on is not among them. TorchScript has cotangents of temporaries here as well, since its executor
-            differentiates `f` with them as results; JAX differentiates the function itself.
-        df_input_captured_inputs: the inputs of `f` that `df` takes next.
-        df_input_captured_outputs: the outputs and temporaries of `f` that it takes last. What is an input already is
-            captured as one and not returned again, and what is an output is returned once.
-        df_output_vjps: the inputs of `f` that the gradients belong to; an input whose gradient is zero by structure is
-            left out, and an array that stands at two places of the arguments occurs twice.
+        f: closed jaxpr `inputs -> (outputs, temporaries)`, with the function's closed-over arrays as constants.
+        df: closed jaxpr `(cotangents, captured inputs, captured outputs) -> gradients`, with its constants.
+        f_real_outputs: the number of results of `f` that are the function's own; temporaries for `df` follow.
+        df_input_vjps: the outputs of `f` whose cotangents are the first inputs of `df`; outputs on which no gradient
+            depends are left out. TorchScript also has cotangents of temporaries here, since its executor differentiates
+            `f` with them as results; JAX differentiates the function itself.
+        df_input_captured_inputs: the inputs of `f` that are the next inputs of `df`.
+        df_input_captured_outputs: the outputs and temporaries of `f` that are the last inputs of `df`. An array that is
+            an input of `f` is captured as an input; one that is an output is returned only once.
+        df_output_vjps: the input of `f` for each gradient. An input whose gradient is always zero is left out; an array
+            passed at two places occurs twice.
     """
 
     f: Any
@@ -52,7 +52,7 @@ class Gradient:
     df_output_vjps: tuple[int, ...]
 
     def __str__(self) -> str:
-        """A line for all that each program takes and gives, by number."""
+        """One line for each kind of input and output of the two programs."""
         f, _ = jaxprs.opened(self.f)
         results = range(len(f.outvars))
         rows = [
@@ -68,7 +68,7 @@ class Gradient:
 
 
 def _numbered(thing: str, places: Sequence[int], of: str = "") -> str:
-    """`inputs 0, 1`; nothing where there are none."""
+    """`inputs 0, 1`; empty if there are none."""
     name = _PLURALS[thing] if len(places) > 1 else thing
     return f"{name} {', '.join(map(str, places))}{of}" if places else ""
 
@@ -84,17 +84,17 @@ _PLURALS = {
 
 
 def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wanted: Sequence[int]) -> Gradient:
-    """The pair of a cut; `consts` are the leading inputs of its forward.
+    """Convert the halves of a cut; `consts` are the leading inputs of its forward.
 
-    `carries` says which outputs can carry a cotangent, `wanted` to which input (not counting `consts`) each gradient
-    belongs.
+    `carries` says whether each output can carry a cotangent. `wanted` gives the input (not counting `consts`) of each
+    gradient.
     """
     backward, _ = jaxprs.opened(split.backward)
     residuals, count = split.halves.residuals, len(consts)
     makers = {v: eqn for eqn in backward.eqns for v in eqn.outvars}
-    given = [i for i, v in enumerate(backward.outvars) if not is_zero(v, makers)]
-    ends = [backward.outvars[i] for i in given]
-    part = live(backward.eqns, ends)
+    nonzero = [i for i, v in enumerate(backward.outvars) if not is_zero(v, makers)]
+    outvars = [backward.outvars[i] for i in nonzero]
+    part = live(backward.eqns, outvars)
     places = [i for i, on in enumerate(carries) if on]
     cotangents = zip(places, backward.invars[len(residuals) :], strict=True)
     vjps = [(i, v) for i, v in cotangents if v in part.read]
@@ -108,20 +108,20 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
         else:
             captured["output"].append((residual.index + len(carries) * (residual.kind == "saved"), var))
     invars = [v for _, v in (*vjps, *captured["input"], *captured["output"])]
-    held = [v for _, v in captured["constant"]]
+    constvars = [v for _, v in captured["constant"]]
     eqns = [backward.eqns[i] for i in sorted(part.places)]
     return Gradient(
         f=_closed(split.forward, consts),
-        df=_closed(jaxprs.build([*held, *invars], ends, eqns), [consts[i] for i, _ in captured["constant"]]),
+        df=_closed(jaxprs.build([*constvars, *invars], outvars, eqns), [consts[i] for i, _ in captured["constant"]]),
         f_real_outputs=len(carries),
         df_input_vjps=tuple(i for i, _ in vjps),
         df_input_captured_inputs=tuple(i for i, _ in captured["input"]),
         df_input_captured_outputs=tuple(i for i, _ in captured["output"]),
-        df_output_vjps=tuple(wanted[i] for i in given),
+        df_output_vjps=tuple(wanted[i] for i in nonzero),
     )
 
 
 def _closed(open_jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """The closed jaxpr whose leading inputs have become its constants."""
+    """A closed jaxpr with its leading inputs as constants."""
     rest = jaxprs.input_structs(open_jaxpr)[len(consts) :]
     return jax.make_jaxpr(lambda *flat: jaxprs.evaluate(open_jaxpr, *consts, *flat))(*rest)

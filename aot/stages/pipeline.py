@@ -1,9 +1,9 @@
-"""Lead a function through every stage, in order, on one screen.
+"""Trace a function for one signature.
 
     user function ─ bind ─▶ flat leaves ─ wrappers ─▶ flat function ─ joint ─▶ joint jaxpr
       ─ Traced.partition ─▶ Cut ─ Cut.compile ─▶ Compiled
 
-A feature is a wrapper, a rule (`partition.rules`), or a strategy; there is no flag in between.
+A feature is a wrapper, a rule, or a strategy; there are no flags in between.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from jointcut.wrappers.built_in.alias import AliasWrapper
 from jointcut.wrappers.built_in.flatten import TreeWrapper
 from jointcut.wrappers.built_in.guards import GuardsWrapper
 from jointcut.wrappers.metadata.convention import Convention
+from jointcut.wrappers.metadata.schemas import InputAliasInfo
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
 
 
 def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
     """Trace forward and backward for one signature.
 
-    `positions` are the arguments that are differentiated and must be floating point throughout; None differentiates
-    whatever can be among all positional arguments, as `jax.vjp` does.
+    `positions` are the differentiated arguments, whose leaves must all be floating point. None means all floating-point
+    leaves of the positional arguments, as in `jax.vjp`.
     """
     name = name_of(function)
     with Stage("trace", name) as now:
         wanted = differentiated(bound, positions, options)
         shapes = bound.abstract()
-        wrapped = wrapped_for(function, shapes, options.around)
+        inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
+        wrapped = wrapped_for(function, shapes, inputs, options.around)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
         with (
@@ -52,19 +54,27 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
-    return Traced(name, options, shapes, wrapped, program, wanted, 1e3 * now.seconds)
+    return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds)
 
 
-def wrapped_for(function: Callable[..., Any], shapes: Bound, around: Sequence[CompilerWrapper] = ()) -> stack.Wrapped:
-    """What the wrappers make of a function for calls of one signature; the user's stand inside of the trees."""
-    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes), AliasWrapper(shapes))
+def wrapped_for(
+    function: Callable[..., Any],
+    shapes: Bound,
+    inputs: Sequence[InputAliasInfo],
+    around: Sequence[CompilerWrapper] = (),
+) -> stack.Wrapped:
+    """The function within its wrappers, for calls of one signature.
+
+    `inputs` are the records of the arguments, `around` the user's own wrappers, which see flat arrays.
+    """
+    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes, inputs), AliasWrapper(inputs))
     return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 
 def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
-    """Places among the gradients, with their paths, of those that are wanted as rows.
+    """Positions among the gradients, with their paths, of the `sparse_gradients`.
 
-    Raises `TraceError` for a path that is none of a differentiated leaf.
+    Raises `TraceError` for a path that is not one of a differentiated leaf.
     """
     paths = bound.paths()
     known = {paths[i]: k for k, i in enumerate(wanted)}

@@ -1,12 +1,11 @@
 """Cut a function whose arguments have symbolic sizes.
 
-The function is traced once, for symbolic sizes. Put numbers in their place (`partition.sizes`) and the same program can
-be weighed: the plan is made for it as for any other, by strategy or within a budget, and then both halves are written
-once more, by that plan, from the symbolic program. Values and equations correspond by position, so that no two traces
-need be compared, and whatever the symbolic program means, its halves mean.
+The function is traced once, for symbolic sizes. With numbers in their place (`partition.program.sizes`), the program is
+planned like any other, by strategy or within a budget. Then both halves are written again from the symbolic program by
+that plan. Values and equations correspond by position, so that no second trace is needed.
 
-Sizes are what `jax.export` makes of them: a function that asks whether a symbolic size is larger than a number cannot
-be traced, unless a constraint tells; whether it equals a number, JAX answers with no.
+Sizes behave as in `jax.export`. A function that compares a symbolic size with a number (`<`) cannot be traced unless a
+constraint decides it. JAX takes a symbolic size to be unequal to any number.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sizes import is_symbolic, names, names_in, numbers, with_numbers
 from jointcut.partition.split import Split
 from jointcut.wrappers.arguments.tree import Bound
 
-_FOLDERS = ("aot", "wrappers", "partition")
-_TOLD = re.compile(r"(\d+\*)?(?P<name>[^\W\d]\w*)( [+-] \d+)?")  # a size from which that of its one name follows
+_SOLVABLE = re.compile(r"(\d+\*)?(?P<name>[^\W\d]\w*)( [+-] \d+)?")  # a size that determines its only name
 
 
 @dataclass(frozen=True)
 class SymbolicCut:
     """A function cut in two for arguments with symbolic sizes.
 
-    `split` holds the halves for all sizes, `traced` the program that they were cut from. `cut` is the same cut for the
-    numbers in `sizes`, for which the plan was made: an ordinary one, that tells bytes and can be compiled.
+    `split` holds the halves for all sizes, `traced` their program. `cut` is the ordinary cut for the numbers in
+    `sizes`, for which the plan was made; it has bytes and can be compiled.
     """
 
     cut: Cut
@@ -60,15 +59,15 @@ class SymbolicCut:
 
 @dataclass(frozen=True)
 class SymbolicSplit(Split):
-    """A split whose halves have symbolic sizes; the figures of its plan and graph are those for the sizes given.
+    """A split whose halves have symbolic sizes; the figures of its plan and graph are for the given numbers.
 
-    Only `residual_bytes`, where it depends on sizes, is an expression such as `40*b + 32`. Each backward can tell every
-    size that it needs from its own inputs, as `jax.export.export` demands: where no residual has it, the backward takes
-    an argument of the function for the sake of its shape.
+    Only `residual_bytes` may be an expression, such as `40*b + 32`. `jax.export.export` requires that each size in the
+    backward follows from the shapes of its inputs. If no residual has a size, the backward takes an argument of the
+    function for its shape.
     """
 
     def _written(self, steps: Schedule) -> Halves:
-        return told_sizes(super()._written(steps), self.graph)
+        return with_sizes(super()._written(steps), self.graph)
 
 
 def symbolic_cut(
@@ -80,10 +79,10 @@ def symbolic_cut(
 ) -> SymbolicCut:
     """Trace a function for symbolic sizes, plan for the numbers in `sizes`, and write halves for all.
 
-    Arguments and plan are chosen by the `options`, as in `Function.trace` and `Traced.partition`. Raises `CallError`
-    for sizes or constraints that do not fit the arguments, `TraceError` where the function does what cannot be done
-    with a symbolic size, `GraphError` for a `jax.Ref` of such, and `PlanError` where the plan divides a loop of
-    symbolic length into segments.
+    The `options` choose arguments and plan, as in `Function.trace` and `Traced.partition`. Raises `CallError` if sizes
+    or constraints do not fit the arguments, `TraceError` if the function needs the number of a symbolic size,
+    `GraphError` for a `jax.Ref` of symbolic size, and `PlanError` if the plan divides a loop of symbolic length into
+    segments.
     """
     in_scope = in_one_scope(bound, constraints)
     known = checked_sizes(bound, sizes, constraints)
@@ -100,9 +99,8 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals))
-    return replace(
-        traced, bound=bound, wrapped=pipeline.wrapped_for(function, bound, traced.options.around), program=program
-    )
+    wrapped = pipeline.wrapped_for(function, bound, traced.inputs, traced.options.around)
+    return replace(traced, bound=bound, wrapped=wrapped, program=program)
 
 
 # ------------------------------------------------------------------------------------------------- the two halves
@@ -110,20 +108,20 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
 
 def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
     """The halves of a symbolic program by the plan of the same program with numbers."""
-    start, made = time.perf_counter(), cut.split
-    graph = _with_payloads(made.graph, traced.graph)
-    _refuse_segments(graph, made.plan)
-    problem = replace(made.problem, graph=graph)
-    halves = told_sizes(emit(graph, made.schedule), graph)
+    start, measured = time.perf_counter(), cut.split
+    graph = _with_payloads(measured.graph, traced.graph)
+    _refuse_segments(graph, measured.plan)
+    problem = replace(measured.problem, graph=graph)
+    halves = with_sizes(emit(graph, measured.schedule), graph)
     verify.verify_structure(graph, halves)
     emit_ms = 1e3 * (time.perf_counter() - start)
-    return SymbolicSplit(problem, made.plan, made.schedule, halves, made.cut_ms, emit_ms)
+    return SymbolicSplit(problem, measured.plan, measured.schedule, halves, measured.cut_ms, emit_ms)
 
 
 def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:
     """A graph with the figures of one program and the equations and types of the other."""
-    made = zip(measured.ops, symbolic.ops, strict=True)
-    assert measured.regions == symbolic.regions and all(a.outputs == b.outputs for a, b in made), "another program"
+    ops = zip(measured.ops, symbolic.ops, strict=True)
+    assert measured.regions == symbolic.regions and all(a.outputs == b.outputs for a, b in ops), "another program"
     return replace(
         measured,
         values=_carrying(measured.values, symbolic.values),
@@ -136,7 +134,7 @@ def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:
 
 
 def _of_equations(measured: Mapping[int, Body], symbolic: Mapping[int, Body]) -> dict[int, Body]:
-    """The bodies of one program with what those of the other say of their equations."""
+    """The bodies of one program with the equations of the other."""
     pairs = ((op, body, symbolic[op]) for op, body in measured.items())
     return {op: replace(body, inside=other.inside, repeated=other.repeated) for op, body, other in pairs}
 
@@ -153,37 +151,37 @@ def _refuse_segments(graph: Graph, plan: Plan) -> None:
             raise PlanError(message(f"loop {loop}", what, cure))
 
 
-def told_sizes(halves: Halves, graph: Graph) -> Halves:
-    """The halves, with further arguments handed to the backward where its inputs do not tell a size that it needs.
+def with_sizes(halves: Halves, graph: Graph) -> Halves:
+    """Pass further arguments to the backward if its inputs do not determine a size that it needs.
 
-    The caller holds them anyway; of those that tell a size the one of the fewest bytes is taken.
+    The caller holds these arrays anyway. The one of the fewest bytes is passed.
     """
     backward, _ = jaxprs.opened(halves.backward)
-    residuals, given = list(halves.residuals), list(backward.invars)
+    residuals, invars = list(halves.residuals), list(backward.invars)
     primals = [(i, v, graph.values[v].payload) for i, v in enumerate(graph.role_inputs(Role.PRIMAL))]
     for name in sorted(names_in(halves.backward)):
-        if name in _told(v.aval for v in given):
+        if name in _solvable(v.aval for v in invars):
             continue
         known = {r.index for r in residuals if r.kind == "input"}
         having = [(i, v, aval) for i, v, aval in primals if i not in known and name in _names(aval)]
         if not having:
-            continue  # no argument tells it by one of its sizes alone, and JAX solves for those that are here
-        i, v, aval = min(having, key=lambda primal: (name not in _told([primal[2]]), graph.values[primal[1]].bytes))
-        given.insert(len(residuals), jaxprs.fresh(aval))
+            continue  # no other argument has it; JAX must solve for it from the present inputs
+        i, v, aval = min(having, key=lambda primal: (name not in _solvable([primal[2]]), graph.values[primal[1]].bytes))
+        invars.insert(len(residuals), jaxprs.fresh(aval))
         residuals.append(Residual("input", i, v))
     if len(residuals) == len(halves.residuals):
         return halves
-    return replace(halves, backward=jaxprs.build(given, backward.outvars, backward.eqns), residuals=tuple(residuals))
+    return replace(halves, backward=jaxprs.build(invars, backward.outvars, backward.eqns), residuals=tuple(residuals))
 
 
 def _names(aval: Any) -> frozenset[str]:
     return names(getattr(aval, "shape", ()))
 
 
-def _told(avals: Iterable[Any]) -> frozenset[str]:
-    """The names whose sizes follow from arrays of these types, each from one of their sizes alone."""
-    found = (_TOLD.fullmatch(str(n)) for aval in avals for n in getattr(aval, "shape", ()))
-    return frozenset(match["name"] for match in found if match)
+def _solvable(avals: Iterable[Any]) -> frozenset[str]:
+    """The names that are determined by a single size of these types."""
+    matches = (_SOLVABLE.fullmatch(str(n)) for aval in avals for n in getattr(aval, "shape", ()))
+    return frozenset(match["name"] for match in matches if match)
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -191,13 +189,13 @@ def _told(avals: Iterable[Any]) -> frozenset[str]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Say of an error that JAX raises for a symbolic size where it arose, and what helps."""
+    """Turn JAX's errors about symbolic sizes into a `TraceError` with place and cure."""
     try:
         yield
     except (jax.errors.InconclusiveDimensionOperation, TypeError, ValueError) as error:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        asks = isinstance(error, jax.errors.InconclusiveDimensionOperation)
-        if isinstance(error, TraceError) or not (asks or re.search("_DimExpr|Symbolic dimension", text)):
+        is_comparison = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+        if isinstance(error, TraceError) or not (is_comparison or re.search("_DimExpr|Symbolic dimension", text)):
             raise
         what = f"asks of a symbolic size what only a number can answer{_line(error)}: {text.strip()}"
         cure = (
@@ -208,10 +206,10 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """The last line outside JAX that an error passed, ` at file:line (function)`, if it is none of ours."""
-    root, ours = Path(jax.__file__).parent, Path(__file__).parents[1]
+    """The last line of the traceback outside JAX, ` at file:line (function)`; empty if it is one of ours."""
+    root = Path(jax.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(root)]
-    if not theirs or any(Path(theirs[-1].filename).is_relative_to(ours / name) for name in _FOLDERS):
+    if not theirs or theirs[-1].filename.startswith(our_folders()):
         return ""
     return f" at {theirs[-1].filename}:{theirs[-1].lineno} ({theirs[-1].name})"

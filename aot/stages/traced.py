@@ -1,8 +1,7 @@
-"""Hold one traced call: what every later stage needs to know of it.
+"""Hold one traced call, for all later stages.
 
-The joint program, which flat position is which, what one look at the function taught us, the caller's side of such a
-call, and the plans there are. `Traced`, `Cut` and `Compiled` extend JAX's own stages `Traced`, `Lowered`, `Compiled`:
-`f.trace(*args).partition().compile()`.
+It has the joint program, the meaning of each flat position, the metadata, the caller's trees, and the plans. `Traced`,
+`Cut` and `Compiled` correspond to JAX's stages `Traced`, `Lowered`, `Compiled`: `f.trace(*args).partition().compile()`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.metadata.convention import Convention, slot
-from jointcut.wrappers.metadata.schemas import SubclassMeta, TensorAlias, ViewAndMutationMeta
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 
 
@@ -51,17 +50,18 @@ from jointcut.wrappers.stack import Wrapped
 class Traced:
     """A function traced for one signature into a joint forward and backward program, ready to be cut.
 
-    Of PyTorch's stage records it answers to `AOTState` and `AOTGraphCapture`, as `Cut` does to what its partitioner
-    returns. They hold jaxprs, which have no JSON form: `metadata`, `signature` and `options` have.
+    It corresponds to PyTorch's `AOTState` and `AOTGraphCapture`, and `Cut` to the result of its partitioner. They hold
+    jaxprs, which have no JSON form; `metadata`, `signature` and `options` have one.
 
-    `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`, `convention` says which
-    flat position is which.
+    `joint` is the closed jaxpr `(constants, arguments, cotangents) -> (outputs, gradients)`. `convention` gives the
+    meaning of each flat position.
 
     Attributes:
-        name: of the function.
-        options: those of `aot.function`.
+        name: the function's name.
+        options: the options of `aot.function`.
         bound: the arguments, bound to the function's parameters and flattened.
-        wrapped: what the wrappers made of the function.
+        inputs: a record of each argument, as far as it is known before the trace.
+        wrapped: the function within its wrappers.
         program: the joint program with its roles.
         wanted: flat positions of the arguments that are differentiated.
         trace_ms: wall time of tracing.
@@ -70,6 +70,7 @@ class Traced:
     name: str
     options: Options
     bound: Bound
+    inputs: tuple[InputAliasInfo, ...]
     wrapped: Wrapped
     program: Joint
     wanted: tuple[int, ...]
@@ -85,7 +86,7 @@ class Traced:
         )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """In a notebook the joint program as a graph."""
+        """The joint program as a graph, for notebooks."""
         return {"text/plain": repr(self), "text/html": framed(page(graph_page(self.name, repr(self), self.graph)))}
 
     @property
@@ -100,32 +101,32 @@ class Traced:
 
     @property
     def structs(self) -> list[Any]:
-        """The types of what enters the forward, with the places of what was put somewhere."""
+        """The types of the forward's inputs, with the shardings of committed arrays."""
         return [*map(struct, self.consts), *self.bound.unique]
 
     @property
     def convention(self) -> Convention:
-        """The meaning of each array that enters to the caller; one that stands at two places enters once."""
+        """The caller's meaning of each input array; an array passed twice is one input."""
         return self.wrapped.target.convention
 
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
-        """All that one look at the function taught us of its inputs and outputs."""
-        return analyse(self.program, self.bound, self.wanted, self.bound.leaves_of(*self.options.donated))
+        """The records of the function's inputs and outputs; see `analyse`."""
+        return analyse(self.program, self.bound, self.inputs)
 
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:
-        """Outputs that stay out of the compiled programs, by position."""
+        """Outputs that the compiled programs do not return, by position."""
         return self.metadata.handed_back
 
     @cached_property
     def call(self) -> Call:
-        """The caller's side: the way from flat results to his trees."""
+        """The arguments and results as the caller sees them."""
         return Call.of(self.name, self.options, self.bound, self.program, self.wanted)
 
     @property
     def subclass_metadata(self) -> SubclassMeta:
-        """The same, with how gradients are put back into containers."""
+        """`metadata`, with the containers of the gradients."""
         if not self.program.is_train:
             return SubclassMeta(self.metadata)
         jaxpr, _ = jaxprs.opened(self.program.closed)
@@ -135,8 +136,8 @@ class Traced:
         def gradients(flat: Sequence[Any], leaves: Sequence[Any]) -> Any:
             return self.call.gradients(flat, self.options.chosen, replace(self.bound, leaves=tuple(leaves)), True)
 
-        found, tree = jax.tree.flatten(jax.eval_shape(gradients, flat, leaves))
-        return SubclassMeta(self.metadata, containers.metas(tree, [plain_meta(i, x) for i, x in enumerate(found)]))
+        types, tree = jax.tree.flatten(jax.eval_shape(gradients, flat, leaves))
+        return SubclassMeta(self.metadata, containers.metas(tree, [plain_meta(i, x) for i, x in enumerate(types)]))
 
     @property
     def joint(self) -> Any:
@@ -155,12 +156,12 @@ class Traced:
 
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of the arrays that enter, in order."""
+        """Shapes and dtypes of the input arrays, in order."""
         return tuple(slot.struct for slot in self.convention.inputs)
 
     @cached_property
     def plain_memory(self) -> ProgramMemory:
-        """XLA's account of `jax.jit(jax.value_and_grad(f))`: forward and backward as they were traced, uncut."""
+        """XLA's memory figures for `jax.jit(jax.value_and_grad(f))`."""
         return ProgramMemory.of(self.plain_program)
 
     @cached_property
@@ -168,20 +169,20 @@ class Traced:
         """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
         closed, structs = self.program.closed, self.structs
         ones = self.call.ones() if self.is_scalar else ()
-        given = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # cotangents of what is no scalar
+        cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
         program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
-        return program.lower(*structs, *given).compile()
+        return program.lower(*structs, *cotangents).compile()
 
     # -------------------------------------------------------------------------------------------- plans
 
     def partition(
         self, strategy: Strategy | None = None, *, budget: Budget | None = None, plan: Plan | str | None = None
     ) -> Cut:
-        """Choose what the forward saves for the backward, and write the two jaxprs.
+        """Choose the values that the forward saves for the backward, and write the two jaxprs.
 
-        By a `strategy`, within a `budget` (plans are compiled until one holds it) or by a `plan` that was made for this
-        program, or its text; see `aot.function`. By default as the function's options say. Raises `StrategyError`,
-        `PlanError`, or `BudgetError` naming the smallest peak that was found.
+        The choice is by a `strategy`, within a `budget` (plans are compiled until one holds it), or by a `plan` made
+        for this program, or its text; see `aot.function`. The default is by the function's options. Raises
+        `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
         """
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
@@ -192,70 +193,71 @@ class Traced:
         with Stage("cut", self.name) as now, jaxprs.paused_collection():
             problem = self.problem
             read_ms = 1e3 * now.seconds
-            made = halved(problem, strategy, self.options.passes)
-            now.ends(lambda: f"cut by {made.plan.strategy} in {now}, {summary(made.plan)}")
-        return Cut(self, replace(made, cut_ms=made.cut_ms + read_ms))  # pyright: ignore[reportArgumentType]
+            split = halved(problem, strategy, self.options.passes)
+            now.ends(lambda: f"cut by {split.plan.strategy} in {now}, {summary(split.plan)}")
+        return Cut(self, replace(split, cut_ms=split.cut_ms + read_ms))  # pyright: ignore[reportArgumentType]
 
     @cached_property
     def problem(self) -> Problem:
-        """The joint program for JAX's default backend, with all that is known before a plan is searched for."""
+        """The planning problem of the joint program on JAX's default backend."""
         return Problem.of(self.graph, backend=Backend.here())
 
     @cached_property
     def planner(self) -> Planner:
-        """The plans of this program, priced by the cost model of the options, or by what the device was measured to do.
+        """The plans of this program, priced by the options' cost model, or by the device's measured rates.
 
-        Raises `PlanError` where that model gives a price that is none.
+        Raises `PlanError` if the model returns an invalid price.
         """
         return planner_for(self.problem, self.options)
 
     @cached_property
     def _weighed(self) -> dict[Any, Weighed[Compiled]]:
-        """The plans that were compiled, for other budgets."""
+        """Compiled plans, for reuse by other budgets."""
         return {}
 
     def _within(self, budget: Limit) -> Cut:
         """The cut whose compiled step holds a budget."""
         start = time.perf_counter()
-        found = settled(self._wanted(budget))
-        return found.measured.made.cut.chosen(found, 1e3 * (time.perf_counter() - start))
+        fitted = settled(self._wanted(budget))
+        return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
 
     def _wanted(self, budget: Limit) -> Wanted[Compiled]:
-        """What a search for a budget needs to know, and to do."""
+        """The facts and functions that a search for a budget needs."""
         executables = 1 if self.is_scalar else 2
 
         def measure(plan: Plan) -> Weighed[Compiled]:
             key = (plan.values, plan.segments)
             if key not in self._weighed:
-                made = self._cut(lambda graph: plan).compile()
-                self._weighed[key] = Weighed(made, made.peak_bytes, made.activation_bytes, made.compile_ms)
+                compiled = self._cut(lambda graph: plan).compile()
+                figures = compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms
+                self._weighed[key] = Weighed(compiled, *figures)
             return self._weighed[key]
 
         def take(plan: Plan, held: Held) -> Weighed[Compiled]:
             key = (plan.values, plan.segments)
             if key not in self._weighed:
-                made = Compiled(self._cut(lambda graph: plan), executables)
-                self._weighed[key] = Weighed(made, held.peak_bytes, held.activation_bytes, held.compile_ms)
+                compiled = Compiled(self._cut(lambda graph: plan), executables)
+                self._weighed[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
             return self._weighed[key]
 
         leaves, how = (*self.consts, *self.bound.leaves), way(self.options, executables, True)
-        given = self.name, self.program, self.options, budget, self.graph, leaves, how
-        return Wanted(*given, lambda: self.planner, measure, take, lambda: self.plain_memory.temp_bytes)
+        facts = self.name, self.program, self.options, budget, self.graph, leaves, how
+        return Wanted(*facts, lambda: self.planner, measure, take, lambda: self.plain_memory.temp_bytes)
 
     def pareto(self) -> Pareto:
-        """What each budget would cost: the plans that no other betters in both peak and time, by the model."""
+        """The front of the budgets: plans that no other plan beats in both peak and time, by the model."""
         return self._pareto(None)
 
     def _pareto(self, chosen: Plan | None) -> Pareto:
         with Stage("weigh", self.name) as now:
             menu = self.planner.menu
-            found = ranked(menu)
-            mine = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
+            front = ranked(menu)
+            candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
             plain = next((c for c in menu if c.plan.strategy == "save_all"), None)
-            now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(found)} on the front")
-        points = tuple(map(self._point, found))
+            now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(front)} on the front")
+        points = tuple(map(self._point, front))
         common = self.planner.common_seconds
-        return Pareto(self.name, points, mine and self._point(mine), plain and self._point(plain), common)
+        return Pareto(self.name, points, candidate and self._point(candidate), plain and self._point(plain), common)
 
     def _point(self, c: Candidate) -> ParetoPoint:
         peak = self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes)

@@ -1,4 +1,4 @@
-"""Cut a program that runs inside somebody's transformation, within the budget of its options."""
+"""Cut a program inside an outer transformation, within the budget of its options."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from jointcut.partition.split import Split, halved, split
 
 
 def cut_inside(program: Joint, options: Options, name: str) -> Split:
-    """The halves of a joint program; a budget is measured on both in one program.
+    """Cut a joint program; the memory for a budget is measured on both halves in one program.
 
-    What else the surrounding program keeps is not known here. A plan that another way of calling found is checked
-    before any is searched for (`searches`). Raises as `Traced.partition`.
+    The memory of the surrounding program is not known here. A plan found by another way of calling is tried before a
+    search (see `searches`). Raises as `Traced.partition`.
     """
     how = wanted_plan(options)
     if how.budget is None:
@@ -42,12 +42,12 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
 
     @cache
     def measure(plan: Plan) -> Weighed[Split]:
-        made = cut(plan)
+        pair = cut(plan)
         start = time.perf_counter()
         memory = memory_of(
-            lambda *flat: verify.run(made.halves, made.graph, flat[:primals], seeds(flat[primals:])), program.closed
+            lambda *flat: verify.run(pair.halves, pair.graph, flat[:primals], seeds(flat[primals:])), program.closed
         )
-        return Weighed(made, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
+        return Weighed(pair, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
@@ -60,14 +60,14 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     def planner() -> Planner:
         return planner_for(problem, options)
 
-    given = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
-    return settled(Wanted(*given, planner, measure, take, plain_bytes)).measured.made
+    facts = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
+    return settled(Wanted(*facts, planner, measure, take, plain_bytes)).measured.made
 
 
 def seeds(cotangents: Sequence[Any]) -> list[Any]:
-    """The cotangents with which a program is measured: 1 for a loss, as `jax.grad` gives it, which XLA knows.
+    """The cotangents for measuring a program: the constant 1 for a scalar output, as in `jax.grad`.
 
-    Inside `jax.shard_map` it stays an argument, since there it may differ from device to device.
+    Inside `jax.shard_map` it stays an argument, since it may differ between devices.
     """
     is_loss = len(cotangents) == 1 and cotangents[0].shape == () and jaxprs.manual_mesh() is None
     return [jaxprs.full(c.aval, 1) for c in cotangents] if is_loss else list(cotangents)

@@ -1,17 +1,17 @@
-"""Trace a function and its gradient, and learn what goes in and out.
+"""Trace a function and its gradient, and describe their inputs and outputs.
 
-The function runs on shapes alone. `analyse` learns what it reads, writes and returns unchanged; `joint` traces it with
-its gradient as one jaxpr. Errors of JAX are told in the user's names, with line and argument. Sizes may be symbols,
-known later. Nothing is cut or compiled here.
+`joint` traces the function with its gradient as one jaxpr, on shapes alone. `analyse` finds what it reads, writes and
+returns unchanged. `blame` puts the user's names, line and argument into JAX's errors. Sizes may be symbols (`shapes`).
+Nothing is cut or compiled here.
 
 Files, in reading order:
 
-    shapes: Give arguments sizes that are known later.
+    shapes: Make arguments with symbolic sizes.
     joint: Trace the function and its gradient as one jaxpr.
     trees: Put flat results back into the caller's trees.
-    analyse: Run the function on shapes to learn what it reads, writes and aliases.
-    blame: Say of JAX's errors whose function and argument they are about, and what helps.
-    escapes: Find traced values that a function kept outside of itself.
-    wanted: Say which leaves of a call are differentiated.
+    analyse: Find what a traced function reads, writes and aliases.
+    blame: Add the user's function, its arguments and a cure to JAX's errors.
+    escapes: Find traced values that a function stored outside itself.
+    wanted: Choose the leaves of a call that are differentiated.
     signature: Describe a pair by names and positions.
 """

@@ -1,14 +1,14 @@
-"""Run the function on shapes to learn what it reads, writes and aliases.
+"""Find what a traced function reads, writes and aliases.
 
-The run is the trace of the joint program, which spends no FLOP: its equations are read once forth and once back. From
-them come the records of `wrappers.metadata`, which wrappers, signatures and explanations go by.
+The equations of the joint program are read once forwards and once backwards; nothing is computed. The results are the
+records of `wrappers.metadata`, for wrappers, signatures and explanations.
 """
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,9 @@ from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
-from jointcut.wrappers.built_in import refs
+from jointcut.wrappers.built_in import alias, refs
 from jointcut.wrappers.metadata.schemas import (
+    SOURCES,
     InputAliasInfo,
     OutputAliasInfo,
     OutputType,
@@ -33,11 +34,11 @@ from jointcut.wrappers.metadata.schemas import (
 )
 from jointcut.wrappers.metadata.views import VIEWS, ViewMeta
 
-_HOLDS = ("scan", "cond")  # whose bodies tell more of what depends on what than the equation alone
+_HOLDS = ("scan", "cond")  # their bodies show which result depends on which operand
 
 
-def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Collection[int]) -> ViewAndMutationMeta:
-    """The records of one traced call; `wanted` (differentiated) and `donated` are flat positions of arguments."""
+def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> ViewAndMutationMeta:
+    """The records of one traced call; `known` are those of its arguments, as they were before the trace."""
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
@@ -45,26 +46,21 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
     outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
     states = {place for place, _ in program.results.states}
     inputs = [jaxpr.invars[start + place] for place in bound.places]
-    infos = (
-        replace(
-            uses.of_input(path, var),
-            requires_grad=i in wanted,
-            is_donated=i in donated,
-            duplicate_of=bound.duplicates.get(i),
-            **({"mutates_data": True, "keep_input_mutations": False} if i in states else {}),
-        )
-        for i, (path, var) in enumerate(zip(bound.paths(), inputs, strict=True))
-    )
+    infos = [uses.of_input(info, var) for info, var in zip(known, inputs, strict=True)]
+    for i in states:
+        infos[i] = replace(infos[i], mutates_data=True, keep_input_mutations=False)
+    returnable = alias.returnable(inputs, [i for i, info in enumerate(known) if info.is_donated])
+    constants = jaxpr.invars[:start]
     return ViewAndMutationMeta(
         input_info=tuple(infos),
-        output_info=tuple(_output_infos(program, jaxpr, inputs, {inputs[i] for i in donated}, uses.read)),
+        output_info=tuple(_output_infos(program, jaxpr, returnable, uses.read)),
         subclass_inp_meta=containers.metas(bound.tree, [plain_meta(i, v.aval) for i, v in enumerate(inputs)]),
         subclass_fw_graph_out_meta=outs,
         subclass_tangent_meta=tuple(m for m in outs if any(program.carries[p.unwrapped_idx] for p in plain_metas(m))),
         traced_tangents=tuple(plain_meta(i, v.aval) for i, v in enumerate(_cotangents(program, jaxpr))),
         is_train=program.is_train,
-        constant_info=tuple(uses.of_input(f"constant {i}", var) for i, var in enumerate(jaxpr.invars[:start])),
-        constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(jaxpr.invars[:start])),
+        constant_info=tuple(uses.of_input(_constant(i, var), var) for i, var in enumerate(constants)),
+        constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(constants)),
         tokens=uses.tokens,
         num_backward_tokens=uses.num_backward_tokens,
         effects=uses.effects,
@@ -72,7 +68,7 @@ def analyse(program: Joint, bound: Bound, wanted: Collection[int], donated: Coll
 
 
 def plain_meta(index: int, aval: Any) -> PlainTensorMeta:
-    """The type of one flat array (what a reference holds, for a reference), at a position."""
+    """The type of one flat array, or of a reference's content, at a position."""
     inner = getattr(aval, "inner_aval", aval)
     sharding = getattr(inner, "sharding", None)
     shown = str(sharding) if jaxprs.is_explicit(sharding) else None
@@ -89,7 +85,7 @@ def _cotangents(program: Joint, jaxpr: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Uses:
-    """The effects of a joint program on its inputs and on the world outside; `read` are inputs alone."""
+    """The effects of a joint program, on its inputs and outside; `read` holds inputs only."""
 
     read: frozenset[Any]
     written: frozenset[Any]
@@ -101,26 +97,26 @@ class _Uses:
 
     @classmethod
     def of(cls, jaxpr: Any, boundary: int | None) -> _Uses:
-        """Read the live equations, the first `boundary` of which are the forward's."""
+        """Read the equations; the first `boundary` belong to the forward (None: all)."""
         eqns = list(enumerate(jaxpr.eqns))
         boundary = len(eqns) if boundary is None else boundary
         live = simplify.live(jaxpr.eqns, jaxpr.outvars)
         written: tuple[set[Any], set[Any]] = set(), set()
         tokens: tuple[list[str], list[str]] = [], []
         effects: set[str] = set()
-        looked_at: set[Any] = set()
+        read_references: set[Any] = set()
         for i, eqn in eqns:
             if not eqn.effects:
                 continue
             written[i >= boundary].update(refs.written(eqn))
-            looked_at.update(refs.read(eqn, live.read))
+            read_references.update(refs.read(eqn, live.read))
             tokens[i >= boundary].extend(jaxprs.effect_names(eqn, ordered=True))
             effects.update(jaxprs.effect_names(eqn))
         arrays = {v for v in jaxpr.invars if v in live.read and not jaxprs.is_reference(v.aval)}
         alive = (eqn for i, eqn in eqns if i in live.places)
         drawn = frozenset(v for eqn in alive for v in _drawn(eqn)) if any(map(_may_be_key, arrays)) else frozenset()
         return cls(
-            read=frozenset(arrays | looked_at),
+            read=frozenset(arrays | read_references),
             written=frozenset(written[0]),
             written_late=frozenset(written[1]),
             drawn=drawn,
@@ -129,17 +125,19 @@ class _Uses:
             effects=tuple(sorted(effects)),
         )
 
-    def of_input(self, path: str, var: Any) -> InputAliasInfo:
-        """The record of an input, as far as the program tells it."""
-        return InputAliasInfo(
-            path=path,
+    def of_input(self, known: InputAliasInfo, var: Any) -> InputAliasInfo:
+        """The record of an input, with what the program does to it."""
+        return replace(
+            known,
             is_read=var in self.read,
-            requires_grad=False,
             mutates_data=var in self.written,
             mutates_in_backward=var in self.written_late,
-            is_reference=jaxprs.is_reference(var.aval),
             consumes_key=var in self.drawn,
         )
+
+
+def _constant(i: int, var: Any) -> InputAliasInfo:
+    return InputAliasInfo(f"constant {i}", False, False, is_reference=jaxprs.is_reference(var.aval))
 
 
 def _may_be_key(var: Any) -> bool:
@@ -148,7 +146,7 @@ def _may_be_key(var: Any) -> bool:
 
 
 def _drawn(eqn: Any) -> Iterator[Any]:
-    """The operands of an equation that it draws random numbers from, also in the bodies of loops and branches."""
+    """The operands from which an equation draws random numbers, including in bodies of loops and branches."""
     if eqn.primitive.name in DRAWING:
         yield from (v for v in eqn.invars[:1] if not isinstance(v, jaxprs.Literal))
         return
@@ -157,33 +155,31 @@ def _drawn(eqn: Any) -> Iterator[Any]:
         offset = len(eqn.invars) - len(body.invars)  # a branch does not take the index
         if offset in (0, 1):
             operands = zip(eqn.invars[offset:], body.invars, strict=True)
-            yield from (v for v, own in operands if own in inner and not isinstance(v, jaxprs.Literal))
+            yield from (v for v, parameter in operands if parameter in inner and not isinstance(v, jaxprs.Literal))
 
 
 # ------------------------------------------------------------------------------------------------------ outputs
 
 
 def _output_infos(
-    program: Joint, jaxpr: Any, inputs: Sequence[Any], gone: Collection[Any], read: Collection[Any]
+    program: Joint, jaxpr: Any, returnable: Mapping[Any, int], read: Collection[Any]
 ) -> Iterator[OutputAliasInfo]:
-    """One record for each output.
-
-    It shares nothing with inputs in `gone`, whose arrays are given up; `read` are the inputs that are read.
-    """
+    """One record for each output; it shares `returnable` inputs alone. `read` are the inputs that are read."""
     results = program.results
-    ends = jaxpr.outvars[: results.num_returned]
-    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], ends, dict(results.repeated))
-    kept = [(v, i) for i, v in enumerate(inputs) if v not in gone and not jaxprs.is_reference(v.aval)]
-    places = dict(reversed(kept))
+    outputs = jaxpr.outvars[: results.num_returned]
+    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outputs, dict(results.repeated))
+    handed_back = alias.handed_back(returnable, outputs, results.repeated)
     carrying = _carrying(program, jaxpr, read)
     for i, path in enumerate(tree_paths("result", results.tree)):
         root, views = chains.of_outputs[i]
         kind, base = OutputType.non_alias, None
-        if root in places and (not views or i not in chains.repeated):
-            kind, base = (OutputType.alias_of_input if views else OutputType.is_input), places[root]
+        if i in handed_back:
+            kind, base, views = SOURCES[handed_back[i].source], handed_back[i].alias, ()
+        elif root in returnable:
+            kind, base = OutputType.alias_of_input, returnable[root]
         elif (other := chains.base_of(i)) is not None:
             kind, base = OutputType.alias_of_intermediate_base_is_user_output, other
-            views = () if i in chains.repeated else views[len(chains.of_outputs[other][1]) :]
+            views = views[len(chains.of_outputs[other][1]) :]
         elif views and root in chains.shared:
             kind, base = OutputType.alias_of_intermediate, chains.shared.index(root)
         else:
@@ -193,18 +189,18 @@ def _output_infos(
 
 def _carrying(program: Joint, jaxpr: Any, read: Collection[Any]) -> set[int]:
     """Positions of the outputs whose cotangents reach a gradient, or a reference that the backward writes."""
-    ends = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
+    targets = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
     carrying = (i for i, on in enumerate(program.carries) if on)
     cotangents = [(i, v) for i, v in zip(carrying, _cotangents(program, jaxpr), strict=True) if v in read]
     backward = jaxpr.eqns[program.roles.forward_ops :]
     if not any(eqn.primitive.name in _HOLDS for eqn in backward):
         return {i for i, _ in cotangents}
-    ends |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
-    return {i for i, v in cotangents if not ends.isdisjoint(depending(backward, [v]))}
+    targets |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
+    return {i for i, v in cotangents if not targets.isdisjoint(depending(backward, [v]))}
 
 
 def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
-    """The variables that depend on some of `starts`, and those themselves; bodies of loops and branches are read."""
+    """The variables in `starts` and all that depend on them; bodies of loops and branches are read."""
     reached = set(starts)
     for eqn in eqns:
         places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, jaxprs.Literal) and v in reached]
@@ -215,7 +211,7 @@ def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
 
 
 def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
-    """The results of an equation that depend on the operands at some places."""
+    """Positions of the results of an equation that depend on the operands at `places`."""
     count = len(eqn.outvars)
     if eqn.primitive.name == "cond" and 0 not in places:
         branches = [_body_results(body, [i - 1 for i in places]) for body in jaxprs.inner_jaxprs(eqn)]
@@ -224,7 +220,7 @@ def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
         return iter(range(count))
     layout = jaxprs.scan_layout(eqn)
     reached, results, before = set(places), set[int](), -1
-    while len(reached) > before:  # until the carry hands on nothing more
+    while len(reached) > before:  # until the carry passes on nothing more
         before = len(reached)
         results = _body_results(layout.body, reached)
         reached |= {layout.num_consts + i for i in results if i < layout.num_carry}
@@ -238,30 +234,26 @@ def _body_results(body: Any, places: Collection[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class _Chains:
-    """For each output the value that it is a view of, and the steps from there.
+    """For each output, the value that it is a view of (its root), and the steps from there.
 
     Attributes:
         of_outputs: root and steps of each output; a literal has none.
-        repeated: outputs that are the same object as an earlier one, and which.
         shared: the roots of more than one output.
     """
 
     of_outputs: list[tuple[Any, tuple[ViewMeta, ...]]]
-    repeated: dict[int, int]
     shared: list[Any]
 
     @classmethod
-    def of(cls, eqns: Sequence[Any], ends: Sequence[Any], repeated: dict[int, int]) -> _Chains:
-        """Follow each of the outputs `ends` back through the equations that only move elements."""
+    def of(cls, eqns: Sequence[Any], outputs: Sequence[Any], repeated: Collection[int]) -> _Chains:
+        """Follow each output back through the equations that only move elements; `repeated` count once."""
         makers = {v: eqn for eqn in eqns if eqn.primitive.name in VIEWS for v in eqn.outvars}
-        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in ends]
+        chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in outputs]
         counts = Counter(root for i, (root, _) in enumerate(chains) if root is not None and i not in repeated)
-        return cls(chains, repeated, [root for root, count in counts.items() if count > 1])
+        return cls(chains, [root for root, count in counts.items() if count > 1])
 
     def base_of(self, i: int) -> int | None:
-        """The output that output `i` is, or is a view of, if there is one: of several the one nearest to the root."""
-        if i in self.repeated:
-            return self.repeated[i]
+        """The output that output `i` is a view of, or None; of several, the nearest to the root."""
         root, views = self.of_outputs[i]
         bases = [
             (len(steps), j)
@@ -282,7 +274,7 @@ def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]
 
 
 def _arguments(eqn: Any, var: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments, beside the array, of the operation that makes `var`; see `ViewMeta`."""
+    """The arguments, without the array, of the operation that makes `var`; see `ViewMeta`."""
     if eqn.primitive.name == "dynamic_slice":
         starts = eqn.invars[1 : 1 + len(var.aval.shape)]
         yield "start_indices", tuple(int(v.val) if isinstance(v, jaxprs.Literal) else None for v in starts)

@@ -1,7 +1,7 @@
-"""Say of JAX's errors whose function and argument they are about, and what helps.
+"""Add the user's function, its arguments and a cure to JAX's errors.
 
-JAX names the function that it traces and counts the arrays it is given. Both are ours where the user's function stands
-inside another, so the message is put into the user's words; notes are added and nothing is taken away.
+JAX names the function it traces, which is one of ours around the user's, and numbers its arrays. Here the message gets
+the user's names, and a note with the cure.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jointcut.partition.errors import BudgetError, DerivativeError, JointcutError, TraceError, message
+from jointcut.partition.program.places import our_folders
 from jointcut.wrappers.arguments.tree import Bound
 
-_HERE = Path(__file__).parent
 _JAX_ON_WRITES = "differentiated value on a non-differentiated array reference"
 _JAX_ON_RULES = r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented"
 _JAX_ON_FUNCTION = r"the function \S+ at (\S+):\d+ for"
 _JAX_ON_ARGUMENTS = r"(?<=of the argument).*?(?=\.\n|\.$)"
 
-#: What to write in the place of what asked for a number, by JAX's error.
+#: The cure, by JAX's error.
 _CURES: dict[type[BaseException], str] = {
     jax.errors.TracerBoolConversionError: "Choose between values with jnp.where, between branches with jax.lax.cond.",
     jax.errors.TracerArrayConversionError: "Compute with jax.numpy in the place of numpy.",
@@ -41,20 +40,20 @@ def explained(
     paths: Sequence[str] = (),
     bound: Bound | None = None,
 ) -> Iterator[None]:
-    """Explain what JAX raises while the user's function `name` is traced.
+    """Explain the errors that JAX raises while the user's function `name` is traced.
 
-    `paths` are the user's names of the arrays that it is traced with, which JAX counts: `args[3]`. `bound` is the call.
-    Raises `DerivativeError` for an op without a derivative, `TraceError` for a derivative that would be lost.
+    `paths` are the user's names of the traced arrays, which replace JAX's numbers (`args[3]`). `bound` is the call.
+    Raises `DerivativeError` for an op without a derivative, and `TraceError` for a derivative that would be lost.
     """
     try:
         yield
     except jax.errors.JAXTypeError as error:
-        _tell_whose(error, name, function, paths, bound)
+        _put_names(error, name, function, paths, bound)
         note(error, name)
         raise
     except (TypeError, AttributeError) as error:
         if bound is not None and bound.has_fixed:
-            _tell_fixed(error, name, bound)
+            _note_fixed(error, name, bound)
         raise
     except NotImplementedError as error:
         if not re.match(_JAX_ON_RULES, str(error)):
@@ -63,7 +62,7 @@ def explained(
         cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
     except Exception as error:
-        if type(error) is not Exception or _JAX_ON_WRITES not in str(error):  # JAX has no class of its own for it
+        if type(error) is not Exception or _JAX_ON_WRITES not in str(error):  # JAX raises a bare Exception for this
             raise
         what = "writes a value that is differentiated into a jax.Ref that is not."
         cure = "Write jax.lax.stop_gradient(value): statistics and counters need no derivative."
@@ -72,7 +71,7 @@ def explained(
 
 @contextmanager
 def for_one_example(leaves: Sequence[Any]) -> Iterator[None]:
-    """Say of a budget that cannot be met under `jax.vmap` what it is for."""
+    """Add a note to a `BudgetError` under `jax.vmap`: the budget is for one example."""
     try:
         yield
     except BudgetError as error:
@@ -84,7 +83,7 @@ def for_one_example(leaves: Sequence[Any]) -> Iterator[None]:
 
 
 def note(error: BaseException, name: str) -> None:
-    """Add to an error of JAX's which function was traced and what helps, once."""
+    """Add a note to an error of JAX, once: which function was traced, and the cure."""
     if _is_noted(error):
         return
     cure = next((cure for kind, cure in _CURES.items() if isinstance(error, kind)), _CURE)
@@ -94,7 +93,7 @@ def note(error: BaseException, name: str) -> None:
     )
 
 
-def _tell_whose(
+def _put_names(
     error: BaseException, name: str, function: Callable[..., Any] | None, paths: Sequence[str], bound: Bound | None
 ) -> None:
     """Put the user's function and the paths of its arguments into JAX's message."""
@@ -102,39 +101,39 @@ def _tell_whose(
         return
     known = {"args": paths, **dict.fromkeys(("kept", "given_up"), [] if bound is None else unique_paths(bound))}
 
-    def path(found: re.Match[str]) -> str:
-        names = known[found[1]]
-        return names[int(found[2])] if int(found[2]) < len(names) else found[0]
+    def path(match: re.Match[str]) -> str:
+        names = known[match[1]]
+        return names[int(match[2])] if int(match[2]) < len(names) else match[0]
 
-    def arguments(found: re.Match[str]) -> str:
-        return re.sub(r"\b(args|kept|given_up)\[(\d+)\]", path, found[0])
+    def arguments(match: re.Match[str]) -> str:
+        return re.sub(r"\b(args|kept|given_up)\[(\d+)\]", path, match[0])
 
-    def whole(found: re.Match[str]) -> str:
-        return f"the function {name}{_place(function)} for" if Path(found[1]).is_relative_to(_HERE) else found[0]
+    def whole(match: re.Match[str]) -> str:
+        return f"the function {name}{_place(function)} for" if match[1].startswith(our_folders()) else match[0]
 
-    told = re.sub(_JAX_ON_ARGUMENTS, arguments, str(error), flags=re.DOTALL)
-    error.args = (re.sub(_JAX_ON_FUNCTION, whole, told), *error.args[1:])
+    text = re.sub(_JAX_ON_ARGUMENTS, arguments, str(error), flags=re.DOTALL)
+    error.args = (re.sub(_JAX_ON_FUNCTION, whole, text), *error.args[1:])
 
 
 def unique_paths(bound: Bound) -> list[str]:
     """The user's paths of each distinct array of a call: `args[0] (the same array as args[2])`."""
-    ways: dict[int, list[str]] = {}
+    paths: dict[int, list[str]] = {}
     for place, path in zip(bound.places, bound.paths(), strict=True):
-        ways.setdefault(place, []).append(path)
-    alike = (f" (the same array as {' and '.join(others)})" if others else "" for _, *others in ways.values())
-    return [first + rest for (first, *_), rest in zip(ways.values(), alike, strict=True)]
+        paths.setdefault(place, []).append(path)
+    alike = (f" (the same array as {' and '.join(others)})" if others else "" for _, *others in paths.values())
+    return [first + rest for (first, *_), rest in zip(paths.values(), alike, strict=True)]
 
 
 def _place(function: Any) -> str:
-    """Where a function is written, as ` at model.py:12`; nothing where that is not known."""
+    """The place of a function's definition, as ` at model.py:12`; empty if unknown."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
 
 
-def _tell_fixed(error: BaseException, name: str, bound: Bound) -> None:
-    """Say which leaves are no arrays, where that may be the mistake: a function or a number seldom is."""
+def _note_fixed(error: BaseException, name: str, bound: Bound) -> None:
+    """Add a note that names leaves which are not arrays, except functions and numbers, which are rarely the mistake."""
     strange = [(path, leaf.value) for path, leaf in bound.fixed_leaves]
     strange = [(path, x) for path, x in strange if not callable(x) and not isinstance(x, int | float | complex)]
     if strange and not isinstance(error, JointcutError) and not _is_noted(error):

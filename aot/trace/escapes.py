@@ -1,9 +1,9 @@
-"""Find traced values that a function kept outside of itself.
+"""Find traced values that a function stored outside itself.
 
-What a function writes to a Python object while it is traced is written once, when it is traced, and not at each call;
-and where a traced value was written, it stands for no number. JAX notices when such a value is used later. Here it is
-noticed when it is written, as far as the call leads to the place: by its arguments that are no arrays, by what the
-function closes over, its instance, the arguments of a `functools.partial`, its defaults and the global names it reads.
+A traced function writes to Python objects only while it is traced, not at each call, and a stored traced value has no
+number. JAX raises an error only when such a value is used later. Here it is found right after the trace, in the objects
+that the call can reach: arguments that are not arrays, closed-over values, the instance, arguments of a
+`functools.partial`, defaults and global names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLOSED = (types.ModuleType, jax.Array, np.ndarray, np.generic, str, bytes, int,
 
 @contextmanager
 def refused(function: Callable[..., Any], name: str, bound: Bound) -> Iterator[None]:
-    """Raise `TraceError` where traced values were written to what a call of a function leads to."""
+    """Raise `TraceError` if a call stored traced values in objects that it can reach."""
     before = [value for _, value in _traced(function, bound)]
     yield
     for path, value in _traced(function, bound):
@@ -43,27 +43,27 @@ def refused(function: Callable[..., Any], name: str, bound: Bound) -> Iterator[N
 
 
 def _passed(bound: Bound) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call that are no arrays: the function gets the very objects."""
+    """The arguments of a call that are not arrays, which the function receives uncopied."""
     yield from ((path, value) for path, _, value in bound.statics)
     if bound.has_fixed:
         yield from ((path, leaf.value) for path, leaf in bound.fixed_leaves)
 
 
 def _traced(function: Any, bound: Bound) -> list[tuple[str, Any]]:
-    """The traced values that a call of a function leads to, with the way to each; a value is met once."""
+    """The traced values that a call of a function can reach, each once, with its path."""
     waiting = [(path, root, 0) for path, root in (*_passed(bound), *_roots(function))]
     seen: set[int] = set()
-    found = []
+    tracers = []
     while waiting and len(seen) < _MOST_VISITED:
         path, value, depth = waiting.pop(0)
         if id(value) in seen:
             continue
         seen.add(id(value))
         if jaxprs.is_tracer(value):
-            found.append((path, value))
+            tracers.append((path, value))
         elif not isinstance(value, _CLOSED) and depth < _DEEPEST:
-            waiting.extend((way, part, depth + 1) for way, part in _parts(path, value))
-    return found
+            waiting.extend((inner, part, depth + 1) for inner, part in _parts(path, value))
+    return tracers
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -76,19 +76,19 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
         yield from _roots(value)
     else:
-        held = dict(_of_class(type(value))) | getattr(value, "__dict__", {})
-        yield from ((f"{path}.{name}", part) for name, part in held.items())
+        attributes = dict(_of_class(type(value))) | getattr(value, "__dict__", {})
+        yield from ((f"{path}.{name}", part) for name, part in attributes.items())
 
 
 def _of_class(owner: type) -> Iterator[tuple[str, Any]]:
-    """What a class and its bases hold that a function may have written: containers and traced values."""
+    """Attributes of a class and its bases that a function may have written: containers and traced values."""
     for base in reversed(owner.__mro__[:-1]):
-        held = ((name, part) for name, part in vars(base).items() if not name.startswith("__"))
-        yield from ((name, part) for name, part in held if isinstance(part, _WRITTEN) or jaxprs.is_tracer(part))
+        parts = ((name, part) for name, part in vars(base).items() if not name.startswith("__"))
+        yield from ((name, part) for name, part in parts if isinstance(part, _WRITTEN) or jaxprs.is_tracer(part))
 
 
 def _roots(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function leads to, by the names that it uses."""
+    """The objects that a function can reach, by the names it uses."""
     if isinstance(function, functools.partial):
         yield from _roots(function.func)
         yield from ((f"argument {i} of the partial", x) for i, x in enumerate(function.args))
@@ -116,7 +116,7 @@ def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, Any]]:
-    """The global names that its code, and the functions written in it, read."""
+    """The globals that a function's code, and the functions inside it, read."""
     known = function.__globals__
     yield from ((name, known[name]) for name in code.co_names if name in known)
     for constant in code.co_consts:

@@ -1,8 +1,8 @@
 """Trace the function and its gradient as one jaxpr.
 
-The forward is traced first, with everything that `jax.vjp` needs for the backward as extra results; then the backward
-is traced on those. Laid end to end they are the joint program, and it is known which equation came from which phase.
-Calls are opened, constants become inputs, and what both phases compute is computed once.
+The forward is traced first, with the residuals of `jax.vjp` as extra results. Then the backward is traced on these.
+Joined end to end, they are the joint program; the position of the boundary tells forward and backward equations apart.
+Calls are inlined, constants become inputs, and a computation in both phases is done once.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from jointcut.wrappers.wrapper import flat_form_of
 
 @dataclass(frozen=True)
 class Results:
-    """What a function returns, flat: `avals` of all outputs, behind the first ones those of `aux`, then the states.
+    """The flat results of a function: `avals` of its outputs, then those of `aux`, then those of the states.
 
-    `out_tree` is the tree of what is differentiated, `aux_tree` that of the `num_aux` outputs of `aux` (None without
-    `has_aux`). A state is what the function wrote to an object that it was given: `states` has the flat position of its
-    argument, and its path.
+    `out_tree` is the tree of the outputs, `aux_tree` that of the `num_aux` outputs of `aux` (None without `has_aux`). A
+    state is a value that the function wrote to an object among its arguments: `states` has the flat position and path
+    of that argument.
     """
 
     avals: tuple[Any, ...]
     out_tree: Any
     aux_tree: Any
     num_aux: int
-    repeated: tuple[tuple[int, int], ...] = ()  # outputs that are the same object as an earlier one, and which
+    repeated: tuple[tuple[int, int], ...] = ()  # an output, and the earlier output that is the same object
     states: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
-        """Flatten what the user's function returned; raises `TraceError` where `has_aux` asks for a pair in vain."""
+        """Flatten the result of the user's function; raises `TraceError` if it is not a pair despite `has_aux`."""
         out, states, paths = (out.result, out.states, out.paths) if isinstance(out, Outcome) else (out, {}, ())
         if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
             cure = "Return (output, aux), or leave has_aux out."
@@ -56,7 +56,7 @@ class Results:
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
-        repeated = tuple((i, found.alias) for i, found in alias.identities((), leaves).items())
+        repeated = alias.repeated(leaves)
         avals = tuple(map(jax.typeof, (*leaves, *states.values())))
         written = tuple(zip(states, paths, strict=True))
         results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated, written)
@@ -65,7 +65,7 @@ class Results:
 
     @property
     def num_returned(self) -> int:
-        """How many outputs the function returned itself: all but the states."""
+        """The number of outputs without the states."""
         return len(self.avals) - len(self.states)
 
     @property
@@ -75,31 +75,31 @@ class Results:
 
     @cached_property
     def holds_objects(self) -> bool:
-        """Whether objects that can be written are among what is returned."""
+        """Whether the result contains objects that can be written to."""
         return objects.stand_in(jax.tree.unflatten(self.tree, range(self.tree.num_leaves)))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """How the user reaches each output, `result['loss']`; a state by its argument, `args[0].count.value`."""
+        """The user's path of each output, `result['loss']`, and of each state, `args[0].count.value`."""
         return (*tree_paths("result", self.tree), *(path for _, path in self.states))
 
     @property
     def tree(self) -> Any:
-        """The tree of all that the function returns, a pair with `has_aux`."""
+        """The tree of the function's whole result, a pair with `has_aux`."""
         if self.aux_tree is None:
             return self.out_tree
         return jax.tree_util.treedef_tuple((self.out_tree, self.aux_tree))
 
     @property
     def with_cotangent(self) -> tuple[bool, ...]:
-        """Which outputs can carry a cotangent: floating-point ones, outside aux."""
+        """Whether each output can carry a cotangent: if it is floating-point and outside aux."""
         main = len(self.main)
         return tuple(is_inexact(a.dtype) and i < main for i, a in enumerate(self.avals))
 
     def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
         """The function's output and its aux (None without `has_aux`) in trees; states are written to their objects.
 
-        Raises `CallError` for an object that must not be written here; then none is.
+        Raises `CallError`, and writes nothing, if one of the objects must not be written here.
         """
         count = self.num_returned - self.num_aux
         if self.states:
@@ -120,7 +120,7 @@ def _shown(out: Any) -> str:
 
 @dataclass(frozen=True)
 class Primal:
-    """The user's function as a flat jaxpr `(constants, leaves) -> outputs`, and the constants that it closes over."""
+    """The user's function as a flat jaxpr `(constants, leaves) -> outputs`, and its constants."""
 
     closed: Any
     consts: tuple[Any, ...]
@@ -128,34 +128,34 @@ class Primal:
 
     @property
     def has_references(self) -> bool:
-        """Whether the function is given a `jax.Ref`, touched or not, or makes one of its own."""
+        """Whether the function has a `jax.Ref` among its inputs, used or not, or makes one."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        given = any(jaxprs.is_reference(v.aval) for v in jaxpr.invars)
-        return given or any(map(jaxprs.touches_references, jaxpr.eqns))
+        among_inputs = any(jaxprs.is_reference(v.aval) for v in jaxpr.invars)
+        return among_inputs or any(map(jaxprs.touches_references, jaxpr.eqns))
 
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:
-    """Trace a flat function to a jaxpr without constants; what runs under `jax.checkpoint` gets a scope of its own."""
-    found: list[Results] = []
+    """Trace a flat function to a jaxpr without constants; equations under `jax.checkpoint` are marked by a scope."""
+    traced: list[Results] = []
 
     @flat_form_of(function)
     def flat(*xs: Any) -> list[Any]:
         out, results = Results.flat(function(*xs), has_aux)
-        found[:] = [results]
+        traced[:] = [results]
         return out
 
     jaxpr, consts = jaxprs.opened(simplify.marked(jax.make_jaxpr(flat)(*leaves)))
     closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
-    return Primal(closed, _as_they_are(consts), found[0])
+    return Primal(closed, _copied(consts), traced[0])
 
 
-def _as_they_are(consts: Sequence[Any]) -> tuple[Any, ...]:
-    """Constants as `jax.jit` takes them: those of numpy as they are now, whatever their owner writes there later."""
+def _copied(consts: Sequence[Any]) -> tuple[Any, ...]:
+    """Copy numpy constants, so that later writes of their owner have no effect, as in `jax.jit`."""
     return tuple(c.copy() if isinstance(c, np.ndarray) else c for c in consts)
 
 
 def constant_key(constant: Any) -> Any:
-    """What tells a constant of one trace from others, in another trace too: of an array of numpy's there are copies."""
+    """A key that identifies a constant across traces; numpy arrays are compared by value, since traces copy them."""
     if isinstance(constant, np.ndarray):
         return constant.shape, str(constant.dtype), constant.tobytes()
     return id(constant)
@@ -165,10 +165,10 @@ def constant_key(constant: Any) -> Any:
 class Joint:
     """The joint program `(constants, leaves, cotangents) -> (outputs, gradients)` of one function.
 
-    `closed` has no constants of its own: `consts` are the arrays that function and derivative close over, as leading
-    inputs. Gradients are those of the leaves that were asked for, in order; those at the places `sparse` among them are
-    two results each, the rows of a table and their places. `differentiated` says which arguments were asked for, by
-    their places counted from the last one (-1), since constants may stand before them.
+    `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
+    inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
+    each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
+    (-1), since constants may precede them.
     """
 
     closed: Any
@@ -180,7 +180,7 @@ class Joint:
 
     @property
     def has_traced_consts(self) -> bool:
-        """Whether the function closes over values of an outer trace, so that its program must not be kept."""
+        """Whether the function closes over values of an outer trace, so that its program must not be cached."""
         return any(map(jaxprs.is_tracer, self.consts))
 
     @property
@@ -190,14 +190,14 @@ class Joint:
 
     @property
     def fixed_bytes(self) -> int:
-        """What a step takes whatever it saves: arguments, results and gradients."""
+        """Bytes of arguments, results and gradients, which a step needs under any plan."""
         jaxpr, _ = jaxprs.opened(self.closed)
         results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
         return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
 
     @property
     def carries(self) -> tuple[bool, ...]:
-        """Which outputs have a cotangent among the inputs: none where there is no backward."""
+        """Whether each output has a cotangent among the inputs; all False without a backward."""
         return self.results.with_cotangent if self.is_train else (False,) * len(self.results.avals)
 
     @property
@@ -216,19 +216,18 @@ def joint(
 ) -> Joint:
     """Trace forward and backward of a flat function for the arguments chosen by `mask`.
 
-    `places` says for each argument of the function which of the `leaves` stands there (by default each its own), and
-    `paths` what the leaves are called: an array that stands at two places is one input with a gradient for each place.
-    Without any chosen leaf nothing needs a gradient: the program is the function alone, and no derivative is traced.
-    Where the user's `jax.checkpoint` shows in the backward, the function is traced once more as a jaxpr whose
-    equations know that they stand under it, and that is differentiated.
+    `places` gives the index in `leaves` of each argument of the function (by default its own). An array at two places
+    is one input with a gradient for each place. `paths` are the names of the leaves. If `mask` chooses none, the
+    program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
+    the function is traced again as a jaxpr whose equations under it are marked, and that jaxpr is differentiated.
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
-    made, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
+    program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
     if not has_checkpoint:
-        return replace(made, differentiated=differentiated)
+        return replace(program, differentiated=differentiated)
     source = primal(function, [leaves[p] for p in places], has_aux)
     count = len(source.consts)
     results = source.results
@@ -243,54 +242,54 @@ def joint(
 
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
-    made, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
-    return replace(made, consts=(*made.consts, *source.consts), differentiated=differentiated)
+    program, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
+    return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
 
 
 def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
-    """The program with some gradients, by their places among all, taken apart into rows and places.
+    """Split some gradients of a program into rows and places.
 
-    `chosen` gives their paths. Raises `TraceError` for one that is more than a sum of rows.
+    `chosen` maps their positions among the gradients to paths. Raises `TraceError` for one that is not a sum of rows.
     """
     jaxpr, _ = jaxprs.opened(program.closed)
     count = len(program.results.avals)
-    ends, eqns = list(jaxpr.outvars[:count]), list(jaxpr.eqns)
+    outvars, eqns = list(jaxpr.outvars[:count]), list(jaxpr.eqns)
     for k, end in enumerate(jaxpr.outvars[count:]):
-        found = sparse.scatters(jaxpr.eqns, end) if k in chosen else None
+        scatters = sparse.scatters(jaxpr.eqns, end) if k in chosen else None
         if k not in chosen:
-            ends.append(end)
-        elif found is not None:
-            more, pair = sparse.taken_apart(found, end.aval)
+            outvars.append(end)
+        elif scatters is not None:
+            more, pair = sparse.taken_apart(scatters, end.aval)
             eqns.extend(more)
-            ends.extend(pair)
+            outvars.extend(pair)
         else:
             what = "has a gradient that is not a sum of rows: only a table that is read by rows, table[indices], has."
             raise TraceError(message(chosen[k], what, "Take it out of sparse_gradients."))
     roles = program.roles
-    outputs = (Role.OUTPUT,) * count + (Role.GRADIENT,) * (len(ends) - count)
-    live = simplify.live(eqns, ends).places
+    outputs = (Role.OUTPUT,) * count + (Role.GRADIENT,) * (len(outvars) - count)
+    live = simplify.live(eqns, outvars).places
     boundary = None if roles.forward_ops is None else sum(i in live for i in range(roles.forward_ops))
     return replace(
         program,
-        closed=jaxprs.build(jaxpr.invars, ends, [eqns[i] for i in sorted(live)]),
+        closed=jaxprs.build(jaxpr.invars, outvars, [eqns[i] for i in sorted(live)]),
         roles=replace(roles, outputs=outputs, forward_ops=boundary),
         sparse=frozenset(chosen),
     )
 
 
 def _inference(source: Primal, paths: Sequence[str]) -> Joint:
-    """The program of a function that nothing is differentiated of: `(constants, leaves) -> outputs`."""
+    """The program of a function without derivative: `(constants, leaves) -> outputs`."""
     jaxpr, consts = jaxprs.opened(simplify.inlined(source.closed))
-    eqns, ends, boundary = simplify.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
+    eqns, outvars, boundary = simplify.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
     invars = [*jaxpr.constvars, *jaxpr.invars]
-    values = (*_as_they_are(consts), *source.consts)
+    values = (*_copied(consts), *source.consts)
     roles = Roles(
         (Role.PRIMAL,) * len(invars),
-        (Role.OUTPUT,) * len(ends),
+        (Role.OUTPUT,) * len(outvars),
         boundary,
         (*(f"constant {i}" for i in range(len(values))), *paths),
     )
-    return Joint(jaxprs.build(invars, ends, eqns), roles, values, source.results)
+    return Joint(jaxprs.build(invars, outvars, eqns), roles, values, source.results)
 
 
 def _joint(
@@ -301,7 +300,7 @@ def _joint(
     paths: Sequence[str],
     places: Sequence[int],
 ) -> tuple[Joint, bool]:
-    kept, found = _Residuals(), list[Results]()
+    residuals, traced = _Residuals(), list[Results]()
 
     @flat_form_of(function)
     def forward(*entered: Any) -> tuple[list[Any], list[Any]]:
@@ -309,52 +308,52 @@ def _joint(
 
         @flat_form_of(function)
         def chosen(*picked: Any) -> tuple[list[Any], list[Any]]:
-            given = iter(picked)
-            out = function(*(next(given) if on else x for x, on in zip(xs, mask, strict=True)))
+            differentiated = iter(picked)
+            out = function(*(next(differentiated) if on else x for x, on in zip(xs, mask, strict=True)))
             flat, results = Results.flat(out, has_aux)
-            found[:] = [results]
+            traced[:] = [results]
             pairs = list(zip(flat, results.with_cotangent, strict=True))
             return [x for x, on in pairs if on], [x for x, on in pairs if not on]
 
         main, pull, rest = jax.vjp(chosen, *(x for x, on in zip(xs, mask, strict=True) if on), has_aux=True)
         main, rest = iter(main), iter(rest)
-        return [next(main) if on else next(rest) for on in found[0].with_cotangent], kept.take(pull, entered)
+        return [next(main) if on else next(rest) for on in traced[0].with_cotangent], residuals.take(pull, entered)
 
     front = jax.make_jaxpr(forward)(*leaves)
-    results = found[0]
+    results = traced[0]
     cotangents = zip(results.avals, results.with_cotangent, strict=True)
-    back = jax.make_jaxpr(lambda residuals, refs, cts: kept.pull(residuals, refs)(cts))(
+    back = jax.make_jaxpr(lambda arrays, refs, cts: residuals.pull(arrays, refs)(cts))(
         [jaxprs.struct(v.aval) for v in jaxprs.opened(front)[0].outvars[len(results.avals) :]],
-        [leaves[i] for i in kept.references],
+        [leaves[i] for i in residuals.references],
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
-    return _joined(front, back, kept.references, results, paths), simplify.holds(back, "remat2")
+    return _joined(front, back, residuals.references, results, paths), simplify.holds(back, "remat2")
 
 
 @dataclass
 class _Residuals:
-    """What the pullback of `jax.vjp` holds, taken apart: arrays are handed over, references stay where they are.
+    """The leaves of the pullback of `jax.vjp`: arrays become results of the forward, references do not.
 
-    A reference cannot be the result of a program, so its place among the inputs is kept instead (an integer), or the
-    reference itself where the function closes over it.
+    A program cannot return a reference. For one among the inputs, `places` has its position (an integer); for one that
+    the function closes over, the reference itself; for an array, None.
     """
 
     tree: Any = None
     places: tuple[Any, ...] = ()
 
     def take(self, pull: Any, inputs: Sequence[Any]) -> list[Any]:
-        """The arrays, in order."""
+        """Take a pullback apart and return its arrays, in order."""
         leaves, self.tree = jax.tree.flatten(pull)
         self.places = tuple(_place(leaf, inputs) for leaf in leaves)
         return [leaf for leaf, place in zip(leaves, self.places, strict=True) if place is None]
 
     @property
     def references(self) -> list[int]:
-        """Places of the references among the inputs."""
+        """Positions of the references among the inputs."""
         return [place for place in self.places if isinstance(place, int)]
 
     def pull(self, arrays: Sequence[Any], references: Sequence[Any]) -> Any:
-        """The pullback on other arrays and references."""
+        """Rebuild the pullback with other arrays and references."""
         a, r = iter(arrays), iter(references)
         leaves = (next(a) if p is None else next(r) if isinstance(p, int) else p for p in self.places)
         return self.tree.unflatten(leaves)
@@ -367,21 +366,21 @@ def _place(leaf: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
-    """Lay the backward's equations behind the forward's; constants of either become inputs."""
+    """Append the backward's equations to the forward's; the constants of both become inputs."""
     num_outputs = len(results.avals)
     first, first_consts = jaxprs.opened(simplify.inlined(front))
     second, second_consts = jaxprs.opened(simplify.inlined(back))
-    handed = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
-    rename = dict(zip(second.invars[: len(handed)], handed, strict=True))
+    residuals = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
+    rename = dict(zip(second.invars[: len(residuals)], residuals, strict=True))
     known = {id(c): v for v, c in zip(first.constvars, first_consts, strict=True)}
-    shared = [id(c) in known for c in second_consts]  # a reference may enter a program only once
+    shared = [id(c) in known for c in second_consts]  # a reference may be an input of a program only once
     rename |= {v: known[id(c)] for v, c in zip(second.constvars, second_consts, strict=True) if id(c) in known}
     late, gradients = simplify.renamed(second, rename)
-    cotangents = second.invars[len(handed) :]
-    ends = [*first.outvars[:num_outputs], *gradients]
-    eqns, ends, boundary = simplify.merged([*first.eqns, *late], ends, len(first.eqns))
-    given = [*first.constvars, *second.constvars, *first.invars]
-    eqns, boundary = views.read_back(eqns, boundary, given, ends[:num_outputs])
+    cotangents = second.invars[len(residuals) :]
+    outvars = [*first.outvars[:num_outputs], *gradients]
+    eqns, outvars, boundary = simplify.merged([*first.eqns, *late], outvars, len(first.eqns))
+    inputs = [*first.constvars, *second.constvars, *first.invars]
+    eqns, boundary = views.read_back(eqns, boundary, inputs, outvars[:num_outputs])
     consts = [*first.constvars, *(v for v, twice in zip(second.constvars, shared, strict=True) if not twice)]
     values = [*first_consts, *(c for c, twice in zip(second_consts, shared, strict=True) if not twice)]
     invars = [*consts, *first.invars, *cotangents]
@@ -391,7 +390,7 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
         boundary,
         (*(f"constant {i}" for i in range(len(consts))), *paths, *_cotangent_paths(cotangents)),
     )
-    return Joint(jaxprs.build(invars, ends, eqns), roles, _as_they_are(values), results)
+    return Joint(jaxprs.build(invars, outvars, eqns), roles, _copied(values), results)
 
 
 def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Give arguments sizes that are known later.
+"""Make arguments with symbolic sizes.
 
-`shapes("b, 128", jnp.float32)` stands for an array of any batch `b`. One name is one size wherever it stands among the
-arguments of an export. JAX asks that sizes which meet come from one `jax.export.SymbolicScope`: those made here share
-one for as long as the process lives, and each export moves them into a scope of its own, which holds its constraints.
+`shapes("b, 128", jnp.float32)` describes an array of any batch size `b`. A name is the same size in all arguments of an
+export. JAX requires that sizes used together come from one `jax.export.SymbolicScope`. Sizes made here share one scope
+per process; each export moves them into a new scope with its own constraints.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ _CONSTRAINT = "Write them as jax.export does: 'b >= 2', 't <= 4*b', 'mod(t, 8) =
 
 
 def shapes(spec: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    """Arguments some of whose sizes are names: `jax.ShapeDtypeStruct`, as `jax.export.symbolic_args_specs` makes them.
+    """Arguments with symbolic sizes: `jax.ShapeDtypeStruct`, as from `jax.export.symbolic_args_specs`.
 
-    With a `dtype` one array of the sizes in the text `spec`. With `like`, an array or a tree of arrays or their types,
-    a tree of those types with the sizes in `spec`, where `_` stands for the size there and `...` for all that follow;
-    `spec` is a text for all arrays, or a tree of texts that is a prefix of `like`, where None leaves shapes as they
-    are. Sizes are names, numbers, and what `+ - * ^ floordiv mod max min` make of them; a name is at least 1.
+    With `dtype`, the result is one array with the sizes in the text `spec`. With `like`, an array or a tree of arrays
+    or types, the result is a tree of types with the sizes in `spec`. There `_` keeps the size of `like`, and `...` all
+    sizes that follow. `spec` is a text for all arrays, or a tree of texts that is a prefix of `like`, where None keeps
+    the shapes. A size is a name, a number, or an expression of these with `+ - * ^ floordiv mod max min`; a name is at
+    least 1.
 
-    Raises `CallError` where neither or both of `dtype` and `like` are given, or `spec` cannot be read.
+    Raises `CallError` if neither or both of `dtype` and `like` are given, or if `spec` cannot be read.
 
     >>> shapes("b, 128", "float32")
     ShapeDtypeStruct(shape=(b, 128), dtype=float32)
     """
     if (dtype is None) == (like is None):
-        given = "neither dtype nor like" if dtype is None else "both dtype and like"
+        arguments = "neither dtype nor like" if dtype is None else "both dtype and like"
         cure = "Give the dtype of one array, or the arrays that it is like."
-        raise CallError(message(f"shapes({spec!r})", f"is given {given}.", cure))
+        raise CallError(message(f"shapes({spec!r})", f"is given {arguments}.", cure))
     try:
         if like is not None:
             return export.symbolic_args_specs(like, spec, scope=_SCOPE)
@@ -58,7 +59,7 @@ def _first_line(error: Exception) -> str:
 
 
 def concrete(leaf: Any, sizes: Mapping[str, int]) -> Any:
-    """A leaf with numbers in the place of symbolic sizes; an array, or a leaf without such, as it is.
+    """A leaf with numbers for its symbolic sizes; any other leaf is returned unchanged.
 
     >>> concrete(shapes("2*b, 128", "float32"), {"b": 8})
     ShapeDtypeStruct(shape=(16, 128), dtype=float32)
@@ -73,10 +74,10 @@ def _is_symbolic(leaf: Any) -> bool:
 
 
 def checked_sizes(bound: Bound, sizes: Mapping[str, int], constraints: Sequence[str] = ()) -> dict[str, int]:
-    """The sizes for which a plan is made: one for each name among those of the arguments, and no other.
+    """The sizes for which a plan is made: one for each name in the arguments' shapes.
 
-    The constraints are such as `in_one_scope` took. Raises `CallError` for a size that is missing, unknown or no whole
-    number from 1 up, where a constraint does not hold, or where an argument would have a size below zero.
+    The constraints have been checked by `in_one_scope`. Raises `CallError` if a size is missing, unknown or not a
+    positive integer, if a constraint does not hold, or if an argument would have a negative size.
     """
     leaves = _symbolic_leaves(bound)
     first: dict[str, str] = {}
@@ -94,14 +95,14 @@ def checked_sizes(bound: Bound, sizes: Mapping[str, int], constraints: Sequence[
             )
             raise CallError(message("sizes", f"names {name!r}, which stands in no argument's shape.", cure))
     known = {name: _size(name, sizes[name]) for name in sorted(first)}
-    told = ", ".join(f"{name}={value}" for name, value in known.items())
+    shown = ", ".join(f"{name}={value}" for name, value in known.items())
     for constraint in constraints:
         if not _holds(constraint, known):
             cure = "Give others, or leave the constraint out."
-            raise CallError(message(f"sizes {told}", f"break the constraint {constraint!r}.", cure))
+            raise CallError(message(f"sizes {shown}", f"break the constraint {constraint!r}.", cure))
     for path, leaf in leaves.items():
         if min(concrete(leaf, known).shape) < 0:
-            raise CallError(message(_shown(path, leaf), f"has a size below zero where {told}.", "Give larger sizes."))
+            raise CallError(message(_shown(path, leaf), f"has a size below zero where {shown}.", "Give larger sizes."))
     return known
 
 
@@ -115,15 +116,15 @@ def _shown(path: str, leaf: Any) -> str:
     return str(Slot(path, leaf.shape, leaf.dtype))
 
 
-def _size(name: str, given: Any) -> int:
-    if isinstance(given, bool) or not hasattr(given, "__index__") or given < 1:
+def _size(name: str, size: Any) -> int:
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
         cure = "JAX takes a symbolic size to be at least 1."
-        raise CallError(message(f"sizes[{name!r}]", f"is {given!r}, not a whole number from 1 up.", cure))
-    return int(given)
+        raise CallError(message(f"sizes[{name!r}]", f"is {size!r}, not a whole number from 1 up.", cure))
+    return int(size)
 
 
 def _holds(constraint: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a constraint holds; raises `CallError` for one that names what is no size."""
+    """Whether a constraint holds; raises `CallError` if it names an unknown size."""
     if unknown := sorted(symbolic.names(constraint) - sizes.keys()):
         what = f"hold {constraint!r}, but {unknown[0]!r} stands in no argument's shape."
         raise CallError(message("constraints", what, choices(unknown[0], sizes)))
@@ -132,12 +133,12 @@ def _holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
 
 def in_one_scope(bound: Bound, constraints: Sequence[str] = ()) -> Bound:
-    """The same call with all symbolic sizes in one scope, made for it, in which the constraints hold.
+    """Move all symbolic sizes of a call into a new scope, in which the constraints hold.
 
-    Sizes of the user's own `jax.export.SymbolicScope` stay in that. Raises `CallError` where sizes come from several
-    scopes, where constraints are given for a scope of the user's, or where JAX takes no such constraint.
+    Sizes of the user's own `jax.export.SymbolicScope` stay there. Raises `CallError` if sizes come from several scopes,
+    if constraints are given for a scope of the user's, or if JAX does not accept a constraint.
     """
-    first: dict[int, str] = {}  # by the scope's identity, the first argument that has it
+    first: dict[int, str] = {}  # by id of a scope: the first argument in it
     for path, leaf in _symbolic_leaves(bound).items():
         for n in filter(export.is_symbolic_dim, leaf.shape):
             first.setdefault(id(n.scope), _shown(path, leaf))
@@ -159,5 +160,5 @@ def in_one_scope(bound: Bound, constraints: Sequence[str] = ()) -> Bound:
 
 
 def _moved(leaf: Any, scope: export.SymbolicScope) -> Any:
-    """The same type in another scope: JAX writes a size as it reads it."""
+    """The same type in another scope, by way of the text of its sizes."""
     return leaf.update(shape=export.symbolic_shape(", ".join(map(str, leaf.shape)), scope=scope))

@@ -1,7 +1,7 @@
 """Describe a pair by names and positions.
 
-Inputs of the forward are called `primals_1`, `primals_2` and so on, its results `output_1`, `saved_1`, and those of the
-backward `tangents_1` and `gradient_1`: the names under which an exported pair is known.
+The forward's inputs are named `primals_1`, `primals_2` and so on, its results `output_1` and `saved_1`. The backward's
+cotangents are named `tangents_1`, its results `gradient_1`. An exported pair uses these names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def graph_signature(traced: Traced, num_constants: int | None = None) -> GraphSignature:
-    """Which input and output of the programs made from a traced call is which.
+    """Name the inputs and outputs of the programs of a traced call.
 
-    `num_constants` inputs come first, by default those of the joint program.
+    The first `num_constants` inputs are constants; the default is the number of the joint program.
     """
     metadata, bound = traced.metadata, traced.bound
     start = metadata.num_constants if num_constants is None else num_constants
@@ -57,7 +57,7 @@ _KINDS = ("parameter", "user_input", "buffer")
 
 
 def input_kinds(traced: Traced) -> list[str]:
-    """For each leaf of the arguments whether it is a `parameter`, a `buffer` or a `user_input`."""
+    """The kind of each leaf of the arguments: `parameter`, `buffer` or `user_input`."""
     spans = traced.bound.spans
     chosen = {i for place in traced.options.chosen if place < len(spans) for i in spans[place]}
 
@@ -70,7 +70,7 @@ def input_kinds(traced: Traced) -> list[str]:
 
 
 def _first_path(named: Sequence[tuple[str, InputAliasInfo]]) -> dict[str, str]:
-    """Name of each input to the path of the first leaf that it is; others are among `same_arrays`."""
+    """Map the name of each input to the path of its first leaf; `same_arrays` has the others."""
     paths: dict[str, str] = {}
     for name, info in named:
         paths.setdefault(name, info.path)
@@ -91,7 +91,7 @@ def _backward(traced: Traced, kinds: Sequence[str]) -> BackwardSignature:
 
 
 def _parts(gradients: Mapping[str, int]) -> dict[str, str]:
-    """Rows and places of the tables whose gradients are two arrays."""
+    """The kind, `rows` or `places`, of each gradient that is one of a table's two arrays."""
     parts: dict[str, str] = {}
     pairs = list(gradients.items())
     for (name, leaf), (following, other) in itertools.pairwise(pairs):

@@ -1,7 +1,7 @@
 """Put flat results back into the caller's trees.
 
-A `Call` is the caller's side of one signature: which flat position is which argument, and the way from flat outputs and
-gradients to what JAX's own `value_and_grad` and `vjp` would return. It holds neither arrays nor the user's function.
+A `Call` maps the arguments of one signature to flat positions, and turns flat outputs and gradients into the results of
+JAX's `value_and_grad` and `vjp`. It holds neither arrays nor the user's function.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from jointcut.wrappers.metadata.convention import is_inexact, is_real, slot
 
 @dataclass(frozen=True)
 class Call:
-    """The caller's side of one signature.
+    """The arguments and results of one signature, as the caller sees them.
 
     Attributes:
-        name: of the function.
-        options: those of `aot.function`.
-        bound: the arguments of one such call, as types.
-        results: what the function returns.
+        name: the function's name.
+        options: the options of `aot.function`.
+        bound: the arguments of a call, as types.
+        results: the results of the function.
         wanted: flat positions of the arguments that are differentiated.
-        sparse: places among these of the tables whose gradient is rows and their places.
+        sparse: positions in `wanted` of the tables whose gradient is two arrays, rows and places.
         is_train: whether there is a backward.
-        entering: flat positions of the arguments whose arrays enter a program, in its order.
-        order: which output of the programs stands at each leaf of the result; None where they stand as they are.
-        is_sized: whether sizes of arguments and results are those of each call, and not those stated here.
+        entering: flat positions of the arguments that are passed to a program, in its order.
+        order: the program output for each leaf of the result; None if they are in the same order.
+        is_sized: whether the sizes of arguments and results differ between calls and are not those stated here.
     """
 
     name: str
@@ -58,17 +58,17 @@ class Call:
 
     @classmethod
     def of(cls, name: str, options: Options, bound: Bound, program: Joint, wanted: tuple[int, ...]) -> Call:
-        """The calls of a signature that was traced here."""
-        return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, entering(bound))
+        """The calls of a traced signature."""
+        return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, bound.entering)
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """The flat argument that each flat gradient belongs to: a table's rows and places are two of one."""
+        """The flat argument of each flat gradient; a table's rows and places belong to the same one."""
         return tuple(i for k, i in enumerate(self.wanted) for _ in range(1 + (k in self.sparse)))
 
     @cached_property
     def enters_as_it_is(self) -> bool:
-        """Whether the leaves of a call enter as they are, in their order."""
+        """Whether all leaves of a call are passed to a program, in order."""
         return self.entering == tuple(range(len(self.bound.leaves)))
 
     # ------------------------------------------------------------------------------------------- outputs
@@ -76,14 +76,14 @@ class Call:
     def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
         """The function's output and its aux (None without `has_aux`) in the caller's trees.
 
-        What the function wrote to objects of the call `bound` is written to them.
+        Objects in the call `bound` that the function wrote to get their new values.
         """
         if self.order is not None:
             outputs = [outputs[i] for i in self.order]
         return self.results.given_back(outputs, bound)
 
     def result(self, outputs: Sequence[Any], bound: Bound) -> Any:
-        """What the function returns, `(output, aux)` with `has_aux`."""
+        """The function's result, `(output, aux)` with `has_aux`."""
         main, aux = self.given_back(outputs, bound)
         return (main, aux) if self.options.has_aux else main
 
@@ -92,10 +92,10 @@ class Call:
     def gradients(
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
     ) -> tuple[Any, ...]:
-        """One tree per position of `positions`; a leaf that carries no derivative gets a `float0` zero.
+        """One tree per position; a leaf that carries no derivative gets a `float0` zero.
 
-        With `keep_structure` those that say where a sparse array has its numbers stay as they are, as
-        `jax.experimental.sparse.grad` has it, where `jax.vjp` gives zeros.
+        With `keep_structure`, index leaves of sparse arrays are returned unchanged, as in
+        `jax.experimental.sparse.grad`; `jax.vjp` returns zeros for them.
         """
         key = tuple(positions), len(bound.spans)
         if key not in self._whole:
@@ -106,9 +106,9 @@ class Call:
         return self._in_parts(flat, [place % len(bound.spans) for place in positions], bound, keep_structure)
 
     def _whole_trees(self, positions: Sequence[int], bound: Bound) -> list[tuple[Any, slice]] | None:
-        """The tree of each argument, and its part of the flat gradients, where every leaf of theirs has one."""
+        """The tree of each argument and its slice of the flat gradients; None unless every leaf has a gradient."""
         places = [place % len(bound.spans) for place in positions]
-        asked, trees = [bound.spans[place] for place in places], bound.tree.children()[0].children()
+        spans, trees = [bound.spans[place] for place in places], bound.tree.children()[0].children()
         trees = dict(zip(bound.dynamic, trees, strict=True))
         if (
             self.sparse
@@ -117,26 +117,26 @@ class Call:
             or list(self.wanted) != sorted(self.wanted)
         ):
             return None
-        if not set(self.wanted).issuperset(i for span in asked for i in span):
+        if not set(self.wanted).issuperset(i for span in spans for i in span):
             return None
-        starts = [sum(i < span.start for i in self.wanted) for span in asked]
-        parts = [slice(start, start + len(span)) for start, span in zip(starts, asked, strict=True)]
+        starts = [sum(i < span.start for i in self.wanted) for span in spans]
+        parts = [slice(start, start + len(span)) for start, span in zip(starts, spans, strict=True)]
         return [(trees[place], part) for place, part in zip(places, parts, strict=True)]
 
     def _in_parts(
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool
     ) -> tuple[Any, ...]:
-        """As `gradients`, leaf by leaf."""
-        kept = self.bound.structure if keep_structure else frozenset()
-        given = iter(flat)
+        """Like `gradients`, leaf by leaf."""
+        structure = self.bound.structure if keep_structure else frozenset()
+        arrays = iter(flat)
         by_leaf = {
-            i: _of_rows(next(given), next(given), i, bound) if k in self.sparse else next(given)
+            i: _of_rows(next(arrays), next(arrays), i, bound) if k in self.sparse else next(arrays)
             for k, i in enumerate(self.wanted)
         }
-        asked = {i for place in positions for i in bound.spans[place]} - bound.in_modules
-        asked = asked if self.options.filter is None else set()
+        zeroed = {i for place in positions for i in bound.spans[place]} - bound.in_modules
+        zeroed = zeroed if self.options.filter is None else set()
         leaves = [
-            by_leaf[i] if i in by_leaf else leaf if i in kept else _float0(leaf) if i in asked else None
+            by_leaf[i] if i in by_leaf else leaf if i in structure else _float0(leaf) if i in zeroed else None
             for i, leaf in enumerate(bound.leaves)
         ]
         trees = bound.gradients(leaves)
@@ -144,7 +144,7 @@ class Call:
 
     @cached_property
     def gradient_tree(self) -> Any:
-        """The tree of the gradients of the arguments in `argnums`, where all flat gradients in order are its leaves."""
+        """The tree of the gradients in `argnums`; None unless its leaves are all flat gradients in order."""
         parts = self._whole_trees(self.options.chosen, self.bound)
         order = [i for _, part in parts or () for i in range(part.start, part.stop)]
         if parts is None or order != list(range(len(self.wanted))):
@@ -160,9 +160,9 @@ class Call:
     # ---------------------------------------------------------------------------------------- cotangents
 
     def cotangents(self, cotangent: Any) -> list[Any | None]:
-        """The flat cotangents for the backward, None for one that is zero by its type (`float0`, `SymbolicZero`).
+        """The flat cotangents for the backward; None for one that is zero by its type (`float0`, `SymbolicZero`).
 
-        They come in the order of the program's outputs. Raises `CallError` where the cotangent does not fit the output.
+        They are in the order of the program's outputs. Raises `CallError` if the cotangent does not fit the output.
         """
         results = self.results
         leaves = fitting(results.out_tree, results.main, cotangent)
@@ -171,7 +171,7 @@ class Call:
         if self.order is None:
             return leaves
         carrying = [i for i, aval in zip(self.order, results.main, strict=False) if is_inexact(aval.dtype)]
-        by_output = dict(zip(carrying, leaves, strict=True))  # aux comes last, and carries none
+        by_output = dict(zip(carrying, leaves, strict=True))  # aux comes last and has no cotangents
         return [by_output[i] for i in sorted(by_output)]
 
     @property
@@ -182,7 +182,7 @@ class Call:
         return [aval for _, aval in pairs if is_inexact(aval.dtype)]
 
     def filled(self, cotangents: Sequence[Any | None]) -> list[Any]:
-        """The flat cotangents with arrays of zeros in the place of None."""
+        """The flat cotangents with arrays of zeros for None."""
         if all(ct is not None for ct in cotangents):
             return list(cotangents)
         return filled(cotangents, map(jaxprs.cotangent_aval, self.cotangent_avals))
@@ -195,7 +195,7 @@ class Call:
         return bare and main[0].shape == () and is_real(main[0].dtype)
 
     def ones(self) -> list[Any]:
-        """The cotangent of a scalar output, none for inference; raises `TraceError` where the output is no scalar."""
+        """The cotangent 1 of a scalar output, none for inference; raises `TraceError` if the output is not a scalar."""
         main = self.results.main
         if not self.is_scalar:
             shown = ", ".join(a.str_short() for a in main) or "nothing"
@@ -206,13 +206,8 @@ class Call:
         return [jaxprs.full(jaxprs.cotangent_aval(main[0]), 1)] if self.is_train else []
 
 
-def entering(bound: Bound) -> tuple[int, ...]:
-    """Flat positions of the arguments that enter a program: of an array that stands twice the first."""
-    return tuple(i for i in range(len(bound.leaves)) if i not in bound.duplicates)
-
-
 def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
-    """A table's gradient as an array of its shape: the rows are added where they belong."""
+    """A table's gradient as an array of shape `shape`: the rows added at their places."""
     return jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows)
 
 

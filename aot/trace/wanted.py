@@ -1,4 +1,4 @@
-"""Say which leaves of a call are differentiated."""
+"""Choose the leaves of a call that are differentiated."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _CURE_FILTER = (
 def differentiated(bound: Bound, positions: Sequence[int] | None, options: Options) -> tuple[int, ...]:
     """Flat positions of the leaves that are differentiated.
 
-    `positions` are the arguments whose leaves must be floating point throughout; None takes whatever can be
-    differentiated among all of them. Raises `TraceError` where `argnums` names an argument that is not there or holds
-    something but real numbers, or where the filter selects nothing.
+    `positions` are arguments whose leaves must all be floating point; None means every floating-point leaf of all
+    arguments. Raises `TraceError` if `argnums` names an argument that is missing or cannot be differentiated, or if
+    the filter selects nothing.
     """
     if positions is None:
-        found = [i for span in bound.spans for i in span if _carries_derivative(bound.leaves[i])]
+        leaves = [i for span in bound.spans for i in span if _carries_derivative(bound.leaves[i])]
     else:
-        found = _chosen(bound, places_of(bound, positions, options), options)
+        leaves = _chosen(bound, places_of(bound, positions, options), options)
     if options.filter is None:
-        return tuple(found)
-    kept = _selected(bound, options)
-    if found and not kept.intersection(found):
+        return tuple(leaves)
+    selected = _selected(bound, options)
+    if leaves and not selected.intersection(leaves):
         which = "the arguments" if positions is None else f"argnums={options.argnums}"
         raise TraceError(message("filter", f"selects no array of {which}.", "Let it hold for at least one array."))
-    return tuple(i for i in found if i in kept)
+    return tuple(i for i in leaves if i in selected)
 
 
 def places_of(bound: Bound, positions: Sequence[int], options: Options) -> list[int]:
-    """The positions of arguments, counted from the front; raises `TraceError` for one that is not there."""
+    """The positions as non-negative numbers; raises `TraceError` if one is missing or named twice."""
     count = len(bound.spans)
     for place in positions:
         if not -count <= place < count:
@@ -57,15 +57,18 @@ def places_of(bound: Bound, positions: Sequence[int], options: Options) -> list[
 
 
 def _chosen(bound: Bound, places: Sequence[int], options: Options) -> list[int]:
-    """Leaves of some arguments; those of a container or of an Equinox module that cannot be differentiated are left."""
+    """The differentiable leaves of some arguments.
+
+    Raises `TraceError` for any other leaf, unless a filter is given or the leaf is in a container or Equinox module.
+    """
     bound.refuse_shared(places)
     loose = bound.contained | bound.in_modules
     filtered = options.filter is not None
-    found = []
+    chosen = []
     for i in sorted({i for place in places for i in bound.spans[place]}):
         leaf = bound.leaves[i]
         if _carries_derivative(leaf):
-            found.append(i)
+            chosen.append(i)
         elif isinstance(leaf, jax.Ref):
             what = "is a jax.Ref: value_and_grad differentiates arrays."
             cure = (
@@ -80,20 +83,20 @@ def _chosen(bound: Bound, places: Sequence[int], options: Options) -> list[int]:
                 leave = "Say which arrays are differentiated, as filter=lambda x: x.dtype == jnp.float32"
             raise TraceError(message(path, what, f"{leave}, convert it, or use vjp."))
     _refuse_no_arrays(bound, places, options)
-    return found
+    return chosen
 
 
 def _refuse_no_arrays(bound: Bound, places: Sequence[int], options: Options) -> None:
-    """Raise `TraceError` for an argument that holds fixed leaves and not one array."""
+    """Raise `TraceError` for an argument that holds fixed leaves and no array."""
     for path, leaf in bound.fixed_leaves if bound.has_fixed else ():
         for place in places:
-            mine = path == f"args[{place}]" or path.startswith((f"args[{place}].", f"args[{place}]["))
-            if mine and not bound.spans[place]:
+            is_inside = path == f"args[{place}]" or path.startswith((f"args[{place}].", f"args[{place}]["))
+            if is_inside and not bound.spans[place]:
                 raise TraceError(message(path, *_why_fixed(leaf, options)))
 
 
 def _why_fixed(leaf: fixed.Fixed, options: Options) -> tuple[str, str]:
-    """What is wrong with differentiating a fixed leaf, and the cure."""
+    """The reason why a fixed leaf cannot be differentiated, and the cure."""
     kind, leave = type(leaf.value).__name__, f"Leave it out of argnums={options.argnums}"
     if leaf.has_zero:
         return (
@@ -106,7 +109,7 @@ def _why_fixed(leaf: fixed.Fixed, options: Options) -> tuple[str, str]:
 
 
 def _selected(bound: Bound, options: Options) -> frozenset[int]:
-    """Positions of the leaves that the filter of the options holds for."""
+    """Positions of the leaves that the options' filter selects."""
     spec = options.filter
     if isinstance(spec, type):
         return frozenset(containers.held_by(bound.tree, spec))
@@ -120,22 +123,22 @@ def _selected(bound: Bound, options: Options) -> frozenset[int]:
         return frozenset(i for i, on in enumerate(holds) if on)
     trees: Any = (spec,) if isinstance(options.argnums, int) else spec
     arguments = bound.rebuild_places()[0]
-    found: list[int] = []
+    selected: list[int] = []
     try:
         for place, tree in zip(options.chosen, trees, strict=True):
-            mine = arguments[bound.dynamic.index(place % len(bound.spans))]
-            for on, inside in zip(jax.tree.leaves(tree), _under(tree, mine), strict=True):
+            argument = arguments[bound.dynamic.index(place % len(bound.spans))]
+            for on, inside in zip(jax.tree.leaves(tree), _under(tree, argument), strict=True):
                 if not isinstance(on, bool):
                     raise TypeError(f"it holds a {type(on).__name__}")
-                found.extend(inside if on else ())
+                selected.extend(inside if on else ())
     except (TypeError, ValueError) as error:
         what = f"does not fit the argument: {str(error).splitlines()[0].rstrip('.')}."
         raise TraceError(message("filter", what, _CURE_FILTER)) from error
-    return frozenset(found)
+    return frozenset(selected)
 
 
 def _under(prefix: Any, tree: Any) -> list[list[int]]:
-    """The leaves of a tree below each leaf of one that it begins with."""
+    """The leaves of a tree below each leaf of its prefix."""
     return [jax.tree.leaves(part) for part in jax.tree.structure(prefix).flatten_up_to(fixed.released(tree))]
 
 

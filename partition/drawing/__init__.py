@@ -1,4 +1,4 @@
-"""Draw graphs and plans for notebooks and reports.
+"""Draw graphs and plans as pages and pictures.
 
 `page` writes one HTML file that needs no network. `picture` turns a graph and its plan into the numbers that it
 draws. `displays` registers how a notebook shows a graph, a plan, and what changes between two plans. The files before

@@ -1,4 +1,4 @@
-"""Say in which order a plan runs, write the two halves, and count what they hold.
+"""Schedule a plan, write the two jaxprs, and predict their peak memory.
 
 A plan becomes a `Schedule`: the steps of both halves, as data, which print as text. `follow` walks them, once for all
 who need to: `emit` writes jaxprs and `replay` counts bytes without writing any. `verify` checks the halves against the

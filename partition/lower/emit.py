@@ -17,6 +17,7 @@ from jointcut.partition.lower.follow import Scope, lengths_between
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.simplify import renamed
@@ -210,7 +211,7 @@ class _Writer(Scope[Any]):
         eqn, made, _ = self.entered(step.loop)
         body = self.graph.bodies[step.loop.op]
         kept = [body.carried_in.index(v) for v in step.starts]
-        results = self.splice(KINDS[body.kind].sweep(eqn, kept, step.length), eqn.invars)
+        results = self.splice(_dividing(body).sweep(eqn, kept, step.length), eqn.invars)
         self.finish(step.loop, results)
         starts = results[len(made) :]
         self.starts.update((v, starts[i :: len(kept)]) for i, v in enumerate(step.starts))
@@ -228,10 +229,9 @@ class _Writer(Scope[Any]):
         back, _, sliced = self.entered(step.then, made=made)
         fed = [made.index(v) if v in made else None for v in sliced]
         rows = [self.starts[v] for v in starts]
-        program, operands = KINDS[self.graph.bodies[step.then.op].kind].unwind(reruns, back, fed, lengths)
-        self.finish(
-            step.then, self.splice(program, [*operands, *(v for kind in zip(*rows, strict=True) for v in kind)])
-        )
+        program, operands = _dividing(self.graph.bodies[step.then.op]).unwind(reruns, back, fed, lengths)
+        operands += [v for kind in zip(*rows, strict=True) for v in kind]
+        self.finish(step.then, self.splice(program, operands))
 
     def splice(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Write a whole program; returns its results."""
@@ -239,3 +239,9 @@ class _Writer(Scope[Any]):
         eqns, results = renamed(inner, dict(zip(inner.invars, operands, strict=True)))
         self.eqns += eqns
         return results
+
+
+def _dividing(body: Body) -> DividingKind:
+    kind = KINDS[body.kind]
+    assert isinstance(kind, DividingKind), f"a {body.kind} cannot run in segments"
+    return kind

@@ -82,7 +82,7 @@ class Scope(ABC, Generic[Atom]):
         graph, value = self.graph, self.graph.values[v]
         maker = graph.maker_of(v)
         if maker is not None and maker.name == LITERAL:
-            return self.literal(maker.payload)
+            return self.define(v, self.literal(maker.payload))
         assert self.parent is not None, f"{graph.where(v)} is not at hand"
         around = value.loop  # the innermost loop around both the value and this region
         while around not in graph.ancestors[self.region.loop]:
@@ -112,7 +112,7 @@ class Scope(ABC, Generic[Atom]):
                     self.keep(step)
                 case Segments():
                     self.segments(step)
-            if self.before and not (isinstance(step, Wait | Write | Round) or getattr(step, "again", False)):
+            if self.before and not (isinstance(step, Wait | Write | Round) or _is_again(step)):
                 self.env.update(self.before)
                 self.before.clear()
 
@@ -130,6 +130,10 @@ class Scope(ABC, Generic[Atom]):
         atom = self.want(v)
         if atom not in self.written:
             self.written.add(self.define(v, self.barrier([atom])[0]))
+
+
+def _is_again(step: Step) -> bool:
+    return isinstance(step, Run | Enter) and step.again
 
 
 def lengths_between(graph: Graph, v: int, loop: int) -> list[int]:

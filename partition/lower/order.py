@@ -82,7 +82,7 @@ class Progress:
 
     def has(self, values: Iterable[int]) -> bool:
         """Whether values are at hand, and none of them was recomputed."""
-        return all(v in self.have and v not in self.made_at for v in values)
+        return self.have.issuperset(values) and self.made_at.keys().isdisjoint(values)
 
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""

@@ -173,17 +173,16 @@ class _Counter(Scope[int | None]):
             self.rename(op)
             return
         env, level, values = self.env, self.level, self.graph.values
-        reads = [b for v in op.inputs if (b := env[v] if v in env else self.want(v)) is not None]
-        distinct = tuple(dict.fromkeys(reads) if len(reads) > 1 else reads)
+        reads = dict.fromkeys(b for v in op.inputs if (b := env[v] if v in env else self.want(v)) is not None)
         first = len(level.sizes)
-        for v in op.outputs:
-            env[v] = len(level.sizes)
+        for number, v in enumerate(op.outputs, first):
+            env[v] = number
             value = values[v]
             level.sizes.append(value.bytes)
             level.types.append(value)
         into = self.want(op.operands[0]) if op.name in UPDATING and op.operands[0] is not None else None
         makes = (first,) if len(op.outputs) == 1 else tuple(range(first, len(level.sizes)))
-        level.rows.append(Row(op.name, distinct, makes, into, self.bodies.get(op.id), op))
+        level.rows.append(Row(op.name, tuple(reads), makes, into, self.bodies.get(op.id), op))
 
     def rename(self, op: Op) -> None:
         """Let results stand for the buffers of operands, each by its place; those of literals have buffers."""

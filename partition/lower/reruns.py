@@ -15,7 +15,7 @@ from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.plans.plan import Plan, runs_forward
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.bodies import Body
+from jointcut.partition.program.bodies import Body, DividingKind
 from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Loop, Op
 from jointcut.partition.program.primitives import COLLECTIVES
 from jointcut.partition.program.roles import Side
@@ -30,12 +30,12 @@ class Segmentable:
 
     `values` are the residuals that need not be stacked, `residual_bytes` their size in one step; `carries` are the
     carried values to keep for each segment, `carry_bytes` their size; `rerun_ops` are the ops of the forward's body
-    that run once more. `scan` and `backward` are the ops of the two scans.
+    that run once more. `forward` and `backward` are the ops that hold the two bodies.
     """
 
     loop: int
     length: int
-    scan: int
+    forward: int
     backward: int
     values: tuple[int, ...]
     carries: tuple[int, ...]
@@ -100,8 +100,7 @@ def _considered(problem: Problem, plan: Plan, loop: Loop) -> Segmentable | None:
 
 def _divides(body: Body) -> bool:
     """Whether a body runs in steps that can be divided into segments."""
-    kind = KINDS.get(body.kind)
-    return kind is not None and kind.divides and bool(body.trips)
+    return isinstance(KINDS.get(body.kind), DividingKind) and bool(body.trips)
 
 
 def _is_laid_out(graph: Graph, v: int) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeGuard
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
-from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write
+from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write, runs
 from jointcut.partition.plans.plan import Plan, runs_forward
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
@@ -36,53 +36,53 @@ def schedule(problem: Problem, plan: Plan, lengths: Mapping[int, Lengths] | None
     reads no stacks runs whole all the same. Raises `PlanError` for a loop that cannot run in segments, or such a
     length.
     """
-    return _Scheduler(problem, plan).halves(dict(plan.segments) if lengths is None else lengths)
+    return _Halves(problem, plan).schedule(dict(plan.segments) if lengths is None else lengths)
 
 
 @dataclass(frozen=True)
 class _Divided:
     """A loop that runs in segments: the steps that they have, and its forward as it runs in a segment.
 
-    `starts` are the carried values that the rerun starts from, `levels` what runs again for each of the lengths.
+    `op` holds its forward, `starts` are the carried values that the rerun starts from. `levels` are the loops that run
+    again, one for each of the lengths.
     """
 
-    scan: int
+    op: int
     lengths: tuple[int, ...]
     starts: tuple[int, ...]
     levels: tuple[Enter, ...]
 
 
-class _Scheduler:
+class _Halves:
     """Both halves of one plan."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.problem, self.graph, self.plan = problem, problem.graph, plan
-        graph = problem.graph
-        self.outputs, self.gradients = (
-            {v for v in graph.role_outputs(role) if v is not None} for role in (Role.OUTPUT, Role.GRADIENT)
-        )
-        saved, again = frozenset(plan.values), frozenset(plan.recomputed)
-        written = problem.backend.written_forward(graph, saved, again) if plan.runs_again else ()
-        self.written = frozenset(written)
-        self.rounded = _rounded(graph, plan)
+        self.outputs = {v for v in self.graph.role_outputs(Role.OUTPUT) if v is not None}
+        self.gradients = {v for v in self.graph.role_outputs(Role.GRADIENT) if v is not None}
+        self.rounded = _rounded(self.graph, plan)
+        self.written = frozenset[int]()
+        if plan.runs_again:
+            saved, again = frozenset(plan.values), frozenset(plan.recomputed)
+            self.written = frozenset(problem.backend.written_forward(self.graph, saved, again))
 
-    def halves(self, lengths: Mapping[int, Lengths]) -> Schedule:
+    def schedule(self, lengths: Mapping[int, Lengths]) -> Schedule:
         """The schedule, with loops in segments of these lengths."""
         backward = self.backward()
-        ran = set(_ops(backward))
+        ran = {step.op for step in runs(backward)}
         handed = [v for v in self.plan.values if v in self.gradients or self.is_read(v, ran)]
         divided = self.divided(lengths, handed)
         if divided:
             made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
             handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
             backward = tuple(_unwound(divided[s.op], s) if _is_in(s, divided) else s for s in backward)
-        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward)
+        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward, self.graph)
 
     def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
         """The forward, which keeps the carried values where the segments of divided loops start."""
         ops = runs_forward(self.graph, self.problem.sides, [*handed, *(v for loop in divided for v in loop.starts)])
         steps = self.pass_(ops, {*self.outputs, *handed}).steps(TOP)
-        loops = {loop.scan: loop for loop in divided}
+        loops = {loop.op: loop for loop in divided}
         return tuple(Keep(loops[s.op].lengths[0], loops[s.op].starts, s) if _is_in(s, loops) else s for s in steps)
 
     def pass_(self, ops: frozenset[int], leaving: set[int]) -> _Pass:
@@ -114,20 +114,20 @@ class _Scheduler:
         for loop, ks in asked.items():
             stacks = {v for v in known[loop].values if v in read}
             if stacks:
-                divided[known[loop].backward] = self.rerun(known[loop].scan, ks, stacks)
+                divided[known[loop].backward] = self.rerun(known[loop].forward, ks, stacks)
         return divided
 
-    def rerun(self, scan: int, lengths: tuple[int, ...], stacks: set[int]) -> _Divided:
+    def rerun(self, op: int, lengths: tuple[int, ...], stacks: set[int]) -> _Divided:
         """A loop's forward as it runs in a segment, for these stacks."""
-        body = self.graph.bodies[scan]
+        body = self.graph.bodies[op]
         run = runs_forward(self.graph, self.problem.sides, self.plan.values)
         ops, starts = needed_again(self.graph, body, stacks, run)
         bare, _ = needed_again(self.graph, body, starts, run)
         whole, carries = (
-            self.pass_(frozenset({scan, *(op.id for op in part)}), leaving).loop(scan, again=True)
+            self.pass_(frozenset({op, *(o.id for o in part)}), leaving).loop(op, again=True)
             for part, leaving in ((ops, stacks), (bare, set[int]()))
         )
-        return _Divided(scan, lengths, starts, (*[carries] * (len(lengths) - 1), whole))
+        return _Divided(op, lengths, starts, (*[carries] * (len(lengths) - 1), whole))
 
     def read_again(self, backward: Iterable[Step], divided: Mapping[int, _Divided]) -> Iterator[int]:
         """The values that segments read when they run again, but for those that are at hand in the backward."""
@@ -157,21 +157,12 @@ def _unwound(loop: _Divided, step: Enter) -> Segments:
     return segments
 
 
-def _ops(steps: Iterable[Step]) -> Iterator[int]:
-    """The ops that steps run, those in loops included."""
-    for step in steps:
-        if isinstance(step, Run | Enter):
-            yield step.op
-        if isinstance(step, Enter):
-            yield from _ops(step.steps)
-
-
 def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
     """What a loop that runs again in segments reads from around it, first and last carries apart."""
-    body = graph.bodies[loop.scan]
+    body = graph.bodies[loop.op]
     starts = dict(zip(body.carried_in, body.starts, strict=True))
     reads: dict[int, None] = {}
-    read = {_outermost(graph, v) for i in _ops(loop.levels[-1].steps) for v in graph.ops[i].inputs}
+    read = {_outermost(graph, v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
     for v in sorted(read.union(loop.levels[-1].stacks)):
         if body.loop not in graph.ancestors[graph.values[v].loop]:
             reads[v] = None
@@ -226,10 +217,10 @@ class _Pass:
                 yield from (Round(v) for v in op.outputs if v in self.rounded)
                 yield from (Write(v) for v in op.outputs if v in self.written and _can_wait(self.graph, v))
 
-    def loop(self, scan: int, again: bool = False) -> Enter:
+    def loop(self, op: int, again: bool = False) -> Enter:
         """A loop with its steps."""
-        body = self.graph.bodies[scan].region
-        return Enter(scan, tuple(self.steps(body)), tuple(self.exported[body]), again)
+        body = self.graph.bodies[op].region
+        return Enter(op, tuple(self.steps(body)), tuple(self.exported[body]), again)
 
 
 @dataclass(frozen=True)

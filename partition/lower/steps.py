@@ -120,40 +120,44 @@ Step = Run | Wait | Write | Round | Enter | Keep | Segments
 class Schedule:
     """The steps of both halves, and the values that the forward hands to the backward.
 
-    What `Keep` keeps is handed over too, and is not listed in `handed`; nor are the program's inputs.
+    Attributes:
+        forward: steps of the forward.
+        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed.
+        backward: steps of the backward.
+        graph: the graph that the ids are of. It names the ops when the schedule prints, and is not compared.
     """
 
     forward: tuple[Step, ...]
     handed: tuple[int, ...]
     backward: tuple[Step, ...]
+    graph: Graph = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """The text above, which `parse` reads back."""
+        forward, backward = (_lines(steps, self.graph, "    ") for steps in (self.forward, self.backward))
+        handed = f"handed:{_values(self.handed)}"
+        return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
 
     @property
     def runs_again(self) -> bool:
         """Whether the backward computes anything that the forward computes too."""
-        early = {op for op, _ in _runs(self.forward)}
-        return any(again and op in early for op, again in _runs(self.backward))
+        early = {step.op for step in runs(self.forward)}
+        return any(step.again and step.op in early for step in runs(self.backward))
 
 
-def _runs(steps: Iterable[Step]) -> Iterator[tuple[int, bool]]:
-    """The ops that steps run, those in loops included, each with whether it is marked `again`."""
+def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
+    """The steps that run an op, those in loops included."""
     for step in steps:
         match step:
             case Run():
-                yield step.op, step.again
+                yield step
             case Enter():
-                yield step.op, step.again
-                yield from _runs(step.steps)
+                yield step
+                yield from runs(step.steps)
             case Keep():
-                yield from _runs([step.loop])
+                yield from runs([step.loop])
             case Segments():
-                yield from _runs([step.rerun, step.then])
-
-
-def show(schedule: Schedule, graph: Graph) -> str:
-    """A schedule as text, one line a step; the names of ops are the graph's."""
-    forward, backward = (_lines(steps, graph, "    ") for steps in (schedule.forward, schedule.backward))
-    handed = f"handed:{_values(schedule.handed)}"
-    return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
+                yield from runs([step.rerun, step.then])
 
 
 def _values(values: Iterable[int]) -> str:
@@ -235,7 +239,7 @@ class _Reader:
         if set(self.halves) != {"forward", "backward"} or self.handed is None:
             cure = "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps."
             self.fail("is the last, and a part is missing.", cure)
-        return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]))
+        return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]), self.graph)
 
     def line(self, line: str) -> None:
         if line in ("forward:", "backward:"):
@@ -262,7 +266,7 @@ class _Reader:
             if (match := pattern.fullmatch(line)) is not None:
                 getattr(self, kind)(*match.groups())
                 return
-        self.fail(f"is no step: `{line}`.", "Write steps as jointcut.partition.lower.steps.show does.")
+        self.fail(f"is no step: `{line}`.", "Write steps as a schedule prints them.")
 
     def run(self, how: str, apart: str | None, op: str, name: str) -> None:
         self.steps().append(Run(self.op(op, name), how == "again", bool(apart)))

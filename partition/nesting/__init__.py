@@ -1,4 +1,4 @@
-"""Open ops that hold a program, and write them again.
+"""Open ops with a program inside, such as `scan`, and write them again.
 
 `read` makes the graph of a joint program. Where an op holds a program whose kind stands in `kinds`, it is opened: its
 ops lie in regions of the graph, and forward loops are joined with the backward loops that read their stacks. A kind is

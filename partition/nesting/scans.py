@@ -21,16 +21,14 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.bodies import Carry, Inside, Kind, Operands
+from jointcut.partition.program.bodies import Carry, DividingKind, Inside, Operands
 from jointcut.partition.rewrite.simplify import renamed
 
 Segment = Callable[["_Place", Any, list[Any], list[Any]], tuple[list[Any], list[Any], list[Any]]]
 
 
-class Scan(Kind):
+class Scan(DividingKind):
     """How `lax.scan` is read and written."""
-
-    divides = True
 
     def inside(self, eqn: Any) -> Inside:
         """The body of a scan."""

@@ -1,4 +1,4 @@
-"""Hold the decision as a record, and what it was taken from.
+"""Hold the plan, and the problem that it solves.
 
 A `Problem` is a graph with sides, prices, rules and the `Backend` that the halves are written for. It is made once for
 a program, and every search takes it. A `Plan` says what is saved and what is computed again, and why. It is written to

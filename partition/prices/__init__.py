@@ -1,4 +1,4 @@
-"""Say what each value and op costs, and what may be done with it.
+"""Say what each value and op costs, and what may be saved or computed again.
 
 A value costs bytes, an op seconds. `counts` and `flops` know how much an equation computes and moves, and a `CostModel`
 makes seconds of it. `rules` say of each value whether it may be saved and whether it may be computed again, with the

@@ -96,12 +96,7 @@ class Body:
 
 
 class Kind(ABC):
-    """How equations of one primitive are read and written.
-
-    A kind that `divides` can be written in segments too, by `sweep` and `unwind`.
-    """
-
-    divides = False
+    """How equations of one primitive are read and written."""
 
     @abstractmethod
     def inside(self, eqn: Any) -> Inside:
@@ -115,14 +110,19 @@ class Kind(ABC):
         `operands` and `results` stand in the same order; the equation may have an order of its own.
         """
 
+
+class DividingKind(Kind):
+    """A kind whose equations can also be written in segments."""
+
+    @abstractmethod
     def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
         """The program in the place of a forward equation, of its operands, that runs it in segments of `length` steps.
 
         It returns the results, then the starts of all segments, each stacked, then those of a shorter last one. `kept`
         are the places of the carries whose starts it returns.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def unwind(
         self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
     ) -> tuple[Any, list[Any]]:
@@ -133,4 +133,3 @@ class Kind(ABC):
         is, None for what is none of them. Behind the atoms the program reads the starts of all segments, and those of a
         shorter last one.
         """
-        raise NotImplementedError

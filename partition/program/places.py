@@ -76,7 +76,7 @@ def place(name_stack: str, calls: Iterable[str]) -> Place:
 
 def _before_us(calls: Iterable[str]) -> list[str]:
     """The innermost calls, up to the first one of jointcut's own, which is left out."""
-    return list(takewhile(lambda call: not call.startswith(_ours()), calls))
+    return list(takewhile(lambda call: not call.startswith(our_folders()), calls))
 
 
 def _line(calls: Sequence[str]) -> str:
@@ -157,9 +157,9 @@ def _modules(place: Place) -> tuple[Name, ...]:
 
 
 @lru_cache(maxsize=1)
-def _ours() -> tuple[str, ...]:
-    """The folders of jointcut itself."""
-    root = Path(__file__).parents[1]
+def our_folders() -> tuple[str, ...]:
+    """The folders of jointcut's own sources, each with a separator at its end."""
+    root = Path(__file__).parents[2]
     return tuple(f"{root / folder}{os.sep}" for folder in ("aot", "partition", "wrappers"))
 
 

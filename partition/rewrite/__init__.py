@@ -1,4 +1,4 @@
-"""Rewrite a jaxpr into one that means the same and keeps less.
+"""Rewrite a jaxpr so that less of it must be saved or computed.
 
 The joint program is simplified before it is read: calls are opened, and equal equations merged. An output that is a
 view of a residual stands for it, and a sum of scattered rows stays in rows. A backward is written again for zero

@@ -1,4 +1,4 @@
-"""Search for what to keep.
+"""Choose what is saved, for a price or a budget; a file for each method.
 
 The minimum cut is the cheapest set of values to save. A front is the cheapest set at every price of a second, found by
 peeling one network. Long chains are divided into stretches, as if each were checkpointed. A `Planner` lists all of

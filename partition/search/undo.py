@@ -109,8 +109,12 @@ class _Replay:
         op = self.graph.maker_of(v)
         return op is not None and light(self.graph, op)
 
-    def sources(self, values: Iterable[int]) -> Iterator[int]:
+    def sources(self, values: Iterable[int]) -> Iterable[int]:
         """The values that must be at hand at the top of the program; a loop computes the rest in its steps."""
+        return values if len(self.graph.regions) == 1 else self.outside(values)
+
+    def outside(self, values: Iterable[int]) -> Iterator[int]:
+        """The values of the top of the program from which some values are computed."""
         seen: set[int] = set()
         stack = list(values)
         while stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,23 @@ def test_inputs_that_are_read_unused_and_differentiated():
         ("args[1]", False, False),
         ("args[2]", True, False),
     ]
+
+
+def test_what_the_call_alone_says_is_known_before_the_trace():
+    ref = jax.new_ref(jnp.float32(0))
+    function = aot.function(lambda a, b, r, c: jnp.sum(a * b) + r[...], donate_argnums=3)
+    traced = function.trace(X, X, ref, X + 1)
+    assert [
+        (i.path, i.requires_grad, i.is_reference, i.is_donated, i.duplicate_of, i.is_read) for i in traced.inputs
+    ] == [
+        ("args[0]", True, False, False, None, False),
+        ("args[1]", False, False, False, 0, False),
+        ("args[2]", False, True, False, None, False),
+        ("args[3]", False, False, True, None, False),
+    ]
+    read = [True, True, True, False]
+    with_uses = [replace(info, is_read=on) for info, on in zip(traced.inputs, read, strict=True)]
+    assert list(traced.metadata.input_info) == with_uses
 
 
 def test_an_input_that_only_dead_code_reads_is_unused():

@@ -31,7 +31,8 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.search.budget import Planner
 
 ROOT = Path(__file__).parent.parent.parent
-fitting, measuring, module = map(import_module, [f"jointcut.aot.{name}" for name in ("fit", "rates", "progress")])
+MODULES = ("budget.fit", "budget.rates", "progress.progress")
+fitting, measuring, module = (import_module(f"jointcut.aot.{name}") for name in MODULES)
 DISPLAY = module._DISPLAY
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 quick = settings(deadline=None, max_examples=50, derandomize=True, database=None)

@@ -14,7 +14,7 @@ from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.verify import run
 from jointcut.partition.nesting import kinds
-from jointcut.partition.nesting import read as loops
+from jointcut.partition.nesting import read as reading
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import bodies, jaxprs
@@ -115,7 +115,7 @@ def test_a_loop_that_stays_closed_is_counted_as_its_kind_says(traced, monkeypatc
     assert steps.carried and steps.peak == scan.peak
 
 
-@pytest.mark.parametrize("module", [loops, emit], ids=["loops", "emit"])
+@pytest.mark.parametrize("module", [reading, emit], ids=["read", "emit"])
 def test_reading_and_writing_name_no_kind(module):
     assert "scan" not in Path(module.__file__).read_text().lower()
 

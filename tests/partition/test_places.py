@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jointcut.partition.program.places import NOWHERE, Name, Place, calls_of, modules_of, names, place, place_of
+from jointcut.partition.program.places import (
+    NOWHERE,
+    Name,
+    Place,
+    calls_of,
+    modules_of,
+    names,
+    our_folders,
+    place,
+    place_of,
+)
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)
 
@@ -84,3 +97,9 @@ def test_elsewhere_the_modules_come_below_the_users_calls(own):
 
 def most_of(own: list[str]) -> float:
     return max(map(own.count, own)) / len(own)
+
+
+@pytest.mark.parametrize("package", ["aot", "partition", "wrappers"])
+def test_our_folders_are_those_that_hold_our_packages(package):
+    folder = import_module(f"jointcut.{package}").__path__[0]
+    assert f"{folder}{os.sep}" in our_folders()

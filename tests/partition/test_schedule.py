@@ -12,7 +12,7 @@ from jax import lax
 from jointcut.partition import Roles, split
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.steps import parse, show
+from jointcut.partition.lower.steps import parse
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
@@ -23,7 +23,7 @@ from programs import CORPUS
 
 def text_of(graph_text, saved, backend=CPU, lengths=None):
     graph = read(graph_text)
-    return show(schedule(Problem.of(graph, backend=backend), Plan.of(graph, saved), lengths), graph)
+    return str(schedule(Problem.of(graph, backend=backend), Plan.of(graph, saved), lengths))
 
 
 def steps(text):
@@ -276,8 +276,8 @@ def traced_cell(reverse):
 
 def test_the_direction_of_a_scan_is_its_own_and_steps_do_not_tell_it():
     ahead, back = traced_cell(False), traced_cell(True)
-    assert show(ahead.schedule, ahead.graph) == show(back.schedule, back.graph)
-    assert show(back.schedule, back.graph) == steps("""
+    assert str(ahead.schedule) == str(back.schedule)
+    assert str(back.schedule) == steps("""
         forward:
             loop #0 stacks %4 {
                 run #5 mul
@@ -366,7 +366,7 @@ def test_a_schedule_is_read_back_equal(name, traced):
     for strategy in STRATEGIES.values():
         for backend in (CPU, PORTABLE):
             steps = schedule(Problem.of(graph, backend=backend), strategy(graph))
-            assert parse(show(steps, graph), graph) == steps
+            assert parse(str(steps), graph) == steps
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_schedule_is_read_back_equal(name, traced):
         (
             "again #0",
             "repeat #0",
-            "line 10 is no step: `repeat #0 sin`.\nWrite steps as jointcut.partition.lower.steps.show does.",
+            "line 10 is no step: `repeat #0 sin`.\nWrite steps as a schedule prints them.",
         ),
         ("forward:\n", "", "line 1 is `run #0 sin`, before any half began.\nBegin with `forward:`."),
         (

@@ -311,7 +311,7 @@ def test_each_residual_is_of_the_value_that_it_names(program, k):
 def test_the_ops_that_run_again_are_the_forward_bodys_own(program):
     made, _ = cut(program(4), "save_all")
     for record in segmentable(made.problem, made.plan).values():
-        body = made.graph.bodies[record.scan]
+        body = made.graph.bodies[record.forward]
         inside = {body.region} | {r.id for r in made.graph.regions if r.parent == body.region}
         assert record.rerun_ops
         assert {made.graph.ops[i].region for i in record.rerun_ops} <= inside

@@ -22,7 +22,7 @@ def guarded(args=ARGS, **kwargs):
     """A call that returns its bound arguments, guarded by one signature."""
     bound = bind(args, kwargs, STATICS)
     convention = Convention(slots(bound.paths(), bound.leaves), (), bound.tree)
-    wrapper = GuardsWrapper(bound.abstract())
+    wrapper = GuardsWrapper(bound.abstract(), bound.input_info())
     target = Target(len, convention)
     assert wrapper.pre_compile(target) is target
     return wrapper.post_compile(lambda bound: bound, target)

@@ -48,7 +48,10 @@ CALLS = {
     "an array three times": (({"a": X, "b": [X]}, X), {}),
     "numbers": (({"a": 1.0, "b": [np.ones((2, 2), np.float32)]}, 1.0), {}),
 }
-INNER = {"guards": GuardsWrapper, "alias": AliasWrapper}
+INNER = {
+    "guards": lambda shapes: GuardsWrapper(shapes, shapes.input_info()),
+    "alias": lambda shapes: AliasWrapper(shapes.input_info()),
+}
 
 
 def orders():
@@ -89,7 +92,8 @@ def test_a_stack_behaves_as_the_function(function, call, order):
 def test_the_alias_wrapper_lets_an_array_enter_once_and_hands_it_back():
     bound = bind((X, {"a": X}, Y), {}, Statics()).abstract()
     wrapped = stack.pre_compile(
-        [TreeWrapper(bound), AliasWrapper(bound)], Target(lambda x, t, y: (x, t["a"] + y, y), Convention((), ()))
+        [TreeWrapper(bound), AliasWrapper(bound.input_info())],
+        Target(lambda x, t, y: (x, t["a"] + y, y), Convention((), ())),
     )
     assert [slot.path for slot in wrapped.target.convention.inputs] == ["args[0]", "args[2]"]
     assert wrapped.target.places == (0, 0, 1)
@@ -101,7 +105,8 @@ def test_the_alias_wrapper_lets_an_array_enter_once_and_hands_it_back():
 
 def test_arrays_that_are_no_longer_the_same_are_refused():
     bound = bind((X, {"a": X}), {}, Statics()).abstract()
-    wrapped = stack.pre_compile([TreeWrapper(bound), AliasWrapper(bound)], Target(lambda x, t: x, Convention((), ())))
+    wrappers = [TreeWrapper(bound), AliasWrapper(bound.input_info())]
+    wrapped = stack.pre_compile(wrappers, Target(lambda x, t: x, Convention((), ())))
     with pytest.raises(CallError) as caught:
         wrapped.post_compile(played(wrapped.target))(X, {"a": Y})
     assert str(caught.value) == (

@@ -1,16 +1,16 @@
-"""Take the arguments of a call apart, and put results together.
+"""Flatten the arguments of a call, and rebuild results.
 
-Arguments are trees, and some of their leaves are no arrays: functions, strings, objects that can be written. `paths`
-name a leaf as the user would write it. Leaves that are no arrays are fixed for a program; objects and array-like
-containers are opened into arrays and closed again. `tree` does all this for one call. What cannot be done is refused
-with the path of the leaf.
+Arguments are trees, and some leaves are not arrays: functions, strings, objects that can be written. `paths` names a
+leaf as the user would write it. A program is made for the values of leaves that are not arrays. Objects and array-like
+containers are taken apart into arrays, and built again. `tree` does all this for one call. Errors name the path of the
+leaf.
 
 Files, in reading order:
 
-    paths: Say how the user reaches each part of a call.
-    fixed: Keep leaves that are no arrays out of programs: functions, strings, flags, the numbers of an Equinox module.
-    objects: Take objects that can be written apart into their arrays, and write back what became of them.
-    copies: Refuse a function that writes to an object of which it got a copy.
-    containers: Open array-like objects into arrays, and close them again.
-    tree: Flatten nested arguments and results, and build them again.
+    paths: Name the parts of a call as the user reaches them.
+    fixed: Keep leaves that are not arrays out of programs: functions, strings, flags, numbers of Equinox modules.
+    objects: Take writable objects apart into arrays, and write the new arrays back.
+    copies: Refuse a function that writes to a copy of an object.
+    containers: Find array-like objects and the arrays that belong to them.
+    tree: Flatten one call, and build it again.
 """

@@ -1,9 +1,9 @@
-"""Open array-like objects into arrays, and close them again.
+"""Find array-like objects and the arrays that belong to them.
 
-A *container* is an object that stands for an array: a registered pytree class with `shape` and `dtype` or with
-`__jax_array__` (a sparse `BCOO`, an int8 array with its scale, an `nnx.Param`), however deep they are nested. JAX opens
-it by itself; what is ours is to say which arrays belong together, to name them as their class does, and to give the
-gradient back in the container that belongs to it. An object with `__jax_array__` that is no pytree enters as its array.
+A *container* is an object that acts as an array: its class is a registered pytree with `shape` and `dtype`, or with
+`__jax_array__` (a sparse `BCOO`, an int8 array with its scale, an `nnx.Param`). Containers can be nested. JAX flattens
+them itself. This file finds which arrays belong together and how their class names them, and which of them a gradient
+keeps. An object with `__jax_array__` that is no pytree enters as its array.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jointcut.wrappers.metadata.schemas import Meta, PlainTensorMeta, SubclassCr
 from jointcut.wrappers.record import class_name
 
 _STRUCTURES = (dict, list, tuple, type(None))
-_KEPT: dict[str, tuple[str, ...]] = {  # by name, so that nobody imports jax.experimental.sparse for our sake
+_KEPT: dict[str, tuple[str, ...]] = {  # by name, so that jax.experimental.sparse is not imported
     "jax.experimental.sparse.bcoo:BCOO": ("indices",),
     "jax.experimental.sparse.bcsr:BCSR": ("indices", "indptr"),
     "jax.experimental.sparse.coo:COO": ("row", "col"),
@@ -31,10 +31,10 @@ _KEPT: dict[str, tuple[str, ...]] = {  # by name, so that nobody imports jax.exp
 
 
 def register_container(kind: type, *, structure: Sequence[str] = ()) -> None:
-    """Name the parts of a container that say where its numbers stand and not what they are.
+    """Name the parts of a container that are positions and not values, such as indices.
 
-    They are the same in the gradient's container, as `jax.experimental.sparse.grad` has it for indices; integers that
-    are not named here come back as `float0` zeros, as from `jax.vjp`. Raises `CallError` for a class that is no pytree.
+    A gradient's container has the same positions, as in `jax.experimental.sparse.grad`. The gradient of other integers
+    is a `float0` zero, as in `jax.vjp`. Raises `CallError` for a class that is no pytree.
     """
     if not isinstance(kind, type) or not jax.tree_util.default_registry.is_node(kind):
         cure = "Register it first, with jax.tree_util.register_dataclass or register_pytree_with_keys_class."
@@ -46,7 +46,7 @@ def register_container(kind: type, *, structure: Sequence[str] = ()) -> None:
 
 
 def needs_opening(leaf: Any) -> bool:
-    """Whether a leaf is an object that JAX's transformations do not take, but that can give its array."""
+    """Whether a leaf is an object with `__jax_array__`, which JAX's transformations do not take."""
     return hasattr(leaf, "__jax_array__") and not isinstance(leaf, jax.Array) and not is_tracer(leaf)
 
 
@@ -79,33 +79,32 @@ def _walk(name: str, tree: Any, plains: list[PlainTensorMeta], start: int) -> It
 
 
 def _container(kind: type, aux: Any, tree: Any, plains: list[PlainTensorMeta], start: int) -> SubclassCreationMeta:
-    """Describe a container; what it holds that is a node is described as one too, whatever its class."""
-    attrs, at = [], start
+    """Describe a container; inner nodes are described as containers too, whatever their class."""
+    attrs, position = [], start
     for name, child in zip(part_names(tree), tree.children(), strict=True):
         data = child.node_data()
-        part = plains[at] if data is None else _container(data[0], data[1], child, plains, at)
+        part = plains[position] if data is None else _container(data[0], data[1], child, plains, position)
         attrs.append((name, part))
-        at += child.num_leaves
-    return SubclassCreationMeta(
-        plains[start].unwrapped_idx if at > start else start, at - start, tuple(attrs), aux, kind
-    )
+        position += child.num_leaves
+    first = plains[start].unwrapped_idx if tree.num_leaves else start
+    return SubclassCreationMeta(first, tree.num_leaves, tuple(attrs), aux, kind)
 
 
 def is_container_class(kind: type, tree: Any) -> bool:
-    """Whether a node of a tree stands for an array: it has a shape and a dtype, or gives its array."""
+    """Whether a node acts as an array: it has `shape` and `dtype`, or `__jax_array__`."""
     if issubclass(kind, _STRUCTURES):
         return False
     if hasattr(kind, "__jax_array__"):
         return True
-    made = jax.tree.unflatten(tree, [Place() for _ in range(tree.num_leaves)])
-    return all(name in dir(made) for name in ("shape", "dtype"))
+    node = jax.tree.unflatten(tree, [Place() for _ in range(tree.num_leaves)])
+    return all(name in dir(node) for name in ("shape", "dtype"))
 
 
 # ----------------------------------------------------------------------------------------------------- gradients
 
 
 def kept_structure(tree: Any) -> frozenset[int]:
-    """Flat positions of the arrays that a gradient's container has in common with the argument's."""
+    """Flat positions of the arrays that are the same in an argument and its gradient."""
     return frozenset(i for meta in _placed(tree) for i in _structure(meta))
 
 
@@ -121,26 +120,26 @@ def _structure(meta: Meta) -> Iterator[int]:
 
 
 def inside(tree: Any) -> frozenset[int]:
-    """Flat positions of the arrays of a tree that belong to a container."""
-    owned = (meta for meta in _placed(tree) if isinstance(meta, SubclassCreationMeta))
-    return frozenset(plain.unwrapped_idx for meta in owned for plain in plain_metas(meta))
+    """Flat positions of the arrays in containers of a tree."""
+    found = (meta for meta in _placed(tree) if isinstance(meta, SubclassCreationMeta))
+    return frozenset(plain.unwrapped_idx for meta in found for plain in plain_metas(meta))
 
 
 def held_by(tree: Any, kind: type) -> list[int]:
-    """Flat positions of the leaves of a tree below nodes of a class."""
-    found: list[int] = []
+    """Flat positions of the leaves below nodes of a class."""
+    positions: list[int] = []
 
     def walk(node: Any, start: int) -> None:
         data = node.node_data()
         if data is not None and issubclass(data[0], kind):
-            found.extend(range(start, start + node.num_leaves))
+            positions.extend(range(start, start + node.num_leaves))
             return
         for child in node.children():
             walk(child, start)
             start += child.num_leaves
 
     walk(tree, 0)
-    return found
+    return positions
 
 
 def _placed(tree: Any) -> tuple[Meta, ...]:

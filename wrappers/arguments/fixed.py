@@ -1,12 +1,12 @@
-"""Keep leaves that are no arrays out of programs: functions, strings, flags, the numbers of an Equinox module.
+"""Keep leaves that are not arrays out of programs: functions, strings, flags, numbers of Equinox modules.
 
-Such a leaf is *fixed*: a program is made for its value, as for a static argument. In the flattened call it is a node
-without leaves, `Fixed`, so that everything that counts leaves counts arrays only. Two calls share a program where their
-fixed leaves are equal; a leaf without a hash is the same only where it is the same object, which the log says once.
+Such a leaf is *fixed*: a program is made for its value, as for a static argument. In the flattened call it is a
+`Fixed`, a node without leaves, so that all leaves are arrays. Two calls share a program if their fixed leaves are
+equal. A leaf without a hash is equal to itself alone; this is logged once for each class.
 
-JAX's own transformations keep a Python number as it is, and only `jax.jit` makes an array of it. So do we: a flag is
-always fixed, an integer where a transformation is under way. In an Equinox module every Python number is fixed, as it
-is for Equinox's own `filter_jit` and `filter_grad`.
+JAX's transformations keep a Python number as it is; only `jax.jit` makes it an array. Likewise, a flag is always fixed,
+and an integer is fixed inside a transformation. In an Equinox module every Python number is fixed, as in Equinox's own
+`filter_jit` and `filter_grad`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _told: set[type] = set()
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
 class Fixed(Record):
-    """A leaf that a program is made for.
+    """A leaf whose value a program is made for.
 
     Attributes:
         value: the leaf.
-        has_zero: whether its gradient is a `float0` zero, as JAX gives for a flag or an integer; else it is None.
+        has_zero: whether its gradient is a `float0` zero, as for a flag or an integer; otherwise it is None.
     """
 
     value: Any
@@ -45,11 +45,11 @@ class Fixed(Record):
     _key: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Find what two equal leaves have in common."""
+        """Compute the key by which leaves are compared."""
         object.__setattr__(self, "_key", (type(self.value), _key(self.value)))
 
     def __eq__(self, other: object) -> bool:
-        """Whether a program for one can be used for the other: `1`, `1.0` and `True` are not the same."""
+        """Whether a program for one fits the other; `1`, `1.0` and `True` differ."""
         return isinstance(other, Fixed) and bool(self._key == other._key) and self.has_zero == other.has_zero
 
     def __hash__(self) -> int:
@@ -64,7 +64,7 @@ class Fixed(Record):
 
 @dataclass(frozen=True)
 class _Same:
-    """An object without a hash, which is equal to itself alone; it is kept alive, so that its place stays its own."""
+    """An object without a hash, equal to itself alone; kept alive, so that its address is not used again."""
 
     of: Any = field(compare=False, hash=False)
     address: int
@@ -76,7 +76,7 @@ class _Same:
 
 def _key(value: Any) -> Any:
     if isinstance(value, float | complex):
-        return repr(value)  # tells -0.0 from 0.0, and a NaN is equal to itself
+        return repr(value)  # -0.0 and 0.0 differ, and a NaN is equal to itself
     try:
         hash(value)
     except TypeError:
@@ -88,9 +88,10 @@ def _key(value: Any) -> Any:
 
 
 def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
-    """A call with each leaf that is no array as a `Fixed` node, and whether there is one; `integers` fixes those too.
+    """A call with each leaf that is not an array as a `Fixed` node, and whether there is any.
 
-    Raises `CallError` for one whose `==` gives no truth value, so that two calls could not be compared.
+    With `integers` these are fixed too. Raises `CallError` for a leaf whose `==` returns no bool, so that calls could
+    not be compared.
     """
     module = _module_class()
 
@@ -109,22 +110,22 @@ def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
             leaves[i], changed = Fixed(leaf), True
     if not changed:
         return tree, False
-    made = jax.tree.unflatten(structure, leaves)
-    _refuse_incomparable(made, paths)
-    return made, True
+    tree = jax.tree.unflatten(structure, leaves)
+    _refuse_incomparable(tree, paths)
+    return tree, True
 
 
 def _each(tree: Any, wanted: Callable[[Any], bool], has_zero: bool) -> tuple[Any, bool]:
     leaves, structure = jax.tree.flatten(tree)
-    found = [wanted(leaf) for leaf in leaves]
-    if not any(found):
+    flags = [wanted(leaf) for leaf in leaves]
+    if not any(flags):
         return tree, False
-    pairs = zip(leaves, found, strict=True)
+    pairs = zip(leaves, flags, strict=True)
     return jax.tree.unflatten(structure, [Fixed(x, has_zero) if on else x for x, on in pairs]), True
 
 
 def _is_array_like(leaf: Any) -> bool:
-    """Whether a leaf is for JAX to take or to refuse."""
+    """Whether a leaf is passed to JAX, which may still refuse it."""
     kinds = jax.Array | np.ndarray | np.generic | int | float | complex | jax.ShapeDtypeStruct
     if isinstance(leaf, kinds) or is_tracer(leaf) or hasattr(leaf, "__jax_array__"):
         return True
@@ -145,7 +146,7 @@ def _refuse_incomparable(tree: Any, paths: Paths) -> None:
 
 
 def inside_modules(tree: Any) -> list[Any]:
-    """The leaves of a tree that belong to Equinox modules."""
+    """The leaves in Equinox modules of a tree."""
     module = _module_class()
     if module is None:
         return []
@@ -154,20 +155,20 @@ def inside_modules(tree: Any) -> list[Any]:
 
 
 def is_fixed(x: Any) -> bool:
-    """Whether a node of a tree stands for a fixed leaf."""
+    """Whether a node is a fixed leaf."""
     return isinstance(x, Fixed)
 
 
 def released(tree: Any) -> Any:
-    """The tree with each fixed leaf as it was."""
+    """The tree with each fixed leaf replaced by its value."""
     return jax.tree.map(lambda x: x.value if is_fixed(x) else x, tree, is_leaf=is_fixed)
 
 
 def gradients(tree: Any) -> Any:
-    """A tree of gradients, with that of each fixed leaf in its place."""
+    """A tree of gradients, with each fixed leaf replaced by its gradient."""
     return jax.tree.map(lambda x: x.gradient if is_fixed(x) else x, tree, is_leaf=is_fixed)
 
 
 def _module_class() -> type | None:
-    """Equinox's `Module`, where somebody has imported it."""
+    """Equinox's `Module`, or None if Equinox is not imported."""
     return getattr(sys.modules.get("equinox"), "Module", None)

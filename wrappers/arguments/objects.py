@@ -1,12 +1,12 @@
-"""Take objects that can be written apart into their arrays, and write back what became of them.
+"""Take writable objects apart into arrays, and write the new arrays back.
 
 A Flax NNX module, its random streams, an `nnx.Optimizer` or a metric holds arrays and is written in place. A program
-takes arrays and gives arrays. So at a call such an object is *taken apart*: its arrays enter as leaves of a `Taken`
-node, the user's function gets an object of its own, built from them, and what the function wrote there leaves the
-program as further results, its *states*, which are written to the caller's object once, after the program has run.
-An array that several objects share enters once, and its gradient is one.
+takes and returns arrays. So a call *takes apart* such an object: its arrays become leaves of a `Taken` node. The user's
+function gets a new object, built from these arrays. The arrays that it writes there are further results, the *states*.
+They are written to the caller's object after the program has run. An array that several objects share enters once, and
+has one gradient.
 
-Each library has an adapter, which is asked only where somebody has imported that library.
+Each library has an adapter, which is used only if that library is imported.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ class Adapter(Protocol):
     """How the objects of one library are taken apart, built and written."""
 
     def owns(self, x: Any) -> bool:
-        """Whether this is such an object, as a whole."""
+        """Whether this is such an object."""
         ...
 
     def keeps(self, x: Any) -> bool:
-        """Whether this is a plain tree of arrays, although it holds what could be taken apart."""
+        """Whether this is a plain tree of arrays, which is not taken apart."""
         ...
 
     def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """The form of some objects, without arrays, and a tree of arrays for each: what they share is in the first."""
+        """The form of some objects, without arrays, and a tree of arrays for each; a shared array is in the first."""
         ...
 
     def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
-        """New objects of a form, holding these arrays."""
+        """New objects of a form, with these arrays."""
         ...
 
     def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
-        """Write to the objects those arrays of `parts` whose place in `written` says so."""
+        """Write to the objects the arrays of `parts` that are marked in `written`."""
         ...
 
     def differences(self, old: Any, new: Any) -> list[str]:
-        """How two forms differ, in words."""
+        """The names of what differs between two forms."""
         ...
 
     def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """The parts of an object that can be written, with the way there from the object: `.bn.mean`."""
+        """The writable parts of an object, with their paths from the object, such as `.bn.mean`."""
         ...
 
 
@@ -90,7 +90,7 @@ class Part:
         return cls(tuple(tree), tuple(map(cls.of, tree.values())))
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Every end below this node with its path."""
+        """The path and value of everything below this node that is not a `Part`."""
         for name, child in zip(self.names, self.children, strict=True):
             if isinstance(child, Part):
                 yield from (((name, *path), end) for path, end in child.items())
@@ -102,11 +102,11 @@ class NnxObjects:
     """Graph nodes of Flax NNX: modules, variables, streams, optimisers, metrics."""
 
     def __init__(self, nnx: Any) -> None:
-        """`nnx` is the library, imported by whoever made the object."""
+        """`nnx` is the imported library."""
         self.nnx = nnx
 
     def owns(self, x: Any) -> bool:
-        """Whether it is a node of NNX's graphs; a `jax.Ref` is JAX's own."""
+        """Whether it is a node of an NNX graph, and not a `jax.Ref`."""
         return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref) and not is_tracer(x)
 
     def keeps(self, x: Any) -> bool:
@@ -114,7 +114,7 @@ class NnxObjects:
         return isinstance(x, self.nnx.State)
 
     def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """As `nnx.split` of all of them together, so that what they share is known."""
+        """As `nnx.split` of all objects together, which finds what they share."""
         form, state = self.nnx.split(tuple(objects))
         return form, [Part.of(dict(state).get(i, {})) for i in range(len(objects))]
 
@@ -124,16 +124,16 @@ class NnxObjects:
 
     def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
         """As `nnx.update`, which refuses an object of another trace."""
-        told = (any(jax.tree.leaves(flag)) for _, flag in self._items(written))
-        ends = {path: end for (path, end), on in zip(self._items(parts), told, strict=True) if on}
+        flags = (any(jax.tree.leaves(flag)) for _, flag in self._items(written))
+        ends = {path: end for (path, end), on in zip(self._items(parts), flags, strict=True) if on}
         self._refuse_foreign(objects, ends)
         self.nnx.update(tuple(objects), self._state(ends))
 
     def differences(self, old: Any, new: Any) -> list[str]:
-        """The attributes that one form has and the other has not, or has otherwise."""
-        before, after = ([(str(name), repr(what)) for name, what in form.attributes] for form in (old, new))
-        changed = [name for name, what in after if (name, what) not in before]
-        gone = [name for name, what in before if (name, what) not in after]
+        """The names of attributes that are in one form only, or differ."""
+        before, after = ([(str(name), repr(value)) for name, value in form.attributes] for form in (old, new))
+        changed = [name for name, value in after if (name, value) not in before]
+        gone = [name for name, value in before if (name, value) not in after]
         return list(dict.fromkeys(name for name in (*changed, *gone) if not name.startswith("_pytree__")))
 
     def ends(self, x: Any) -> list[tuple[str, Any]]:
@@ -152,7 +152,7 @@ class NnxObjects:
         return self.nnx.from_flat_state(ends) if ends else self.nnx.State({})
 
     def _refuse_foreign(self, objects: Sequence[Any], ends: Mapping[tuple[Any, ...], Any]) -> None:
-        """Raise `CallError` for a variable that was made outside of the transformation that is under way."""
+        """Raise `_Foreign` for a variable that was made outside of the current transformation."""
         _, state = self.nnx.split(tuple(objects))
         live = dict(self._items([Part.of(dict(state).get(i, {})) for i in range(len(objects))]))
         for path in ends:
@@ -165,16 +165,16 @@ def _way(path: Sequence[Any]) -> str:
 
 
 class _Foreign(Exception):
-    """An end of an object, by its place and path, that must not be written here."""
+    """A variable that must not be written here: the position of its object, and its path."""
 
 
 _nnx: list[NnxObjects] = []
 
 
 def _adapters() -> Sequence[Adapter]:
-    """The adapters of the libraries that somebody has imported."""
-    if not _nnx and (found := sys.modules.get("flax.nnx")) is not None and hasattr(found, "State"):
-        _nnx.append(NnxObjects(found))
+    """The adapters of the imported libraries."""
+    if not _nnx and (nnx := sys.modules.get("flax.nnx")) is not None and hasattr(nnx, "State"):
+        _nnx.append(NnxObjects(nnx))
     return _nnx
 
 
@@ -183,7 +183,7 @@ def _adapters() -> Sequence[Adapter]:
 
 @dataclass(frozen=True)
 class _Form:
-    """The common form of all objects of one adapter in a call; it stands in the first of them alone."""
+    """The common form of all objects of one adapter in a call; only the first object has it."""
 
     place: int
     form: Any
@@ -191,7 +191,7 @@ class _Form:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Taken:
-    """An object that was taken apart: its arrays, and what the object is without them."""
+    """An object that was taken apart: its arrays, and its form without them."""
 
     def __init__(self, part: Any, form: _Form) -> None:
         """Made by `taken_apart`."""
@@ -209,19 +209,19 @@ class Taken:
 
 @dataclass(frozen=True)
 class _Hidden:
-    """A key that leaves no trace in a path."""
+    """A key that is not shown in a path."""
 
     def __str__(self) -> str:
         return ""
 
 
 def is_owned(x: Any) -> bool:
-    """Whether this is an object that can be written, as a whole."""
+    """Whether this is an object that can be written."""
     return any(a.owns(x) for a in _adapters())
 
 
 def put(x: Any, array: Any) -> None:
-    """Write an array to an object that holds one: a variable."""
+    """Write an array to a variable, an object that holds one array."""
     for adapter in _adapters():
         if adapter.owns(x):
             _, (part,) = adapter.split((x,))
@@ -230,13 +230,13 @@ def put(x: Any, array: Any) -> None:
 
 @dataclass(frozen=True)
 class Live:
-    """The objects of a call, of one adapter, in order."""
+    """The objects of one adapter in a call, in order."""
 
     adapter: Adapter
     objects: tuple[Any, ...]
 
     def shared(self) -> tuple[tuple[int, str], tuple[int, str]] | None:
-        """The first end that two objects have in common: in each its number and the way there."""
+        """The first variable that two objects share: for each, its number and the path of the variable."""
         known: dict[int, tuple[int, str]] = {}
         for k, x in enumerate(self.objects):
             mine = self.adapter.ends(x)
@@ -248,7 +248,7 @@ class Live:
 
 
 def taken_apart(tree: Any) -> tuple[Any, tuple[Live, ...]]:
-    """A tree with a `Taken` in the place of each object that can be written, and these objects."""
+    """The tree with each writable object replaced by a `Taken`, and these objects."""
     adapters = _adapters()
     if not adapters:
         return tree, ()
@@ -271,21 +271,21 @@ def taken_apart(tree: Any) -> tuple[Any, tuple[Live, ...]]:
 
 
 def built(tree: Any) -> tuple[Any, tuple[Live, ...]]:
-    """The tree with new objects in the place of what `taken_apart` put there, and these objects."""
+    """The tree with each `Taken` replaced by a new object, and these objects."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_taken)
     places = [i for i, leaf in enumerate(leaves) if _is_taken(leaf)]
     if not places:
         return tree, ()
     (adapter,) = _adapters()
-    found = [leaves[i] for i in places]
-    objects = tuple(adapter.merge(found[0].form.form, [taken.part for taken in found]))
-    for i, made in zip(places, objects, strict=True):
-        leaves[i] = made
+    nodes = [leaves[i] for i in places]
+    objects = tuple(adapter.merge(nodes[0].form.form, [node.part for node in nodes]))
+    for i, new in zip(places, objects, strict=True):
+        leaves[i] = new
     return jax.tree.unflatten(structure, leaves), (Live(adapter, objects),)
 
 
 def is_known(x: Any) -> bool:
-    """Whether some library's objects look like this: they are written back, or are plain trees of arrays."""
+    """Whether a library with an adapter handles this: it is written back, or is a plain tree of arrays."""
     return any(a.owns(x) or a.keeps(x) for a in _adapters())
 
 
@@ -300,13 +300,13 @@ def paths_of(tree: Any, paths: Paths) -> list[str]:
 
 
 def inside(tree: Any) -> list[Any]:
-    """The leaves of a tree that belong to objects which were taken apart."""
+    """The leaves in objects that were taken apart."""
     nodes = jax.tree.leaves(tree, is_leaf=_is_taken)
     return [leaf for node in nodes if _is_taken(node) for leaf in jax.tree.leaves(node)]
 
 
 def tree_of_arrays(tree: Any) -> Any:
-    """A tree with that of its arrays in the place of each object that was taken apart."""
+    """The tree with each object that was taken apart replaced by the tree of its arrays."""
     whole = jax.tree.unflatten(tree, range(tree.num_leaves))
     return jax.tree.structure(jax.tree.map(lambda x: x.part if _is_taken(x) else x, whole, is_leaf=_is_taken))
 
@@ -319,41 +319,41 @@ def _is_taken(x: Any) -> bool:
 
 
 def states(given: Sequence[Any], tree: Any, live: Sequence[Live], paths: Paths) -> dict[int, Any]:
-    """The arrays that a function wrote to objects, by their flat positions in a call.
+    """The arrays that a function wrote to objects, by flat position in the call.
 
-    `tree` is the call's tree of `Taken` nodes, `given` the arrays that the objects were built from. Raises `TraceError`
-    where an object came to hold other things than before, or an array of another shape or dtype.
+    `tree` is the call with `Taken` nodes, `given` are the arrays that the objects were built from. Raises `TraceError`
+    if an object changed in more than its arrays, or if an array has another shape or dtype.
     """
     parts: list[Any] = []
     nodes = paths.nodes(tree, _is_taken)
     for group in live:
         form, now = group.adapter.split(group.objects)
-        where, first = nodes[0]
+        path, first = nodes[0]
         if form != first.form.form:
             names = ", ".join(group.adapter.differences(first.form.form, form)) or "its structure"
             what = f"was changed in more than its arrays while the function ran: {names}."
-            raise TraceError(message(where, what, _CURE_STRUCTURE))
+            raise TraceError(message(path, what, _CURE_STRUCTURE))
         parts.extend(now)
     fresh = iter(parts)
-    again = jax.tree.map(lambda n: Taken(next(fresh), n.form) if _is_taken(n) else n, tree, is_leaf=_is_taken)
-    found: dict[int, Any] = {}
-    for i, (new, old) in enumerate(zip(jax.tree.leaves(again), given, strict=True)):
+    after = jax.tree.map(lambda n: Taken(next(fresh), n.form) if _is_taken(n) else n, tree, is_leaf=_is_taken)
+    written: dict[int, Any] = {}
+    for i, (new, old) in enumerate(zip(jax.tree.leaves(after), given, strict=True)):
         if new is old:
             continue
         want, got = jax.typeof(old), jax.typeof(new)
         if want.shape != got.shape or want.dtype != got.dtype:
             what = f"is {want.str_short()}, and the function writes {got.str_short()} there."
             cure = "Keep its shape and dtype: a compiled program is made for them."
-            raise TraceError(message(paths.leaves(again)[i], what, cure))
-        found[i] = new
-    return found
+            raise TraceError(message(paths.leaves(after)[i], what, cure))
+        written[i] = new
+    return written
 
 
 def write(live: Sequence[Live], tree: Any, written: Any, paths: Paths) -> None:
     """Write new arrays to the caller's objects.
 
-    `tree` and `written` are the call's tree of `Taken` nodes, with all arrays and with whether each is new. Raises
-    `CallError` for an object that the transformation under way must not write.
+    `tree` is the call with `Taken` nodes and all arrays, `written` the same tree of flags: whether each array is new.
+    Raises `CallError` for an object that must not be written inside the current transformation.
     """
     parts, flags = ([node.part for _, node in paths.nodes(t, _is_taken)] for t in (tree, written))
     for group in live:

@@ -1,4 +1,4 @@
-"""Say how the user reaches each part of a call."""
+"""Name the parts of a call as the user reaches them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr, tree_flatten_wi
 
 @dataclass(frozen=True)
 class Paths:
-    """The paths of calls `(args, kwargs)` whose static arguments were set apart: `args[0]['w']`, `kwargs['mask']`.
+    """Paths in calls `(args, kwargs)` without their static arguments: `args[0]['w']`, `kwargs['mask']`.
 
-    `dynamic` are the positions of the arguments that are left.
+    `dynamic` are the original positions of the arguments that remain.
     """
 
     dynamic: Sequence[int]
 
     def leaves(self, tree: Any) -> list[str]:
-        """Of each array of a call."""
+        """The path of each leaf of a call."""
         return [self._of(keys) for keys in leaf_keys(tree)]
 
     def nodes(self, tree: Any, wanted: Callable[[Any], bool]) -> list[tuple[str, Any]]:
-        """Of each node for which `wanted` holds, with the node; what lies within such a node is not looked at."""
-        found, _ = tree_flatten_with_path(tree, is_leaf=wanted)
-        return [(self._of(keys), node) for keys, node in found if wanted(node)]
+        """Path and node of each node for which `wanted` is true; such a node is not searched further."""
+        nodes, _ = tree_flatten_with_path(tree, is_leaf=wanted)
+        return [(self._of(keys), node) for keys, node in nodes if wanted(node)]
 
     def _of(self, keys: Any) -> str:
         head, *rest = keys
@@ -36,14 +36,14 @@ class Paths:
 
 
 def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
-    """How the user reaches each leaf of a tree: `result['loss']`."""
+    """The path of each leaf of a tree, such as `result['loss']`."""
     return tuple(name + keystr(keys) for keys in leaf_keys(jax.tree.unflatten(tree, range(tree.num_leaves))))
 
 
 def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
-    """The keys that lead to each leaf: an attribute where its class gave JAX a bare number, as `BCOO` does."""
-    found, structure = tree_flatten_with_path(tree)
-    named = [list(keys) for keys, _ in found]
+    """The keys of each leaf; the attribute name where a class gave JAX only a number, as `BCOO` does."""
+    leaves, structure = tree_flatten_with_path(tree)
+    named = [list(keys) for keys, _ in leaves]
 
     def walk(node: Any, start: int, depth: int) -> None:
         if node.node_data() is None or node.num_leaves == 0:
@@ -62,19 +62,19 @@ def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
 
 
 class Place:
-    """Stands for a leaf while the attributes of its container are looked at; an object of its own each time."""
+    """A distinct object in the place of a leaf, by which its attribute is found."""
 
 
 def part_names(tree: Any) -> list[str]:
-    """How the class of a node calls its children: attribute, key or position."""
+    """The name of each child of a node in its class: attribute, key or position."""
     leaf = jax.tree.structure(0)
     places = [Place() for _ in tree.children()]
     registry = jax.tree_util.default_registry
     one_level = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, tree.node_data(), [leaf] * len(places))
-    made = jax.tree.unflatten(one_level, places)
-    found, _ = tree_flatten_with_path(made)
-    held = {id(value): name for name, value in getattr(made, "__dict__", {}).items()}
-    return [_part_name(path[0], held.get(id(place))) for (path, place) in found]
+    node = jax.tree.unflatten(one_level, places)
+    children, _ = tree_flatten_with_path(node)
+    attributes = {id(value): name for name, value in getattr(node, "__dict__", {}).items()}
+    return [_part_name(path[0], attributes.get(id(place))) for path, place in children]
 
 
 def _part_name(key: Any, attribute: str | None) -> str:

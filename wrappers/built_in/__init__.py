@@ -1,16 +1,17 @@
 """The wrappers that every function gets.
 
-Each handles one thing that a compiled program of flat arrays cannot: trees, the same array twice, references, zero
-cotangents, derivatives. It reads the metadata, and changes arguments before and results after. The stack applies them
-in the order in which they stand here. A user's own wrapper, `aot.function(wrappers=...)`, comes around all of them.
+Each file handles one thing that a compiled program of flat arrays cannot: trees, one array passed twice, references,
+zero cotangents, derivatives. `wrapped_for` of `aot/stages/pipeline` applies `TreeWrapper`, `GuardsWrapper` and
+`AliasWrapper`, in this order; the last two read the records of the arguments. The others are used by stages and calls
+of `aot`. A user's own wrappers, `aot.function(wrappers=...)`, stand directly around the function, inside all of these.
 
 Files, in reading order:
 
-    flatten: Speak in flat arrays to the compiler, in trees to the caller.
+    flatten: Turn a function of trees into a function of flat arrays.
     guards: Refuse a call that the compiled program was not made for.
     checks: Name the first op that made a NaN or an infinity.
-    alias: Pass an array once when the caller passed it twice; return inputs as themselves.
+    alias: Let an array that is passed twice enter once; return inputs as they are.
     refs: Turn writes to references into extra results, then write them back.
-    zeros: Run the backward that a pattern of zero cotangents asks for.
-    autograd: Tie the forward and backward programs into jax.grad.
+    zeros: Run a smaller backward if some cotangents are zero.
+    autograd: Let JAX's transformations use the forward and backward programs.
 """

@@ -1,13 +1,13 @@
-"""Pass an array once when the caller passed it twice; return inputs as themselves.
+"""Let an array that is passed twice enter once; return inputs as they are.
 
-An array that stands at two places of the arguments enters a program once (`tree.Bound.places`), and is differentiated
-at each place by itself. An output that is an input, or an earlier output, does not pass through XLA, which would copy
-it: it stays out of the program, a `TensorAlias` tells which it is, and the caller gets the very same array.
+An array at two places of the arguments enters a program once, and is differentiated at each place separately. An output
+that is an input, or an earlier output, is not returned by the program, since XLA would copy it. A `TensorAlias` says
+which array it is, and the caller gets that array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,65 +16,82 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.partition.errors import CallError, message
-from jointcut.wrappers.arguments.tree import Bound
-from jointcut.wrappers.metadata.schemas import TensorAlias
+from jointcut.partition.program.jaxprs import Literal
+from jointcut.wrappers.arguments.tree import Bound, places
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, TensorAlias
 from jointcut.wrappers.wrapper import Target
 
 
 @dataclass(frozen=True)
 class AliasWrapper:
-    """Let each array enter once."""
+    """Let each array enter once; `inputs` are the records of the arguments."""
 
-    traced: Bound
+    inputs: Sequence[InputAliasInfo]
+
+    @property
+    def duplicates(self) -> dict[int, int]:
+        """Positions of arrays that were passed before, each with the first position."""
+        return {i: info.duplicate_of for i, info in enumerate(self.inputs) if info.duplicate_of is not None}
 
     def pre_compile(self, target: Target) -> Target:
-        """The same function, with the arrays that are distinct for inputs."""
-        first = [slot for i, slot in enumerate(target.convention.inputs) if i not in self.traced.duplicates]
-        return replace(target, convention=replace(target.convention, inputs=tuple(first)), places=self.traced.places)
+        """The same function; its inputs are the distinct arrays."""
+        pairs = zip(target.convention.inputs, self.inputs, strict=True)
+        entering = tuple(slot for slot, info in pairs if info.duplicate_of is None)
+        convention = replace(target.convention, inputs=entering)
+        return replace(target, convention=convention, places=places(len(self.inputs), self.duplicates))
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that raises `CallError` where arrays are distinct that were one."""
+        """A call that raises `CallError` if arrays that were one when traced are distinct now."""
         del target
+        duplicates = self.duplicates
 
         def aliased(bound: Bound) -> Any:
-            for i, j in self.traced.duplicates.items():
+            for i, j in duplicates.items():
                 if bound.duplicates.get(i) != j:
-                    paths = bound.paths()
-                    what = f"was the same array as {paths[j]} when traced, and is another one now."
+                    what = f"was the same array as {self.inputs[j].path} when traced, and is another one now."
                     cure = "Trace and compile for this call too, or call the function itself, which does so by need."
-                    raise CallError(message(paths[i], what, cure))
+                    raise CallError(message(self.inputs[i].path, what, cure))
             return call(bound)
 
         return aliased
 
 
-def identities(inputs: Sequence[Any], outputs: Sequence[Any], donated: Collection[int] = ()) -> dict[int, TensorAlias]:
-    """Which outputs are inputs or earlier outputs, by position: the same tracers, or variables of a jaxpr.
+def repeated(outputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Positions of outputs that are the same object as an earlier one, each with that of the first."""
+    first: dict[int, int] = {}
+    positions = [first.setdefault(id(output), i) for i, output in enumerate(outputs)]
+    return tuple((i, j) for i, j in enumerate(positions) if i != j)
 
-    An input whose array is given up to the program is none that could be handed back.
+
+def returnable(arguments: Sequence[Any], donated: Collection[int]) -> dict[Any, int]:
+    """Variables of the arguments that may be handed back, each with its first position.
+
+    An array that is donated at any of its positions is gone after the call.
     """
-    gone = {id(inputs[i]) for i in donated}
-    given = {id(x): i for i, x in reversed(list(enumerate(inputs))) if id(x) not in gone}
-    found: dict[int, TensorAlias] = {}
-    made: dict[int, int] = {}
-    for i, out in enumerate(outputs):
-        if id(out) in given:
-            found[i] = TensorAlias("input", given[id(out)])
-        elif id(out) in made:
-            found[i] = TensorAlias("output", made[id(out)])
-        else:
-            made[id(out)] = i
-    return found
+    gone = {arguments[i] for i in donated}
+    return {var: i for i, var in reversed(list(enumerate(arguments))) if var not in gone}
 
 
-def inserted(results: Sequence[Any], found: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
-    """A program's results, its outputs first, with what stayed out of it in its place."""
-    whole = list(results)
-    for i, twin in sorted(found.items()):
-        whole.insert(i, leaves[twin.alias] if twin.source == "input" else whole[twin.alias])
-    return whole
+def handed_back(
+    returnable: Mapping[Any, int], outputs: Sequence[Any], repeated: Iterable[tuple[int, int]]
+) -> dict[int, TensorAlias]:
+    """Outputs of a jaxpr that are arguments or `repeated`, by position: they stay out of the compiled program.
+
+    Equal outputs that the function computed twice are two arrays, though XLA may merge them: the caller may donate one.
+    """
+    aliases = {i: TensorAlias("output", j) for i, j in repeated}
+    pairs = [(i, var) for i, var in enumerate(outputs) if not isinstance(var, Literal)]
+    return aliases | {i: TensorAlias("input", returnable[var]) for i, var in pairs if var in returnable}
+
+
+def inserted(results: Sequence[Any], aliases: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
+    """A program's results with the outputs that it did not return; `leaves` are the arguments."""
+    outputs = list(results)
+    for i, alias in sorted(aliases.items()):
+        outputs.insert(i, leaves[alias.alias] if alias.source == "input" else outputs[alias.alias])
+    return outputs
 
 
 def as_array(x: Any) -> Any:
-    """The array of JAX's that a program would return for an argument."""
+    """The JAX array that a program would return for an argument."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x.copy() if isinstance(x, np.ndarray) else x)

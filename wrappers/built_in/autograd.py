@@ -1,15 +1,14 @@
-"""Tie the forward and backward programs into jax.grad.
+"""Let JAX's transformations use the forward and backward programs.
 
-Inside somebody's `jax.grad`, `jax.vmap` or `jax.jit` a function of ours is a call with rules of its own:
+Inside a user's `jax.grad`, `jax.vmap` or `jax.jit` a decorated function is one call with its own rules:
 
-- `jax.grad` asks which inputs are differentiated; the joint program is cut for just those, the forward half runs, and
-  the tangents leave through a linear map that knows both directions: reverse mode transposes it into the backward
-  half, forward mode (`jax.jvp`, `jax.jacfwd`) differentiates the function itself;
-- `jax.vmap` makes the function over one more axis another program of ours: what is differentiated later is cut as it
-  is then;
-- a function with effects is differentiated when it is known in which direction, so that its effects happen once.
+- `jax.grad` says which inputs are differentiated. The joint program is cut for these, the forward half runs, and a
+  linear map gives the tangents. Reverse mode transposes this map into the backward half. Forward mode (`jax.jvp`,
+  `jax.jacfwd`) differentiates the function itself.
+- `jax.vmap` makes a new program with one more axis, which is cut when it is differentiated.
+- A function with effects is differentiated when the direction is known, so that its effects happen once.
 
-So reverse, forward and mixed modes all work, mapped or not, to any order.
+So reverse, forward and mixed modes work to any order, mapped or not.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from jointcut.wrappers.table import Table
 
 Mask = tuple[bool, ...]
 
-#: Cuts a jaxpr for a mask of its inputs; returns its graph and halves, and the constants that the halves start with.
+#: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the constants that the halves take first.
 Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 
 _call_p = jaxprs.call_primitive("jointcut_call")
@@ -40,11 +39,11 @@ _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
 
 def differentiable(primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None) -> Callable[..., list[Any]]:
-    """A flat function that runs the jaxpr `primal` and differentiates through the halves that `cut` returns.
+    """A flat function that runs the jaxpr `primal`, and is differentiated through the halves that `cut` returns.
 
-    `cut` is given `primal`, or what `jax.vmap` makes of it, and one flag per flat input, whether a derivative with
-    respect to it is asked for. A mapped program may have more constants: they are its leading inputs. `twice` is called
-    where the derivative is differentiated once more in forward mode, by plain JAX.
+    `cut` takes `primal`, or its form under `jax.vmap`, and one flag for each flat input: whether a derivative with
+    respect to it is asked for. A mapped program may have more constants, as leading inputs. `twice` is called if the
+    derivative is differentiated once more in forward mode, which plain JAX does.
     """
     return _Program(primal, cut, twice)
 
@@ -53,8 +52,9 @@ def differentiable(primal: Any, cut: Cutter, twice: Callable[[], None] = lambda:
 class Differential:
     """The two halves for one set of differentiated inputs, and the rules of the linear map between them.
 
-    Both halves are jitted, so that they are compiled when nobody's `jax.jit` is around, and open when one is. `moving`
-    says which outputs have a tangent: floating-point ones on which something differentiated has an effect.
+    Both halves are jitted inline: compiled on their own, or part of a surrounding `jax.jit`. `extra` are the constants
+    that they take first. `moving` says which outputs have a tangent: floating-point outputs that depend on
+    differentiated inputs.
     """
 
     forward: Callable[..., tuple[list[Any], list[Any]]]
@@ -66,7 +66,7 @@ class Differential:
     def of(
         cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]], twice: Callable[[], None]
     ) -> Differential:
-        """The two halves of one cut, with the constants that they start with."""
+        """The two halves of one cut, with the constants that they take first."""
         graph, halves, extra = cut
         forward = jax.jit(functools.partial(verify.run_forward, halves, graph), inline=True)
         backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
@@ -80,7 +80,7 @@ class _Plain(jaxprs.CallRules):
 
     def __init__(self, closed: Any) -> None:
         self.closed = closed
-        self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # of a partial JAX prints it
+        self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # JAX prints a partial
 
     def run(self, *flat: Any) -> list[Any]:
         """As `CallRules.run`."""
@@ -93,8 +93,8 @@ class _Plain(jaxprs.CallRules):
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
         """As `CallRules.mapped`."""
-        made, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-        return functools.partial(jaxprs.evaluate, made, *consts), out_dims
+        closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
+        return functools.partial(jaxprs.evaluate, closed, *consts), out_dims
 
     @property
     def forward(self) -> jaxprs.CallRules:
@@ -103,7 +103,7 @@ class _Plain(jaxprs.CallRules):
 
 
 class _Program(_Plain):
-    """A jaxpr with the halves of its cuts as its derivative, and the programs that `jax.vmap` made of it."""
+    """A jaxpr, the halves of its cuts as its derivative, and its mapped forms."""
 
     def __init__(self, closed: Any, cut: Cutter, twice: Callable[[], None]) -> None:
         super().__init__(closed)
@@ -114,11 +114,11 @@ class _Program(_Plain):
         self._mapped: Table[tuple[_Program, list[Any], list[Any]]] = Table()
 
     def __call__(self, *flat: Any) -> list[Any]:
-        """Run the jaxpr, or what the transformation at hand makes of it."""
+        """Run the jaxpr, or its form under the current transformation."""
         return _call_p.bind(*flat, jaxpr=self.closed, rules=self)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """As `CallRules.jvp`: by the halves, where there are effects as soon as it is known that they are wanted."""
+        """As `CallRules.jvp`, by the halves; with effects, once the direction is known."""
         mask, picked = _picked(primals, tangents)
         if not picked:
             return self(*primals), [None] * len(jaxprs.opened(self.closed)[0].outvars)
@@ -128,12 +128,12 @@ class _Program(_Plain):
         return self._waiting.of(mask, lambda: _Waiting(self, mask))(primals, picked)
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
-        """Run the forward half; return its outputs, and the linear map from the chosen tangents to theirs."""
+        """Run the forward half; return its outputs, and the linear map from the given tangents to theirs."""
 
-        def made() -> Differential:
+        def make() -> Differential:
             return Differential.of(self.closed, mask, self._cut(self.closed, mask), self._twice)
 
-        this = self._differentials.of(mask, made)
+        this = self._differentials.of(mask, make)
         outputs, residuals = this.forward([*this.extra, *primals])
 
         def move(*tangents: Any) -> list[Any | None]:
@@ -146,31 +146,32 @@ class _Program(_Plain):
         return outputs, move
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """As `CallRules.mapped`: another program of ours, made once for one axis."""
+        """As `CallRules.mapped`: another such program, made once for each axis."""
 
-        def made() -> tuple[_Program, list[Any], list[Any]]:
+        def make() -> tuple[_Program, list[Any], list[Any]]:
             closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
             return _Program(closed, self._cut, self._twice), consts, out_dims
 
-        program, consts, out_dims = self._mapped.of((axis, dims), made)
+        program, consts, out_dims = self._mapped.of((axis, dims), make)
         return functools.partial(program, *consts), out_dims
 
     @property
     def forward(self) -> jaxprs.CallRules:
-        """As `CallRules.forward`: JAX's own derivative, which computes what it can before a tangent is there."""
+        """As `CallRules.forward`: JAX's own derivative, which computes what it can before it has tangents."""
         return _Plain(self.closed)
 
 
 class _Waiting(_Plain):
-    """Outputs and tangents of a program with effects, until it is known in which direction they are wanted.
+    """Outputs and tangents of a program with effects, until the direction of differentiation is known.
 
-    Forward mode runs both as they stand, and so the effects once. Where JAX parts what is known from what is not, as it
-    does for reverse mode, the forward half of a cut runs instead, with the linear map for the rest.
+    Forward mode runs both together, and so the effects once. In reverse mode JAX separates known values from unknown
+    ones; then the forward half of a cut runs instead, and the linear map gives the tangents.
     """
 
     def __init__(self, program: _Program, mask: Mask) -> None:
-        invars, self._outvars = (getattr(jaxprs.opened(program.closed)[0], ends) for ends in ("invars", "outvars"))
-        tangents = [jaxprs.tangent_aval(v.aval) for v, wanted in zip(invars, mask, strict=True) if wanted]
+        primal, _ = jaxprs.opened(program.closed)
+        self._outvars = primal.outvars
+        tangents = [jaxprs.tangent_aval(v.aval) for v, wanted in zip(primal.invars, mask, strict=True) if wanted]
 
         def push(*flat: Any) -> list[Any]:
             outs, moved = _pushed(program.closed, mask, flat[: len(mask)], flat[len(mask) :])
@@ -190,15 +191,15 @@ class _Waiting(_Plain):
         return outs[: len(self._outvars)], [next(moved) if is_inexact(v.aval.dtype) else None for v in self._outvars]
 
     def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
-        """As `CallRules.parted`: the halves, where all primals are known."""
+        """As `CallRules.parted`: the halves, if all primals are known; else None."""
         end = self.early.inputs.stop
         if any(x is None for x in known[:end]):
             return None
         outputs, move = self._program.halved(self._mask, known[self.early.inputs])
 
         def rest(*unknown: Any) -> list[Any]:
-            given = iter(unknown)
-            moved = move(*(next(given) if t is None else t for t in known[end:]))
+            tangents = iter(unknown)
+            moved = move(*(next(tangents) if t is None else t for t in known[end:]))
             inexact = [(t, v.aval) for t, v in zip(moved, self._outvars, strict=True) if is_inexact(v.aval.dtype)]
             return filled([t for t, _ in inexact], [jaxprs.tangent_aval(aval) for _, aval in inexact])
 
@@ -214,11 +215,11 @@ def _picked(primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Mas
 def _pushed(
     primal: Any, mask: Mask, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any | None]]:
-    """Outputs of a jaxpr and their tangents, as JAX differentiates it; None for those that can have none."""
+    """Outputs of a jaxpr and their tangents by JAX's own derivative; None for an output that can have none."""
 
-    def chosen(*xs: Any) -> list[Any]:
-        given = iter(xs)
-        return jaxprs.evaluate(primal, *(next(given) if on else x for x, on in zip(primals, mask, strict=True)))
+    def chosen(*differentiated: Any) -> list[Any]:
+        xs = iter(differentiated)
+        return jaxprs.evaluate(primal, *(next(xs) if on else x for x, on in zip(primals, mask, strict=True)))
 
     picked = tuple(x for x, on in zip(primals, mask, strict=True) if on)
     outs, moved = jax.jvp(chosen, picked, tuple(tangents))
@@ -228,7 +229,7 @@ def _pushed(
 def _rules(
     primal: Any, mask: Mask, moving: tuple[bool, ...], backwards: Backwards, twice: Callable[[], None]
 ) -> jaxprs.LinearRules:
-    """The linear map from the tangents of the chosen inputs to those of the outputs that move, and its transpose."""
+    """The linear map from tangents of differentiated inputs to those of `moving` outputs, and its transpose."""
     count = len(backwards.halves.residuals)
     avals_of = [v.aval for v in jaxprs.opened(primal)[0].outvars]
 
@@ -241,9 +242,9 @@ def _rules(
         return [t for t, moves in zip(moved, moving, strict=True) if moves]
 
     def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
-        given = iter(cotangents)
+        moved = iter(cotangents)
         full = [
-            next(given) if moves else None
+            next(moved) if moves else None
             for aval, moves in zip(avals_of, moving, strict=True)
             if is_inexact(aval.dtype)
         ]

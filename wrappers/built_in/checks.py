@@ -1,19 +1,18 @@
 """Name the first op that made a NaN or an infinity.
 
-`is_finite` is the cheap question, asked after every run in debug mode. `first_nonfinite` is the search once the answer
-is no: it runs a jaxpr again, one equation at a time, also inside calls, the taken branch of a `cond` and the steps of
-loops, and keeps beside every array that is not finite the ops to blame for it. What follows from that:
+In debug mode `is_finite` checks the results of every run. If they are not finite, `first_nonfinite` runs the jaxpr
+again, one equation at a time, also inside calls, the taken branch of a `cond` and the steps of loops. With each array
+that is not finite it keeps the ops to blame. The rules:
 
-- An op that hands on a NaN or an infinity of its operands is not to blame, and neither is one whose bad numbers a
-  `where` has taken out again. Only what reaches a result counts.
-- Infinities that were passed in or written in the program (the -inf of a mask, the start of a max) are legitimate, but
-  who makes a NaN of them is to blame, and so is who takes a NaN that is written in the program.
-- Who makes an infinity of finite numbers is to blame for all that comes of it.
-- A NaN is worse than an infinity: a NaN is traced to the op that made the first NaN, if there is one, and to the one
-  that made the first infinity otherwise.
+- An op is to blame only if its bad numbers reach a result. An op that passes on bad operands is not to blame, and
+  neither is an op whose bad numbers a `where` removes.
+- Infinities that are passed in, or are constants of the program (the -inf of a mask, the start of a max), are
+  legitimate. An op that makes a NaN of them is to blame, and so is an op that takes a NaN constant.
+- An op that makes an infinity of finite numbers is to blame for everything that follows from it.
+- A NaN is traced to the op that made the first NaN or, if there is none, to the op that made the first infinity.
 
-Whether an op made its bad numbers or handed them on is found out by running it again with harmless numbers in the place
-of the bad ones that it was given. In one array that holds bad numbers of several ops the earliest counts.
+To find out whether an op made bad numbers or passed them on, it is run again with harmless numbers instead of its bad
+operands. If several ops are to blame for an array, the earliest is named.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _CALLS = {  # name -> the parameter that holds what is called
     **dict.fromkeys(("jit", "jointcut_call", "jointcut_waiting", "remat2"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
-# Not run on numbers that the program never had: users' code, what may not end, what a singular matrix breaks.
+# Not run on other numbers: users' code, loops that might not end, solvers that fail for a singular matrix.
 _AS_GIVEN = {"pure_callback", "while", "cholesky", "custom_linear_solve", "triangular_solve", "tridiagonal_solve"}
-_FILLERS = (0.5, 2.0)  # hardly an op makes bad numbers of both: log1p, acosh, atanh and pow do of one at most
+_FILLERS = (0.5, 2.0)  # few ops make bad numbers of both; log1p, acosh, atanh and pow of one at most
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The op that turned good numbers into bad ones, where it stands, and what it was given."""
+    """The op that turned good numbers into bad ones, its place in the program, and its operands."""
 
     primitive: str
     source: str
@@ -78,9 +77,9 @@ class _Blame:
 
 @dataclass(frozen=True)
 class _Known:
-    """An array, how bad its worst number is, and for each kind of badness made in it the first to blame.
+    """An array, the kind of its worst number, and the first op to blame for each kind.
 
-    What is not known, because it depends on an effect that must not happen again, is None in its place.
+    A value that depends on an effect is not known, since the effect must not happen again: None takes its place.
     """
 
     array: Any
@@ -93,7 +92,7 @@ _Values = Sequence[_Known | None]
 
 @dataclass(frozen=True)
 class _Here:
-    """Where the walk stands: the clock, and of what is around it the steps of loops, the scope and the source."""
+    """A place in the walk: the clock, the steps of the loops around it, its scope and source."""
 
     clock: Iterator[int]
     steps: tuple[int, ...] = ()
@@ -101,21 +100,21 @@ class _Here:
     source: str = ""
 
     def within(self, eqn: jaxprs.Equation, step: int | None = None) -> _Here:
-        """Inside what an equation holds; of a loop, at one step."""
+        """The place inside an equation; for a loop, at one step."""
         steps = self.steps if step is None else (*self.steps, step)
         return _Here(self.clock, steps, self.scope_of(eqn), self.source_of(eqn))
 
     def scope_of(self, eqn: jaxprs.Equation) -> str:
-        """The name stack of an equation, whose own starts at the jaxpr that holds it."""
+        """The whole name stack of an equation; its own starts at the jaxpr that holds it."""
         return "/".join(filter(None, (self.scope, jaxprs.scope_of(eqn))))
 
     def source_of(self, eqn: jaxprs.Equation) -> str:
-        """The user's line that made an equation; inside a function of a library, the line that called it."""
+        """The user's line that made an equation; inside a library, the line that called the library."""
         return jaxprs.source_of(eqn) or self.source
 
 
 def is_finite(values: Sequence[Any]) -> bool:
-    """Whether all floating and complex arrays among some values are finite, asked of the device in one program."""
+    """Whether all floating-point and complex arrays among the values are finite; one program computes it."""
     floats = [x for x in values if _is_float(x)]
     return not floats or bool(_all_finite(floats))
 
@@ -124,10 +123,10 @@ def first_nonfinite(closed: Any, args: Sequence[Any]) -> Culprit | None:
     """Run a jaxpr on concrete arrays, and name the first op to blame for a result that is not finite.
 
     Results with a NaN come before those with an infinity. None means that all results are finite now (a compiled
-    program may round otherwise), or that what is bad in them was passed in (an argument, an array constant), is an
-    infinity written in the program, or went through an effect. Effects do not happen again: a print or a callback with
-    effects is left out and a reference is neither read nor written, so that nothing is known of what depends on their
-    results. A pure callback is called, as JAX may do at any time.
+    program may round differently), or that the bad numbers were passed in (an argument, an array constant), are
+    infinities that are constants of the program, or depend on an effect. Effects do not happen again: prints and
+    callbacks with effects are skipped, references are neither read nor written, and values that depend on them are not
+    known. A pure callback is called, as JAX may do at any time.
     """
     with jax.debug_nans(False), jax.debug_infs(False):
         results = _walk(closed, [_known(x) for x in args], _Here(itertools.count()))
@@ -140,10 +139,10 @@ def first_nonfinite(closed: Any, args: Sequence[Any]) -> Culprit | None:
 
 
 def _walk(closed: Any, operands: _Values, here: _Here) -> list[_Known | None]:
-    """Run a jaxpr one equation at a time, forgetting each value after its last use."""
+    """Run a jaxpr one equation at a time, and drop each value after its last use."""
     jaxpr, consts = jaxprs.opened(closed)
-    given: list[_Known | None] = [*map(_known, consts), *operands]
-    env: dict[Any, _Known | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+    inputs: list[_Known | None] = [*map(_known, consts), *operands]
+    env: dict[Any, _Known | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
     def read(atom: jaxprs.Atom) -> _Known | None:
         return _known(atom.val) if isinstance(atom, jaxprs.Literal) else env[atom]
@@ -157,7 +156,7 @@ def _walk(closed: Any, operands: _Values, here: _Here) -> list[_Known | None]:
 
 
 def _last_uses(jaxpr: jaxprs.Jaxpr) -> list[list[Any]]:
-    """For each equation the variables that nothing after it reads."""
+    """For each equation, the variables that are not read after it."""
     later = {atom for atom in jaxpr.outvars if not isinstance(atom, jaxprs.Literal)}
     finished = []
     for eqn in reversed(jaxpr.eqns):
@@ -168,14 +167,14 @@ def _last_uses(jaxpr: jaxprs.Jaxpr) -> list[list[Any]]:
 
 
 def _guarded(eqn: jaxprs.Equation, operand: _Known | None, atom: jaxprs.Atom, here: _Here) -> _Known | None:
-    """An operand; where it is a NaN written in the program, the op that takes it is to blame."""
+    """An operand; if it is a NaN constant of the program, the op that takes it is to blame."""
     if operand is None or operand.kind != _NAN or not isinstance(atom, jaxprs.Literal):
         return operand
     return replace(operand, blame={_NAN: _blame(eqn, _NAN, [operand], here)})
 
 
 def _run(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """Run one equation: go into what it holds, or run it as an op unless effects or unknown operands forbid it."""
+    """Run one equation: walk its bodies, or run it as an op unless it has effects or unknown operands."""
     name = eqn.primitive.name
     if name in _CALLS:
         return _walk(eqn.params[_CALLS[name]], operands, here.within(eqn))
@@ -184,7 +183,7 @@ def _run(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
     known = [x for x in operands if x is not None]
     runs = len(known) == len(operands) and not jaxprs.has_effects(eqn)
     if name in ("scan", "while") and eqn.params.get("length") != 0:
-        # A compiled loop is far quicker than its steps one by one, and mostly finite.
+        # A compiled loop is much faster than its steps one by one, and usually finite.
         whole = [_known(x) for x in _bind(eqn, [x.array for x in known])] if runs else None
         if whole is not None and not any(x.kind for x in whole):
             return whole
@@ -202,7 +201,7 @@ def _branch(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
 
 
 def _scan(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """Every step of a scan; a step's number is its place in the stacked arrays, also where the scan runs in reverse."""
+    """Every step of a scan; the number of a step is its place in the stacked arrays, also in reverse."""
     layout = jaxprs.scan_layout(eqn)
     first = layout.num_consts + layout.num_carry
     consts, carry, xs = operands[: layout.num_consts], operands[layout.num_consts : first], operands[first:]
@@ -215,7 +214,7 @@ def _scan(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
 
 
 def _while(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """Every step of a while loop, for as long as its condition is known and holds."""
+    """Every step of a while loop, as long as its condition is known and true."""
     first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     cond_consts, body_consts, carry = operands[:first], operands[first:second], operands[second:]
     for step in itertools.count():
@@ -238,7 +237,7 @@ def _at(x: _Known | None, step: int) -> _Known | None:
 
 
 def _stacked(column: _Values) -> _Known | None:
-    """The values of all steps as one; it is not known unless all of them are."""
+    """The stacked values of all steps; None unless all are known."""
     known = [x for x in column if x is not None]
     if len(known) < len(column):
         return None
@@ -250,7 +249,7 @@ def _stacked(column: _Values) -> _Known | None:
 
 
 def _op(eqn: jaxprs.Equation, operands: Sequence[_Known], here: _Here) -> list[_Known]:
-    """Run an equation that holds nothing to go into, and blame it for the bad numbers that it made."""
+    """Run an equation without bodies, and blame it for the bad numbers that it makes."""
     arrays = _bind(eqn, [x.array for x in operands])
     results = [_known(x) for x in arrays]
     if not any(x.kind for x in results):
@@ -262,17 +261,17 @@ def _op(eqn: jaxprs.Equation, operands: Sequence[_Known], here: _Here) -> list[_
 
 @dataclass(frozen=True)
 class _Trace:
-    """How bad the numbers are that an op made itself in one result, and which bad operands it handed on there."""
+    """For one result: the kind of the worst number that the op made itself, and the bad operands it passed on."""
 
     own: int
     handed: Sequence[int]
 
 
 def _traced(eqn: jaxprs.Equation, operands: Sequence[_Known], marks: Sequence[np.ndarray]) -> list[_Trace]:
-    """Trace each result of an op that has something bad in it.
+    """Trace each result of an op of which some result is bad.
 
-    The op made itself what stays bad when the bad numbers of all operands are replaced, whatever they are replaced by,
-    and it hands on an operand with which alone something else of the result becomes bad.
+    The op itself made the numbers that stay bad with every replacement of the bad operands. It passed on an operand if
+    that operand alone makes other numbers of the result bad.
     """
     bad = [i for i, x in enumerate(operands) if x.kind]
     if not bad:
@@ -284,27 +283,27 @@ def _traced(eqn: jaxprs.Equation, operands: Sequence[_Known], marks: Sequence[np
     traced = []
     for k, both in enumerate(zip(*cleaned, strict=True)):
         own = np.minimum(*both)
-        found = [i for i, one in zip(bad, alone, strict=True) if np.any((one[k] > 0) & (own == 0))]
-        everyone = [] if own.any() else bad  # such as the minimum of two infinities, which takes both
-        traced.append(_Trace(int(own.max(initial=0)), found or everyone))
+        handed = [i for i, one in zip(bad, alone, strict=True) if np.any((one[k] > 0) & (own == 0))]
+        everyone = [] if own.any() else bad  # such as the minimum of two infinities, which needs both
+        traced.append(_Trace(int(own.max(initial=0)), handed or everyone))
     return traced
 
 
 def _blames(
     eqn: jaxprs.Equation, operands: Sequence[_Known], result: _Known, trace: _Trace, here: _Here
 ) -> Mapping[int, _Blame]:
-    """Who is to blame for a result: those of the operands handed on, and the op for what it made."""
+    """The ops to blame for a result: those of the operands passed on, and the op for what it made."""
     if not result.kind:
         return {}
     handed = [operands[i] for i in trace.handed]
-    blame, made = _first([x.blame for x in handed]), trace.own
-    if not made and not blame and result.kind == _NAN and all(x.kind == _INF for x in handed):
-        made = _NAN  # of legitimate infinities
-    return _first([blame, {made: _blame(eqn, made, operands, here)}]) if made else blame
+    blame, kind = _first([x.blame for x in handed]), trace.own
+    if not kind and not blame and result.kind == _NAN and all(x.kind == _INF for x in handed):
+        kind = _NAN  # made of legitimate infinities
+    return _first([blame, {kind: _blame(eqn, kind, operands, here)}]) if kind else blame
 
 
 def _first(blames: Sequence[Mapping[int, _Blame]]) -> dict[int, _Blame]:
-    """The earliest to blame for each kind."""
+    """The earliest op to blame for each kind."""
     every = [(kind, one) for blame in blames for kind, one in blame.items()]
     return dict(sorted(every, key=lambda pair: -pair[1].order))
 
@@ -326,7 +325,7 @@ def _bind(eqn: jaxprs.Equation, operands: Sequence[Any]) -> list[Any]:
 def _marked(
     eqn: jaxprs.Equation, operands: Sequence[_Known], cleaned: Sequence[int], filler: float = 0.5
 ) -> list[np.ndarray]:
-    """The marks of an op's results with the bad numbers of some operands replaced."""
+    """The marks of an op's results, with the bad numbers of the `cleaned` operands replaced."""
     arrays = [_cleaned(x.array, filler) if i in cleaned else x.array for i, x in enumerate(operands)]
     return [_marks(x) for x in _bind(eqn, arrays)]
 
@@ -341,7 +340,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _marks(x: Any) -> np.ndarray:
-    """How bad each number of an array is."""
+    """The kind of each number of an array: 0, `_INF` or `_NAN`."""
     return np.asarray(_badness(x)) if _is_float(x) else np.zeros((), np.int8)
 
 
@@ -372,7 +371,7 @@ def _slice(x: Any, step: Any) -> jax.Array:
 
 
 def _wide(x: Any) -> jax.Array:
-    """An array in a format that has all of the tests: the narrow ones fit into float32."""
+    """An array in a dtype that supports `isnan` and `isinf`: narrow dtypes become float32."""
     array = jnp.asarray(x)
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
 
@@ -391,8 +390,8 @@ def _described(x: Any) -> str:
     if not numbers.shape:
         return f"{text} = {numbers[()]:{digits}}"
     real = numbers[~np.isnan(numbers)]
-    found = [f"in [{real.min():{digits}}, {real.max():{digits}}]"] if real.size else []
-    return f"{text} {' or '.join([*found, *['NaN'][: numbers.size - real.size]])}"
+    limits = [f"in [{real.min():{digits}}, {real.max():{digits}}]"] if real.size else []
+    return f"{text} {' or '.join([*limits, *['NaN'][: numbers.size - real.size]])}"
 
 
 def _listed(items: Sequence[Any]) -> str:

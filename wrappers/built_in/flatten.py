@@ -1,4 +1,4 @@
-"""Speak in flat arrays to the compiler, in trees to the caller."""
+"""Turn a function of trees into a function of flat arrays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jointcut.wrappers.wrapper import CompilerWrapper, Target, flat_form_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a function that was given objects, and what it wrote to them.
+    """The result of a function that takes objects, and the arrays that it wrote to them.
 
-    `states` are the new arrays by flat positions of the call, `paths` how the user reaches these.
+    `states` maps flat positions of the call to new arrays, `paths` are the paths of these positions.
     """
 
     result: Any
@@ -31,21 +31,21 @@ class Outcome:
 
 @dataclass
 class TreeWrapper:
-    """Speak in flat lists of arrays to the compiler, in trees to the caller.
+    """Turn a function of trees into a function of flat arrays.
 
-    `around` are the user's own wrappers, which stand inside of the trees.
+    `around` are the user's own wrappers, which take flat arrays.
     """
 
     bound: Bound
     around: tuple[CompilerWrapper, ...] = ()
 
     def pre_compile(self, target: Target) -> Target:
-        """A function of flat leaves; its convention's `out_tree` is known once it has been traced."""
+        """A function of flat leaves; its results are not known yet."""
         inputs = slots(self.bound.paths(), self.bound.leaves)
         return Target(self.flat(target.function), Convention(inputs, (), self.bound.tree))
 
     def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's function over flat leaves; an `Outcome` where it was given objects that it can write."""
+        """The user's function of flat leaves; it returns an `Outcome` if the call holds objects that can be written."""
         if not self.around:
             return self._flat(function)
         inner = self._flat(function)
@@ -55,14 +55,14 @@ class TreeWrapper:
             outcomes: list[Outcome] = []
 
             @flat_form_of(function)
-            def result(*given: Any) -> Any:
-                made = inner(*given)
-                outcomes[:] = [made] if isinstance(made, Outcome) else []
-                return made.result if isinstance(made, Outcome) else made
+            def without_states(*leaves: Any) -> Any:
+                outcome = inner(*leaves)
+                outcomes[:] = [outcome] if isinstance(outcome, Outcome) else []
+                return outcome.result if isinstance(outcome, Outcome) else outcome
 
             convention = Convention(slots(self.bound.paths(), leaves), (), self.bound.tree)
-            made = applied(self.around, Target(result, convention))(*leaves)
-            return replace(outcomes[0], result=made) if outcomes else made
+            result = applied(self.around, Target(without_states, convention))(*leaves)
+            return replace(outcomes[0], result=result) if outcomes else result
 
         return call
 
@@ -85,7 +85,7 @@ class TreeWrapper:
         return call
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call in trees over one in flat leaves, for arguments with the structure that was traced."""
+        """A call that takes trees, flattens them, and passes them to `call` as one `Bound`."""
         del target
         statics = Statics(
             frozenset(i for i, _ in self.bound.static_args), frozenset(k for k, _ in self.bound.static_kwargs)

@@ -1,7 +1,7 @@
 """Refuse a call that the compiled program was not made for.
 
-A compiled program has one signature. `GuardsWrapper` compares each call's tree, shapes, dtypes and static values with
-it, and says by the user's own path what differs, before anything runs.
+A compiled program has one signature. Before anything runs, `GuardsWrapper` compares the tree, shapes, dtypes and static
+values of a call with it. The error names the path of the first difference.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.arguments.tree import Bound, is_array_like
 from jointcut.wrappers.metadata.convention import Slot, is_inexact, slot, slots
+from jointcut.wrappers.metadata.schemas import InputAliasInfo
 from jointcut.wrappers.wrapper import Target
 
 _COTANGENT = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
@@ -25,18 +26,19 @@ _CURE = "Trace and compile for this signature too, or call the function itself, 
 
 @dataclass(frozen=True)
 class GuardsWrapper:
-    """Compare every call with the one that was traced."""
+    """Compare each call with the traced one; `inputs` are the records of its arguments."""
 
     traced: Bound
+    inputs: Sequence[InputAliasInfo]
 
     def pre_compile(self, target: Target) -> Target:
-        """Guards change nothing before compiling."""
+        """Return the target unchanged."""
         return target
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that raises `CallError` where the arguments do not fit."""
+        """A call that raises `CallError` if the arguments do not fit."""
         del target
-        inputs = slots(self.traced.paths(), self.traced.leaves)
+        inputs = slots([info.path for info in self.inputs], self.traced.leaves)
 
         def guarded(bound: Bound) -> Any:
             if bound.tree != self.traced.tree:
@@ -45,14 +47,13 @@ class GuardsWrapper:
             for want, leaf in zip(inputs, bound.leaves, strict=True):
                 got = slot(want.path, leaf)
                 if (got.shape, got.dtype) != (want.shape, want.dtype):
-                    got_text, want_text = str(got).split(": ")[1], str(want).split(": ")[1]
-                    raise CallError(message(want.path, f"is {got_text}, but {want_text} was traced.", _CURE))
+                    raise CallError(message(want.path, f"is {_type(got)}, but {_type(want)} was traced.", _CURE))
             return call(bound)
 
         return guarded
 
     def same_statics(self, bound: Bound) -> None:
-        """Raise `CallError` at the first static argument that differs from the one traced."""
+        """Raise `CallError` for the first static argument that differs from the traced one."""
         old, new = _by_path(self.traced), _by_path(bound)
         for path in dict.fromkeys((*old, *new)):
             if path not in new or path not in old:
@@ -64,31 +65,34 @@ class GuardsWrapper:
 
 
 def fitting(tree: Any, avals: Sequence[Any], cotangent: Any) -> list[Any | None]:
-    """The flat cotangents of the outputs that can carry one, None for those that are zero by their type.
+    """The flat cotangents of the outputs that can carry one; None for a cotangent that is zero by its type.
 
-    `tree` and `avals` are those of the output. Raises `CallError` where the cotangent does not fit it.
+    `tree` and `avals` are those of the output. Raises `CallError` if the cotangent does not fit.
     """
-    found, given = tree_flatten_with_path(cotangent)
-    if given != tree:
-        raise CallError(message("The cotangent", f"has the structure {given}, the output {tree}.", _COTANGENT))
-    leaves: list[Any | None] = []
-    for (path, leaf), aval in zip(found, avals, strict=True):
+    leaves, structure = tree_flatten_with_path(cotangent)
+    if structure != tree:
+        raise CallError(message("The cotangent", f"has the structure {structure}, the output {tree}.", _COTANGENT))
+    cotangents: list[Any | None] = []
+    for (path, leaf), aval in zip(leaves, avals, strict=True):
         name, exact, zero = f"cotangent{keystr(path)}", not is_inexact(aval.dtype), is_zero(leaf)
         if not zero and not is_array_like(leaf):
             raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _COTANGENT))
         want = Slot(name, aval.shape, aval.dtype)
         got = Slot(name, leaf.shape, aval.dtype) if zero else slot(name, leaf)
         if got.shape != want.shape or (got.dtype != want.dtype and not exact):
-            what = f"is {str(got).split(': ')[1]}, the output {str(want).split(': ')[1]}."
-            raise CallError(message(name, what, _COTANGENT))
+            raise CallError(message(name, f"is {_type(got)}, the output {_type(want)}.", _COTANGENT))
         if not exact:
-            leaves.append(None if zero else leaf)
-    return leaves
+            cotangents.append(None if zero else leaf)
+    return cotangents
 
 
 def is_zero(cotangent: Any) -> bool:
-    """Whether a cotangent says by its type that it is zero: symbolic, or a `float0` array."""
+    """Whether a cotangent is zero by its type: a symbolic zero, or a `float0` array."""
     return isinstance(cotangent, SymbolicZero) or getattr(cotangent, "dtype", None) == jax.dtypes.float0
+
+
+def _type(of: Slot) -> str:
+    return str(of).split(": ")[1]
 
 
 def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:
@@ -96,7 +100,7 @@ def _by_path(bound: Bound) -> dict[str, tuple[type, Any]]:
 
 
 def _tree_difference(traced: Bound, bound: Bound) -> str:
-    """The first path that only one of two calls has, or at which the one has an array and the other has none."""
+    """Describe the first difference between the trees of two calls."""
     old, new = traced.paths(), bound.paths()
     before, after = dict(traced.fixed_leaves), dict(bound.fixed_leaves)
     for path, leaf in after.items():

@@ -1,11 +1,12 @@
 """Turn writes to references into extra results, then write them back.
 
-In a program of our own a `jax.Ref` is an argument, and XLA writes its buffer in place (MUTATED_IN_GRAPH). JAX gives a
-custom derivative to pure functions only, so inside somebody's `jax.grad` or `jax.vmap` the function is made pure: what
-a reference holds is an input, its new state an extra result that is written back after the call (MUTATED_OUT_GRAPH).
+In a compiled program a `jax.Ref` is an argument, and XLA writes its buffer in place (MUTATED_IN_GRAPH). JAX allows a
+custom derivative for pure functions only. So inside a user's `jax.grad` or `jax.vmap` the function is made pure: the
+array that a reference holds is an input, and its new state is an extra result that is written back after the call
+(MUTATED_OUT_GRAPH).
 
-Differentiation treats a reference as JAX does. One that is not differentiated may be written with what carries no
-derivative only (`jax.lax.stop_gradient`); what is read from it is a constant.
+Derivatives treat a reference as JAX does. A reference that is not differentiated may only be written with values that
+carry no derivative (`jax.lax.stop_gradient`), and values read from it are constants.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from jointcut.wrappers.wrapper import Target
 
 @dataclass(frozen=True)
 class RefsWrapper:
-    """Make a flat jaxpr pure, and write the new states of its references back after each call.
+    """Make a flat jaxpr pure, and write the new states of its references after each call.
 
-    `closed` has no constants: what the function closes over is among its inputs, references too.
+    `closed` has no constants: the arrays and references that the function closes over are inputs.
     """
 
     closed: Any
@@ -41,16 +42,16 @@ class RefsWrapper:
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """Positions of the inputs that are written back after a call: a write cannot stay in a pure program."""
+        """Positions of the references that the function writes."""
         jaxpr, _ = jaxprs.opened(self.closed)
         changed = {var for eqn in jaxpr.eqns for var in written(eqn)}
         return tuple(i for i in self.references if jaxpr.invars[i] in changed)
 
     @cached_property
     def pure(self) -> Any | None:
-        """The jaxpr without references: its results, then the new state of each that is written.
+        """The jaxpr without references; it returns the results, then the new state of each written reference.
 
-        None where JAX has no rule that takes them out: where a custom derivative is given one.
+        None if JAX cannot remove the references, as where a function with a custom derivative takes one.
         """
         jaxpr, _ = jaxprs.opened(self.closed)
         if _hands_to_rules(jaxpr):
@@ -64,14 +65,14 @@ class RefsWrapper:
         return jaxprs.build(inner.invars, [*inner.outvars[:count], *(last[i] for i in self.written)], inner.eqns)
 
     def pre_compile(self, target: Target) -> Target:
-        """The pure function, of what references hold; its trailing results are the new states of `states`."""
+        """The pure function of the arrays that references hold; its last results are the new states."""
         convention = replace(target.convention, states=self.written)
         pure = self.pure
         assert pure is not None, "the caller has looked whether there is a pure form"
         return Target(lambda *flat: jaxprs.evaluate(pure, *flat), convention)
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call on references, given one on what they hold."""
+        """A call that takes references, made from a call that takes the arrays they hold."""
         states = target.convention.states
 
         def with_references(*flat: Any) -> list[Any]:
@@ -85,7 +86,7 @@ class RefsWrapper:
 
 
 def _hands_to_rules(jaxpr: Any) -> bool:
-    """Whether a function with a derivative of its own is given a reference, however deep."""
+    """Whether a function with a custom derivative takes a reference, at any depth."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
             if any(jaxprs.is_reference(v.aval) for v in eqn.invars):
@@ -96,35 +97,34 @@ def _hands_to_rules(jaxpr: Any) -> bool:
 
 
 def written(eqn: Any) -> Iterator[Any]:
-    """The references that an equation was given and writes."""
+    """The operands of an equation that are references which it writes."""
     return (e.input for e in eqn.effects if hasattr(e, "input") and type(e).__name__ != "ReadEffect")
 
 
 def read(eqn: Any, used: AbstractSet[Any]) -> Iterator[Any]:
-    """The references that an equation was given and reads; `used` are the variables that something reads.
+    """The operands of an equation that are references which it reads; `used` are the variables that are read.
 
-    To add to a reference reads it, to write it does not, unless the write hands out what was there before and somebody
-    takes that.
+    Adding to a reference reads it. Writing does not, unless the write returns the old array and that is used.
     """
     for effect in eqn.effects:
-        if hasattr(effect, "input") and (type(effect).__name__ != "WriteEffect" or _takes_the_old(eqn, used)):
+        if hasattr(effect, "input") and (type(effect).__name__ != "WriteEffect" or _returns_used(eqn, used)):
             yield effect.input
 
 
-def _takes_the_old(eqn: Any, used: AbstractSet[Any]) -> bool:
-    """Whether somebody takes what a write of an equation hands out, also in the bodies of loops and branches."""
+def _returns_used(eqn: Any, used: AbstractSet[Any]) -> bool:
+    """Whether the old array that a write returns is used, also in the bodies of loops and branches."""
     if eqn.primitive.name == "swap":
         return not used.isdisjoint(eqn.outvars)
     for body in jaxprs.inner_jaxprs(eqn):
         inner = {v for v in body.outvars if not isinstance(v, jaxprs.Literal)}
         inner |= {v for e in body.eqns for v in e.invars if not isinstance(v, jaxprs.Literal)}
-        if any(_takes_the_old(e, inner) for e in body.eqns):
+        if any(_returns_used(e, inner) for e in body.eqns):
             return True
     return False
 
 
 def refuse_results(tree: Any, leaves: Sequence[Any]) -> None:
-    """Raise `TraceError` where a function returns a reference, traced or not."""
+    """Raise `TraceError` if a function returns a reference, traced or not."""
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Ref) or (jaxprs.is_tracer(leaf) and jaxprs.is_reference(jax.typeof(leaf))):
             what = "is a jax.Ref, which a compiled function cannot return."

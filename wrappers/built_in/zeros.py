@@ -1,8 +1,8 @@
-"""Run the backward that a pattern of zero cotangents asks for.
+"""Run a smaller backward if some cotangents are zero.
 
-A cotangent is known to be zero where nobody differentiates an output: JAX hands over a symbolic zero, a `float0` array,
-or nothing. For each pattern of such zeros that occurs a smaller backward is made, once (the `AutogradZero` of
-TorchScript's differentiation): what only the missing cotangents feed is neither computed nor waited for.
+If an output is not differentiated, its cotangent is known to be zero: JAX passes a symbolic zero, a `float0` array, or
+nothing. For each pattern of such zeros a smaller backward is made once (as `AutogradZero` in TorchScript). It does not
+compute, or wait for, values that depend on zero cotangents alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jointcut.wrappers.table import Table
 class Backwards:
     """The backward half, and its variants without some cotangents.
 
-    `wrap` makes a flat function of jaxpr evaluations into what runs: `jax.jit` with options, say.
+    `wrap` turns a flat function into the function that runs, as `jax.jit` does.
     """
 
     halves: Halves
@@ -31,22 +31,21 @@ class Backwards:
     made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
-        """The flat gradients; None for a cotangent says that it is zero, None for a gradient that it must be."""
+        """The flat gradients. A cotangent that is zero is None, and so is a gradient that must be zero."""
         zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
-        if not zeros:
-            flat = [*residuals, *cotangents]
-            return self._compiled((), self.halves.backward)(*self._held(range(len(flat)), flat))
-        variant = self.variant(zeros)
         flat = [*residuals, *cotangents]
+        if not zeros:
+            return self._compiled((), self.halves.backward)(*self._waited(range(len(flat)), flat))
+        variant = self.variant(zeros)
         run = self._compiled(zeros, variant.closed)
-        results = iter(run(*self._held(variant.used, [flat[i] for i in variant.used])))
+        results = iter(run(*self._waited(variant.used, [flat[i] for i in variant.used])))
         return [None if zero else next(results) for zero in variant.zero_outputs]
 
-    def _held(self, places: Iterable[int], given: Sequence[Any]) -> Sequence[Any]:
-        return waited(self.halves.residuals, places, given) if self.halves.waits else given
+    def _waited(self, places: Iterable[int], inputs: Sequence[Any]) -> Sequence[Any]:
+        return waited(self.halves.residuals, places, inputs) if self.halves.waits else inputs
 
     def variant(self, zeros: tuple[int, ...]) -> Specialised:
-        """The backward for zero cotangents at some positions (among the cotangents)."""
+        """The backward for zero cotangents at these positions among the cotangents."""
         offset = len(self.halves.residuals)
         return self.made.of(("variant", zeros), lambda: without(self.halves.backward, [offset + i for i in zeros]))
 
@@ -55,7 +54,7 @@ class Backwards:
 
     @property
     def read(self) -> tuple[bool, ...]:
-        """Which cotangents any gradient depends on."""
+        """For each cotangent, whether a gradient depends on it."""
         jaxpr, _ = jaxprs.opened(self.halves.backward)
         count = len(jaxpr.invars) - len(self.halves.residuals)
         if not count:
@@ -65,5 +64,5 @@ class Backwards:
 
 
 def filled(values: Sequence[Any | None], avals: Iterable[Any]) -> list[Any]:
-    """The values with an array of zeros in the place of each None, of the type in its place."""
+    """The values, with each None replaced by an array of zeros of its type."""
     return [jaxprs.full(aval, 0) if x is None else x for x, aval in zip(values, avals, strict=True)]

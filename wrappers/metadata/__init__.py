@@ -1,14 +1,14 @@
-"""Say what each input and output of a function is.
+"""Describe each input and output of a function.
 
-One look at the function fills a `ViewAndMutationMeta`: which inputs are written, which outputs are inputs or views of
-them, what has a tangent. It is a record, and is written to JSON and read back equal. `signatures` say the same of the
-programs, by name and position. `convention` says it to the wrappers, for each flat array. The names are those of
-PyTorch's AOTAutograd, where it has them.
+A `ViewAndMutationMeta` holds what the trace of a function shows: which inputs are written, which outputs are inputs or
+views of inputs, which outputs have a tangent. It is a record with a JSON form. `signatures` describe the programs by
+name and position. `convention` describes the flat arrays that pass between wrappers. Names are those of PyTorch's
+AOTAutograd where it has them.
 
 Files, in reading order:
 
-    views: Name the operations that only move elements, and do them again on another array.
-    schemas: Say what one look at the function taught us of its inputs and outputs.
-    signatures: Say by names and positions which input and output of a program is which.
-    convention: Say what each flat input and output means to the caller.
+    views: List the operations that only move elements, and replay them on another array.
+    schemas: Define the records of a function's inputs and outputs.
+    signatures: Describe the inputs and outputs of programs by name and position.
+    convention: Describe the flat arrays that enter and leave a program.
 """

@@ -1,7 +1,7 @@
-"""Say what each flat input and output means to the caller.
+"""Describe the flat arrays that enter and leave a program.
 
-A `Slot` is one flat position: the path by which the user reaches it and what kind of array stands there. A `Convention`
-is the whole signature. Every wrapper is a step from one convention to the next.
+A `Slot` describes one array: its path and its type. A `Convention` holds the slots of all inputs and outputs. Each
+wrapper turns one convention into the next.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Slot:
     """One flat input or output.
 
     Attributes:
-        path: how the user reaches it: `args[0]['w']`.
+        path: how the user reaches it, such as `args[0]['w']`.
         shape: its lengths.
         dtype: the type of its elements.
-        weak_type: whether it gives way to the dtype of what it meets, as a Python number does.
+        weak_type: whether it takes the dtype of the other operand, as a Python number does.
     """
 
     path: str
@@ -43,14 +43,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Convention:
-    """The flat inputs and outputs of a program, in order, and the trees that hold them for the caller.
+    """The flat inputs and outputs of a program, in order, and the caller's trees.
 
     Attributes:
         inputs: a slot for each array that enters.
-        outputs: a slot for each array that comes out.
-        in_tree: the `jax.tree` structure of the arguments, None where they are flat.
-        out_tree: the same of the results.
-        states: positions of the inputs whose new states are extra results behind the outputs.
+        outputs: a slot for each array that is returned.
+        in_tree: the `jax.tree` structure of the arguments, or None if they are flat.
+        out_tree: the same for the results.
+        states: positions of the inputs whose new states are extra results after the outputs.
     """
 
     inputs: tuple[Slot, ...]
@@ -61,7 +61,7 @@ class Convention:
 
 
 def slot(path: str, leaf: Any) -> Slot:
-    """The slot that an array, scalar, tracer, reference or `ShapeDtypeStruct` fills."""
+    """The slot of an array, scalar, tracer, reference or `ShapeDtypeStruct`."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type))
     aval = jax.typeof(leaf)
@@ -70,7 +70,7 @@ def slot(path: str, leaf: Any) -> Slot:
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Whether a dtype can carry a derivative: real or complex floating point, also the narrow ones."""
+    """Whether a dtype can carry a derivative: real or complex floating point of any width."""
     return jnp.issubdtype(dtype, np.inexact)
 
 
@@ -80,5 +80,5 @@ def is_real(dtype: Any) -> bool:
 
 
 def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:
-    """Slots of several leaves at once."""
+    """The slots of several leaves."""
     return tuple(slot(path, leaf) for path, leaf in zip(paths, leaves, strict=True))

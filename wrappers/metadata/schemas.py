@@ -1,11 +1,11 @@
-"""Say what one look at the function taught us of its inputs and outputs.
+"""Define the records of a function's inputs and outputs.
 
-The records of AOTAutograd's schemas, under their names, with the meaning that they have in JAX. JAX's arrays cannot be
-written to, have no storage to share and no `.grad` of their own, so that half of PyTorch's cases cannot arise; what can
-be written to is a `jax.Ref`. Each record says which PyTorch field its own answer to, and why others are not needed.
+These are the records of AOTAutograd's schemas, with the same names. JAX's arrays cannot be written, share no storage
+and have no `.grad`, so half of PyTorch's cases cannot occur. Only a `jax.Ref` can be written. Each record lists the
+PyTorch fields that are not needed, and why.
 
-An *input* is a leaf of the caller's arguments, an *output* a leaf of the result, in the order of `jax.tree.leaves`;
-those of a container (`SubclassCreationMeta`) stand side by side.
+An *input* is a leaf of the caller's arguments, an *output* a leaf of the result, in the order of `jax.tree.leaves`. The
+leaves of a container (`SubclassCreationMeta`) are adjacent.
 """
 
 from __future__ import annotations
@@ -25,46 +25,49 @@ _SHOWN = 40  # lines of inputs or outputs that fit on a screen
 
 @choice
 class MutationType(enum.Enum):
-    """Whether an input is written, and where. Only a `jax.Ref` can be."""
+    """Whether an input is written, and where."""
 
     NOT_MUTATED = 1
     MUTATED_IN_GRAPH = 2
-    """The write stays in the compiled program, where XLA updates the buffer in place."""
+    """The compiled program writes it; XLA updates the buffer in place."""
     MUTATED_OUT_GRAPH = 3
-    """The program is pure: the new state is an extra result, and is written back after the call."""
+    """The program is pure: the new state is an extra result, which is written back after the call."""
 
 
 @choice
 class OutputType(enum.Enum):
-    """The way in which an output shares its value with an input, or with another output.
+    """How an output shares its value with an input, or with another output.
 
-    PyTorch's other members cannot occur: an intermediate is never returned for the sake of its views
-    (`alias_of_intermediate_save_as_output`), since a JAX array that is a view of another has a buffer of its own;
-    nothing hides a view from autograd (`unsafe_view_alias`); and a view with its own derivative
-    (`custom_function_view`) is traced like any other value.
+    PyTorch's other members cannot occur. A JAX array that is a view of another has its own buffer, so no intermediate
+    is returned for its views (`alias_of_intermediate_save_as_output`). Nothing hides a view from autograd
+    (`unsafe_view_alias`). A view with its own derivative (`custom_function_view`) is traced like any other value.
     """
 
     non_alias = 1
     alias_of_input = 2
     """A view (reshape, transpose, broadcast, slice, split, squeeze, reverse) of an input."""
     is_input = 3
-    """An input, unchanged: the very same array is handed back."""
+    """An input, unchanged: the same array object is returned."""
     alias_of_intermediate = 4
-    """A view of a value inside the function of which another output is a view as well."""
+    """A view of an inner value; another output is a view of the same value."""
     alias_of_intermediate_base_is_user_output = 5
-    """A view of another output; or, without a step of a view, the very array that an earlier output is."""
+    """A view of another output; without view steps, the same array as an earlier output."""
+
+
+SOURCES = {"input": OutputType.is_input, "output": OutputType.alias_of_intermediate_base_is_user_output}
+"""The types of outputs that are handed back, by `TensorAlias.source`."""
 
 
 @dataclass(frozen=True)
 class PlainTensorMeta(Record):
-    """A plain array: where it stands among the flat ones, and its type.
+    """A plain array: its position among the flat arrays, and its type.
 
     Attributes:
         unwrapped_idx: its position among the flat arrays.
-        shape, dtype, weak_type: of the array; a random key has a key dtype.
-        sharding: how it lies on the devices, as text; None where it was not put anywhere by the caller.
+        shape, dtype, weak_type: its type; a random key has a key dtype.
+        sharding: its sharding as text, or None if the caller placed it nowhere.
 
-    PyTorch's `memory_format` is not needed: JAX's arrays are dense, and their layout is XLA's affair.
+    PyTorch's `memory_format` is not needed: JAX's arrays are dense, and XLA chooses their layout.
     """
 
     unwrapped_idx: int
@@ -82,20 +85,20 @@ class PlainTensorMeta(Record):
 
 @dataclass(frozen=True)
 class SubclassCreationMeta(Record):
-    """An array-like container: which flat arrays belong to it, and how it is made of them.
+    """An array-like container: its flat arrays, and how to build it from them.
 
-    A container is a registered pytree class that stands for an array (`wrappers.containers` says which); what a
-    container holds inside, a tuple say, is described in the same way.
+    A container is an object of a registered pytree class that acts as an array (see `arguments.containers`). Nodes
+    inside a container, such as a tuple, are described in the same way.
 
     Attributes:
-        flat_tensor_start_idx: position of its first array among the flat ones.
-        arg_count: how many flat arrays it holds, those of containers inside included.
+        flat_tensor_start_idx: position of its first flat array.
+        arg_count: number of its flat arrays, including those of inner containers.
         attrs: its parts by name, in order: plain arrays and containers.
         meta: its auxiliary data, as its class gave it to JAX (PyTorch: from `__tensor_flatten__`).
         original_subclass_type: its class.
 
     Not needed: `original_subclass` (the class makes a new one), `outer_size`, `outer_stride`,
-    `included_subclass_symints` (sizes are static, and belong to `meta`), `memory_format` (see `PlainTensorMeta`).
+    `included_subclass_symints` (sizes are static and part of `meta`), `memory_format` (see `PlainTensorMeta`).
     """
 
     flat_tensor_start_idx: int
@@ -105,7 +108,7 @@ class SubclassCreationMeta(Record):
     original_subclass_type: type
 
     def creation_fn(self, all_args: Sequence[Any]) -> Any:
-        """The container made of its arrays among the flat ones `all_args`."""
+        """The container built from its arrays among all flat arrays `all_args`."""
         parts = []
         for _, part in self.attrs:
             inner = isinstance(part, SubclassCreationMeta)
@@ -125,25 +128,24 @@ class InputAliasInfo(Record):
     """One input: its path, and what happens to it.
 
     Attributes:
-        path: how the caller reaches it, `args[0]['w']`.
-        is_read: whether anything reads it, forward or backward; a gradient that is zero needs no input. A `jax.Ref`
-            that is only written is not read.
-        requires_grad: whether a gradient with respect to it is asked for (`requires_grad`).
-        mutates_data: whether the forward writes it (`mutates_data`): a `jax.Ref`, or an array of an NNX module.
+        path: how the caller reaches it, such as `args[0]['w']`.
+        is_read: whether the forward or the backward reads it. A `jax.Ref` that is only written is not read.
+        requires_grad: whether a gradient with respect to it is asked for.
+        mutates_data: whether the forward writes it: a `jax.Ref`, or an array of an NNX module.
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
         is_reference: whether it is a `jax.Ref`.
-        keep_input_mutations: whether writes stay in the compiled program (`keep_input_mutations`): those to a `jax.Ref`
-            in our own programs. What is written to an object leaves the program as a result.
-        is_donated: whether its buffer is given up to the program (`donate_argnums`).
-        duplicate_of: position of an earlier input that is the same array, None if there is none.
-        consumes_key: whether it is a random key that something is drawn from.
+        keep_input_mutations: whether the compiled program itself does the writes. It does for a `jax.Ref`; an array
+            written to an object leaves the program as a result.
+        is_donated: whether its argument is in `donate_argnums` or `donate_argnames`.
+        duplicate_of: position of the first input that is the same array, or None.
+        consumes_key: whether it is a random key that numbers are drawn from.
 
     A closed-over array is described in the same way; its path is `constant 0`.
 
-    Not needed: `is_leaf` (every differentiated input is one, nothing hangs on an array), `mutates_metadata`,
-    `mutates_storage_metadata` and `mutation_inductor_storage_resize` (a Ref keeps its shape and dtype),
-    `mutations_hidden_from_autograd` and `mutations_under_no_grad_or_inference_mode` (JAX itself refuses to write a
-    value that is differentiated into a Ref that is not, so that every write is hidden from differentiation).
+    Not needed: `is_leaf` (every differentiated input is one), `mutates_metadata`, `mutates_storage_metadata` and
+    `mutation_inductor_storage_resize` (a Ref keeps its shape and dtype), `mutations_hidden_from_autograd` and
+    `mutations_under_no_grad_or_inference_mode` (JAX refuses to write a differentiated value into a Ref that is not
+    differentiated, so every write is hidden from differentiation).
     """
 
     path: str
@@ -189,19 +191,20 @@ class InputAliasInfo(Record):
 class OutputAliasInfo(Record):
     """One output: its path, and what it shares.
 
-    An output that shares something with a donated input is a new array: that input is gone after the call. Two outputs
-    that the function computed twice are two arrays, also where XLA computes them once.
+    An output that would share with a donated input is a new array, since that input is gone after the call. A value
+    that the function computes twice is two arrays, even if XLA computes it once.
 
     Attributes:
-        path: where it stands in the result, `result['loss']`.
+        path: its place in the result, such as `result['loss']`.
         output_type: what it shares.
-        base_idx: the input (`alias_of_input`, `is_input`), the other output (`..._base_is_user_output`), or a number
-            that outputs with the same base share (`alias_of_intermediate`); None for `non_alias`.
-        view_meta_sequence: the steps from the base to the output, none where it is the base itself.
+        base_idx: position of the input (`alias_of_input`, `is_input`) or of the other output
+            (`..._base_is_user_output`); a number common to outputs with one base (`alias_of_intermediate`); None for
+            `non_alias`.
+        view_meta_sequence: the steps from the base to the output; empty if it is the base itself.
         requires_grad: whether a gradient flows back from it: it is floating point, outside aux, and the backward reads
-            its cotangent. Not so behind `stop_gradient`, `round` or `sign`.
+            its cotangent. False after `stop_gradient`, `round` or `sign`.
 
-    `dynamic_dims` is not needed (shapes are static in a jaxpr), nor is `raw_type` (a random key has a key dtype).
+    Not needed: `dynamic_dims` (shapes are static in a jaxpr), `raw_type` (a random key has a key dtype).
     """
 
     path: str
@@ -231,11 +234,11 @@ class OutputAliasInfo(Record):
 
     @property
     def can_be_regenerated(self) -> bool:
-        """Whether `regenerated` can make it: not so behind a slice that starts where the program says."""
+        """Whether `regenerated` works; false for a view by a slice whose start the program computes."""
         return all(view.can_be_replayed for view in self.view_meta_sequence)
 
     def regenerated(self, base: Any) -> Any:
-        """The output made of its base; raises `CallError` where it `can_be_regenerated` by running only."""
+        """The output made from its base; raises `CallError` unless `can_be_regenerated`."""
         for view in self.view_meta_sequence:
             base = view.replay(base)
         return base
@@ -246,27 +249,27 @@ Meta = PlainTensorMeta | SubclassCreationMeta
 
 @dataclass(frozen=True)
 class ViewAndMutationMeta(Record):
-    """All that one look taught us of a call: PyTorch's record of this name.
+    """All inputs and outputs of a traced call: PyTorch's record of this name.
 
     Attributes:
-        input_info: one for each input.
-        output_info: one for each output.
-        subclass_inp_meta: one for each plain array or container among the inputs.
-        subclass_fw_graph_out_meta: the same for outputs.
-        subclass_tangent_meta: the same for the outputs whose cotangents the backward takes.
+        input_info: a record of each input.
+        output_info: a record of each output.
+        subclass_inp_meta: the types of the inputs: plain arrays and containers.
+        subclass_fw_graph_out_meta: the types of the outputs.
+        subclass_tangent_meta: the types of the outputs whose cotangents the backward takes.
         traced_tangents: the type of each flat cotangent that the backward takes: one for each floating-point output
-            outside aux, as in `jax.vjp`, also where it reads none of it.
-        is_train: whether a backward was traced. Without anything to differentiate there is none.
-        constant_info: one for each array that the function closes over; they are leading inputs of every program, and
-            stay the same from call to call (`static_input_indices` are the first so many).
+            outside aux, as in `jax.vjp`, even if the backward does not read it.
+        is_train: whether a backward was traced; false if nothing is differentiated.
+        constant_info: a record of each array that the function closes over. They are leading inputs of every program,
+            and the same in each call (in PyTorch, `static_input_indices`).
         constant_meta: the type of each of them.
-        tokens: names of the ordered effects of the forward, whose order the program keeps (`tokens`).
-        num_backward_tokens: how many ordered effects the backward has.
+        tokens: names of the ordered effects of the forward, in order.
+        num_backward_tokens: number of ordered effects of the backward.
         effects: names of all effects of either half.
-        bw_donated_idxs: positions of residuals whose buffers the backward may overwrite, None before the cut.
+        bw_donated_idxs: positions of residuals whose buffers the backward may overwrite, or None before the cut.
 
-    Not needed: `num_intermediate_bases` (none are returned), `keep_input_mutations` (each input says it of itself),
-    symbolic sizes, the grad mode, random states.
+    Not needed: `num_intermediate_bases` (none are returned), `keep_input_mutations` (a field of each input), symbolic
+    sizes, the grad mode, random states.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -298,34 +301,31 @@ class ViewAndMutationMeta(Record):
 
     @property
     def aliased_out_indices(self) -> tuple[int, ...]:
-        """Outputs that share something with an input or another output."""
+        """Outputs that share with an input or another output."""
         return tuple(i for i, o in enumerate(self.output_info) if o.output_type is not OutputType.non_alias)
 
     @property
     def handed_back(self) -> dict[int, TensorAlias]:
-        """Outputs that stay out of compiled programs, by position: the caller gets an array that is there already."""
-        sources = {
-            OutputType.is_input: "input",
-            OutputType.alias_of_intermediate_base_is_user_output: "output",
-        }
+        """Outputs that compiled programs do not return, by position: the caller gets an array that exists already."""
         return {
-            i: TensorAlias(sources[info.output_type], info.base_idx)
+            i: TensorAlias(source, info.base_idx)
             for i, info in enumerate(self.output_info)
-            if info.output_type in sources and info.base_idx is not None and not info.view_meta_sequence
+            for source, kind in SOURCES.items()
+            if info.output_type is kind and info.base_idx is not None and not info.view_meta_sequence
         }
 
     @property
     def num_constants(self) -> int:
-        """How many arrays the function closes over."""
+        """Number of arrays that the function closes over."""
         return len(self.constant_info)
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs the function has."""
+        """Number of outputs of the function."""
         return len(self.output_info)
 
     def __str__(self) -> str:
-        """A line for each array: its number, type, path, and what is known of it; at most a screen."""
+        """A line for each array: its number, type, path and properties; long lists are cut."""
         lines = ["training: forward and backward" if self.is_train else "inference: nothing is differentiated"]
         lines += [f"effects: {', '.join(self.effects)}"] * bool(self.effects)
         if self.constant_info:
@@ -349,12 +349,12 @@ def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
 
 @dataclass(frozen=True)
 class SubclassMeta(Record):
-    """How gradients are put back into containers.
+    """The metadata of a call, and the containers of its gradients.
 
     Attributes:
-        fw_metadata: what one look taught us.
-        grad_input_metas: the arrays and containers of the gradients, with positions among their flat arrays: those of
-            the arguments, but for a table whose gradient is wanted as rows. None for inference.
+        fw_metadata: the metadata of the call.
+        grad_input_metas: the types of the gradients, with positions among the flat gradients. They are those of the
+            arguments, except for a table whose gradient is asked for as rows. None for inference.
     """
 
     fw_metadata: ViewAndMutationMeta
@@ -363,12 +363,11 @@ class SubclassMeta(Record):
 
 @dataclass(frozen=True)
 class TensorAlias(Record):
-    """Stands for an output that is handed back as it is, and so kept out of the program.
+    """An output that is handed back as it is, and not returned by the program: XLA would copy it.
 
     Attributes:
         source: `"input"` or `"output"`.
-        alias: position of the array among those (PyTorch's holds the tensor; an array in a program's result would be
-            copied by XLA).
+        alias: position of the array among those (PyTorch's record holds the tensor).
     """
 
     source: str

@@ -1,7 +1,7 @@
-"""Say by names and positions which input and output of a program is which.
+"""Describe the inputs and outputs of programs by name and position.
 
-The names are those of the programs: `primals_1` and so on for inputs, `output_1` for outputs, `gradient_1` for results
-of the backward. A *path* is how the user reaches the array, `args[0]['w']`.
+Inputs are named `primals_1` and so on, outputs `output_1`, results of the backward `gradient_1`. A *path* is how the
+user reaches the array, such as `args[0]['w']`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class BackwardSignature(Record):
     """The results of the backward of an exported pair.
 
     Attributes:
-        gradients_to_parameters: name of a gradient to the path of the leaf that it belongs to, in `argnums`.
+        gradients_to_parameters: maps the name of a gradient to the path of its leaf in `argnums`.
         gradients_to_user_inputs: the same for differentiated leaves of other arguments.
-        loss_output: name of the output that is differentiated, the empty text where there are several.
-        parts: name of a gradient to `rows` or `places`, for a table whose gradient is two arrays, those rows of it that
-            were read and where they belong; any other gradient is whole.
+        loss_output: name of the output that is differentiated; empty if there are several.
+        parts: maps the name of a gradient to `rows` or `places`, for a table whose gradient is two arrays: the rows
+            that were read, and their positions. Other gradients are not listed.
     """
 
     gradients_to_parameters: dict[str, str]
@@ -38,26 +38,25 @@ class BackwardSignature(Record):
 
 @dataclass(frozen=True)
 class GraphSignature(Record):
-    """Which input and output of a program is which, by name and position.
+    """The inputs and outputs of a program, by name and position.
 
-    JAX has no modules: *parameters* are the leaves of the arguments in `argnums`, *buffers* the references (`jax.Ref`)
-    that the function reads or writes, its own and those that it closes over, and the arrays of objects that it writes;
-    *user inputs* are everything else.
+    JAX has no modules. *Parameters* are the leaves of the arguments in `argnums`. *Buffers* are the references
+    (`jax.Ref`) that the function takes or closes over, and the arrays of objects that it writes. *User inputs* are
+    everything else.
 
     Attributes:
         parameters: paths of the parameters; `inputs_to_parameters` maps names of inputs to them.
         buffers: paths of the buffers; `inputs_to_buffers` maps names of inputs to them.
         user_inputs, user_outputs: names of inputs and outputs.
-        buffers_to_mutate: name of a result of the forward, behind the outputs, to the path of the buffer whose new
-            state it is. (PyTorch's `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only buffers are
-            written.)
-        in_spec, out_spec: the trees of the arguments and of the result; an object that the function can write (a Flax
-            NNX module) is the tree of its arrays there.
-        backward_signature: that of the backward, None for inference.
-        input_tokens, output_tokens: names of the ordered effects, whose tokens JAX itself threads.
-        buffers_mutated_in_place: paths of the references that the program writes where they lie, without a result.
-        same_arrays: path of a leaf that is the same array as an earlier one, to the path of that one, whose input they
-            share.
+        buffers_to_mutate: maps the name of a result after the outputs to the path of the buffer whose new state it is.
+            (PyTorch's `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only buffers are written.)
+        in_spec, out_spec: the trees of the arguments and of the result. An object that the function can write (a Flax
+            NNX module) is replaced by the tree of its arrays.
+        backward_signature: the signature of the backward, or None for inference.
+        input_tokens, output_tokens: names of the ordered effects; JAX itself passes their tokens.
+        buffers_mutated_in_place: paths of the references that the program writes in place, without a result.
+        same_arrays: maps the path of a leaf that is the same array as an earlier leaf to the path of that leaf. Both
+            are one input.
     """
 
     parameters: tuple[str, ...]
@@ -76,7 +75,7 @@ class GraphSignature(Record):
     same_arrays: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """A line for each input, output and gradient: its name, what it is, and the path of its leaf."""
+        """A line for each input, output and gradient: its name, its kind, and the path of its leaf."""
         kinds = dict.fromkeys(self.user_inputs, ("user input", ""))
         kinds |= {name: ("parameter", self._with_others(path)) for name, path in self.inputs_to_parameters.items()}
         kinds |= {name: ("buffer", self._with_others(path)) for name, path in self.inputs_to_buffers.items()}
@@ -92,7 +91,7 @@ class GraphSignature(Record):
         return "" if self.backward_signature is None else self.backward_signature.loss_output
 
     def _with_others(self, path: str) -> str:
-        """A path, with those of leaves that are the same array, and whether it is written in place."""
+        """A path, the paths of leaves that are the same array, and whether it is written in place."""
         first = self.same_arrays.get(path, path)
         group = [first, *(other for other, same in self.same_arrays.items() if same == first)]
         shown = " = ".join([path, *(other for other in group if other != path)])
@@ -100,6 +99,6 @@ class GraphSignature(Record):
 
 
 def _place(name: str) -> tuple[str, int]:
-    """`primals_10` stands behind `primals_9`."""
+    """A sort key: `primals_10` comes after `primals_9`."""
     word, _, number = name.rpartition("_")
     return word, int(number) if number.isdecimal() else 0

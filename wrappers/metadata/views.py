@@ -1,4 +1,4 @@
-"""Name the operations that only move elements, and do them again on another array."""
+"""List the operations that only move elements, and replay them on another array."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "squeeze": ("dimensions",),
     "transpose": ("permutation",),
 }
-"""The operations of `jax.lax` that only move elements, with their parameters beside the array, in its order."""
+"""Operations of `jax.lax` that only move elements, with the names of their parameters after the array, in order."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ class ViewMeta(Record):
 
     Attributes:
         op: its name in `jax.lax`, such as `transpose`.
-        shape: of the result.
-        arguments: what the operation takes beside the array, by name, in the order of `jax.lax`. A `split` has the
-            number of its piece as the last one, `index`. A `dynamic_slice` has `start_indices`, with None for each that
-            is known only when the program runs.
+        shape: the shape of the result.
+        arguments: names and values of its other arguments, in the order of `jax.lax`. A `split` has the number of the
+            piece last, as `index`. A `dynamic_slice` has `start_indices`; an index computed by the program is None.
     """
 
     op: str
@@ -45,11 +44,11 @@ class ViewMeta(Record):
 
     @property
     def can_be_replayed(self) -> bool:
-        """Whether the operation is known whole: not so a slice that starts where the program says."""
+        """Whether all arguments are known; false for a slice whose start the program computes."""
         return self.op != "dynamic_slice" or None not in dict(self.arguments)["start_indices"]
 
     def replay(self, base: Any) -> Any:
-        """The view of another array of the same shape; raises `CallError` where it cannot be replayed."""
+        """The same view of another array of the same shape; raises `CallError` if it cannot be replayed."""
         arguments = [value for _, value in self.arguments]
         if not self.can_be_replayed:
             cure = "Run the function: the program computes where the slice starts."
