@@ -26,7 +26,7 @@ from benchmarks.methods import Method, Step, build_jointcut, methods_for
 from benchmarks.picture import draw
 from benchmarks.programs import Program, gpt, text
 from jointcut import aot
-from jointcut.aot.report.schedule import Assignment
+from jointcut.aot.report.liveness import Liveness
 
 HEADINGS = (
     "activations\nMB",
@@ -209,7 +209,7 @@ def train(plan: Plan, bar: tqdm) -> list[float]:
 
 def replay(step: Step, name: str, console: Console) -> list[int]:
     """The bytes alive over one step, checked against XLA's own total."""
-    held = [found for program in step.programs if (found := Assignment.of(program)) is not None]
+    held = [found for program in step.programs if (found := Liveness.of(program)) is not None]
     live = [step.residual_bytes + alive for program in held for alive in program.live_bytes()]
     highest, reserved = max(live) / MB, step.activation_bytes / MB
     console.print(

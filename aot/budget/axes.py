@@ -1,4 +1,4 @@
-"""Open axes of matplotlib where it is installed, and keep what was drawn."""
+"""Open matplotlib axes where it is installed, and save figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MissingLibrary(JointcutError):
 
 @contextmanager
 def optional() -> Iterator[None]:
-    """Go on without the picture where matplotlib is not installed."""
+    """Skip the picture where matplotlib is not installed."""
     try:
         yield
     except MissingLibrary:
@@ -26,24 +26,24 @@ def optional() -> Iterator[None]:
 
 
 def shown(size: tuple[float, float]) -> Any:
-    """Axes of a figure that notebooks and `pyplot.show` show, in inches; raises `MissingLibrary`."""
+    """Axes of a pyplot figure, `size` in inches; raises `MissingLibrary`."""
     return _module("matplotlib.pyplot").subplots(figsize=size, layout="constrained")[1]
 
 
 def apart(size: tuple[float, float]) -> Any:
-    """Axes of a figure that nobody shows, to be kept as a file, in inches; raises `MissingLibrary`."""
+    """Axes of a figure outside pyplot, to be saved as a file, `size` in inches; raises `MissingLibrary`."""
     return _module("matplotlib.figure").Figure(figsize=size, layout="constrained").subplots()
 
 
 def kept(axes: Any, format: str = "png", dpi: int = 110) -> bytes:
-    """The figure of axes as a file."""
-    out = BytesIO()
-    axes.figure.savefig(out, format=format, dpi=dpi)
-    return out.getvalue()
+    """The figure of axes as the bytes of a file."""
+    file = BytesIO()
+    axes.figure.savefig(file, format=format, dpi=dpi)
+    return file.getvalue()
 
 
 def unit_of(most: float) -> tuple[float, str]:
-    """Bytes of the unit in which amounts up to `most` are drawn, and its name.
+    """Number of bytes and name of the unit in which amounts up to `most` are drawn.
 
     >>> unit_of(47_200_000), unit_of(0)
     ((1000000.0, 'MB'), (1000.0, 'kB'))

@@ -1,9 +1,9 @@
 """Compile plans until one fits the budget.
 
-The model of `partition.budget` proposes, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
-program says so. The fastest plan whose predicted peak fits is compiled first; where it does not fit, predictions near
-it are scaled by what was measured and the next one is tried. Where none fits, those with the least predicted peak are,
-until one does, and the error names the smallest that was found.
+`partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
+program says so. The fastest plan whose predicted peak fits is compiled first. Where it does not fit, predictions near
+it are scaled by the measured peak and the next plan is tried. After `MOST_PROPOSED` plans the ones with the smallest
+predicted peaks are tried. Where none fits, the error names the smallest peak found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -27,32 +27,32 @@ from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.search.budget import Candidate, Planner
 from jointcut.wrappers.record import Record
 
-#: How many plans are compiled because they should fit, and how many because they are the smallest.
+#: Most plans compiled because their predicted peak fits, and most compiled because they are the smallest.
 MOST_PROPOSED, MOST_SMALLEST = 4, 5
 
-#: What XLA takes for each byte that the model predicts, before anything was compiled: about the median on CPU.
+#: XLA's bytes for each predicted byte, until a plan was compiled: about the median on CPU.
 CALIBRATION = 1.25
 
-#: Of the predicted time: for less another plan is not compiled.
+#: Least share of the predicted time that a faster plan must gain to be compiled.
 TIE = 0.01
 
-_SHOWN = 5  # arrays of those that are alive where a step takes most
+_SHOWN = 5  # arrays alive at the peak that the error names
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Attempt(Record):
-    """One plan that was compiled on the way to a budget.
+    """One plan that was compiled during a search.
 
     Attributes:
-        strategy: how the plan came about.
-        bytes_saved: what it hands from the forward to the backward.
-        promised_bytes: the peak that the model predicted when the plan was chosen.
-        peak_bytes: the peak of the compiled step, by XLA's account.
+        strategy: how the plan was chosen.
+        bytes_saved: bytes handed from the forward to the backward.
+        promised_bytes: predicted peak, from when the plan was chosen.
+        peak_bytes: peak of the compiled step, as XLA reports it.
         activation_bytes: its temporaries alone.
-        fits: whether that holds the budget.
-        compile_ms: what compiling took.
+        fits: whether it holds the budget.
+        compile_ms: milliseconds of compilation.
     """
 
     strategy: str
@@ -72,7 +72,7 @@ class Attempt(Record):
 
 @dataclass(frozen=True)
 class Weighed(Generic[_T]):
-    """A compiled plan: XLA's peak of the step and of its temporaries, in bytes, and what compiling took."""
+    """A compiled plan: XLA's peak of the step and of its temporaries, and the milliseconds of compilation."""
 
     made: _T
     peak_bytes: int
@@ -81,15 +81,15 @@ class Weighed(Generic[_T]):
 
     @property
     def fixed_bytes(self) -> int:
-        """Arguments and results."""
+        """Bytes of arguments and results."""
         return self.peak_bytes - self.activation_bytes
 
 
 @dataclass(frozen=True)
 class Fitted(Generic[_T]):
-    """The plan that holds the budget, compiled, and all that were tried for it, in order.
+    """The compiled plan that holds the budget, and the plans that were tried, in order.
 
-    Where another way of calling the same program searched before, these are the plans that were tried then.
+    Where the plan of an earlier search was reused, these are the plans tried then.
     """
 
     plan: Plan
@@ -97,74 +97,89 @@ class Fitted(Generic[_T]):
     trail: tuple[Attempt, ...]
 
 
+class _Tried(NamedTuple, Generic[_T]):
+    """A candidate that was compiled: its plan, with the promised peak, and the figures of its compiled step."""
+
+    candidate: Candidate
+    plan: Plan
+    weighed: Weighed[_T]
+
+
 class _Search(Generic[_T]):
-    """The plans of one program on the way to one budget; sizes are bytes of temporaries."""
+    """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
 
     def __init__(
         self, planner: Planner, measure: Callable[[Plan], Weighed[_T]], room: Callable[[Weighed[Any] | None], float]
     ) -> None:
         self.planner, self.measure, self.room = planner, measure, room
         self.trail: list[Attempt] = []
-        self.found: dict[int, tuple[Candidate, Plan, Weighed[_T]]] = {}
+        self.tried: dict[int, _Tried[_T]] = {}
 
     def expected(self, candidate: Candidate) -> float:
-        """What XLA would make of a predicted peak: as much more as of the nearest that was compiled."""
+        """Predicted peak, scaled by the XLA/model ratio of the nearest compiled plan."""
         peak = max(candidate.peak_bytes, 1)
-        near = min(self.found.values(), key=lambda f: abs(math.log(max(f[0].peak_bytes, 1) / peak)), default=None)
-        return peak * (CALIBRATION if near is None else near[2].activation_bytes / max(near[0].peak_bytes, 1))
+        near = min(
+            self.tried.values(), key=lambda t: abs(math.log(max(t.candidate.peak_bytes, 1) / peak)), default=None
+        )
+        if near is None:
+            return peak * CALIBRATION
+        return peak * (near.weighed.activation_bytes / max(near.candidate.peak_bytes, 1))
 
     def fits(self, candidate: Candidate) -> bool:
         """Compile a candidate; whether it holds the budget."""
         expected, number = self.expected(candidate), len(self.trail) + 1
         tell(lambda: f"attempt {number} of at most {MOST_PROPOSED + MOST_SMALLEST + 1}")
-        measured = self.measure(candidate.plan)
-        fits = measured.activation_bytes <= self.room(measured)
-        promised = measured.fixed_bytes + math.ceil(expected)
+        weighed = self.measure(candidate.plan)
+        fits = weighed.activation_bytes <= self.room(weighed)
+        promised = weighed.fixed_bytes + math.ceil(expected)
         plan = replace(candidate.plan, peak_bytes=promised)
-        figures = promised, measured.peak_bytes, measured.activation_bytes, fits, measured.compile_ms
-        self.trail.append(Attempt(plan.strategy, plan.bytes_saved, *figures))
-        self.found[id(candidate)] = candidate, plan, measured
+        self.trail.append(_attempt(plan, promised, weighed, fits))
+        self.tried[id(candidate)] = _Tried(candidate, plan, weighed)
         return fits
 
     def proposed(self, room: float) -> Candidate | None:
         """The fastest candidate that should fit and was not compiled yet."""
-        untried = (c for c in self.planner.by_time(room) if id(c) not in self.found)
+        untried = (c for c in self.planner.by_time(room) if id(c) not in self.tried)
         return next((c for c in untried if self.expected(c) <= room), None)
 
     def faster(self, chosen: Candidate) -> Candidate:
-        """A plan that is faster by more than `TIE` and fits as well, where the model was too careful; tried once."""
-        better = self.proposed(self.room(self.found[id(chosen)][2]))
+        """A plan that fits and is faster by more than `TIE`, else the chosen one; compiles at most one plan."""
+        better = self.proposed(self.room(self.tried[id(chosen)].weighed))
         if better is not None and better.step_seconds < (1 - TIE) * chosen.step_seconds and self.fits(better):
             return better
         return chosen
 
     def smallest(self) -> Iterator[Candidate]:
-        """The candidates of least predicted peak, of each kind of plan one, until XLA finds no difference."""
+        """The smallest candidate of each strategy, by predicted peak, until XLA's peaks no longer differ."""
         best: dict[str, Candidate] = {}
         for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
             best.setdefault(c.plan.strategy, c)
-        floor: list[int] = []
+        peaks: list[int] = []
         for c in list(best.values())[:MOST_SMALLEST]:
-            if len(floor) >= 3 and max(floor[-3:]) <= 1.01 * min(floor):
+            if len(peaks) >= 3 and max(peaks[-3:]) <= 1.01 * min(peaks):
                 return
             yield c
-            floor.append(self.found[id(c)][2].activation_bytes)
+            peaks.append(self.tried[id(c)].weighed.activation_bytes)
 
     def fitted(self, candidate: Candidate) -> Fitted[_T]:
         """The result, with this candidate chosen."""
-        return Fitted(*self.found[id(candidate)][1:], tuple(self.trail))
+        tried = self.tried[id(candidate)]
+        return Fitted(tried.plan, tried.weighed, tuple(self.trail))
+
+
+def _attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool) -> Attempt:
+    figures = promised, weighed.peak_bytes, weighed.activation_bytes, fits, weighed.compile_ms
+    return Attempt(plan.strategy, plan.bytes_saved, *figures)
 
 
 def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
-    """The result of a search that was spared: a plan that was known, and is now compiled."""
+    """The result without a search: a plan that was known, now compiled."""
     promised = plan.peak_bytes or weighed.peak_bytes
-    figures = promised, weighed.peak_bytes, weighed.activation_bytes, True, weighed.compile_ms
-    tried = Attempt(plan.strategy, plan.bytes_saved, *figures)
-    return Fitted(replace(plan, peak_bytes=promised), weighed, (tried,))
+    return Fitted(replace(plan, peak_bytes=promised), weighed, (_attempt(plan, promised, weighed, True),))
 
 
 def prices(options: Options) -> CostModel:
-    """The cost model of the options, or what the device was measured to do.
+    """The cost model of the options, or the measured rates of the device.
 
     Raises `BudgetError` without a cost model where several processes take part: each would measure its own device, and
     they might choose different plans.
@@ -177,49 +192,49 @@ def prices(options: Options) -> CostModel:
 
 
 def planner_for(problem: Problem, options: Options) -> Planner:
-    """The plans of a problem by the `prices` of the options; raises as these do."""
-    return Planner(problem.timed(prices(options)), _told)
+    """The planner of a problem, with the `prices` of the options; raises as they do."""
+    return Planner(problem.timed(prices(options)), _tell_number)
 
 
-def _told(number: int, most: int) -> None:
+def _tell_number(number: int, most: int) -> None:
     tell(lambda: f"plan {number} of at most {most}")
 
 
-#: What temporaries may take, given the step that was compiled, or None before one was.
+#: Bytes that temporaries may take, given a compiled step, or None before the first one.
 Room = Callable[[Weighed[Any] | None], float]
 
 
 def fit(planner: Planner, budget: Limit, room: Room, measure: Callable[[Plan], Weighed[_T]]) -> Fitted[_T]:
     """The fastest plan that holds a budget; `measure` compiles a plan, `room` is the budget as bytes of temporaries.
 
-    Raises `BudgetError` where none of the smallest plans fits; with a fraction of 0.0 the smallest one is returned.
+    Raises `BudgetError` where none of the smallest plans fits. With a fraction of 0.0 the smallest plan is returned.
     """
     search = _Search(planner, measure, room)
     if budget.fraction == 0.0:
         for candidate in search.smallest():
             search.fits(candidate)
-        return search.fitted(min(search.found.values(), key=lambda f: (f[2].activation_bytes, f[0].step_seconds))[0])
-    left = room(None)
+        smallest = min(search.tried.values(), key=lambda t: (t.weighed.activation_bytes, t.candidate.step_seconds))
+        return search.fitted(smallest.candidate)
+    most_bytes = room(None)
     for _ in range(MOST_PROPOSED):
-        chosen = search.proposed(left)
+        chosen = search.proposed(most_bytes)
         if chosen is None:
             break
         if search.fits(chosen):
             return search.fitted(search.faster(chosen))
-        left = room(search.found[id(chosen)][2])
+        most_bytes = room(search.tried[id(chosen)].weighed)
     for chosen in search.smallest():
-        known = search.found.get(id(chosen))
-        fits = known[2].activation_bytes <= room(known[2]) if known else search.fits(chosen)
-        if fits:
+        tried = search.tried.get(id(chosen))
+        if tried.weighed.activation_bytes <= room(tried.weighed) if tried else search.fits(chosen):
             return search.fitted(search.faster(chosen))
     raise refused(search, budget)
 
 
 def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
-    """What temporaries may take.
+    """The budget as bytes of temporaries.
 
-    `leaves` are the arguments of the call, `fixed_bytes` what arguments and results take as far as that is known before
-    a step was compiled, `plain_bytes` what plain JAX's temporaries take.
+    `leaves` are the arguments of the call, `fixed_bytes` the bytes of arguments and results as known before a step was
+    compiled, `plain_bytes` gives the bytes of plain JAX's temporaries.
     """
     if budget.fraction is not None:
         share = budget.fraction * plain_bytes() if budget.fraction else math.inf
@@ -229,8 +244,8 @@ def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes
 
 
 def refused(search: _Search[_T], budget: Limit) -> BudgetError:
-    """The error that names the smallest peak found and what holds it up."""
-    _, plan, measured = min(search.found.values(), key=lambda found: found[2].peak_bytes)
+    """The error that names the smallest peak found and the largest arrays there."""
+    _, plan, measured = min(search.tried.values(), key=lambda tried: tried.weighed.peak_bytes)
     alive = Counter(map(str, search.planner.replay(plan).alive[:_SHOWN]))
     share = ""
     if budget.fraction and (room := search.room(None)):

@@ -1,7 +1,7 @@
 """Remember on disk which plans held a budget.
 
-What a search found is noted in the cache under everything that it depends on, so that the next process compiles that
-plan alone. Its compiled step is weighed as ever, and a note that does not hold is not followed.
+The result of a search is noted in the cache under everything that it depends on, so that the next process compiles that
+plan alone. Its compiled step is measured all the same, and a plan that does not hold the budget is not used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jointcut.partition.errors import IdentityError
 
 @dataclass(frozen=True)
 class Held:
-    """A plan that held a budget, and what its compiled step took.
+    """A plan that held a budget, with the figures of its compiled step.
 
     Attributes:
-        program: the name of the joint program that it was found for (`sketch`).
-        way: how it was compiled; what decides the figures beside the program.
+        program: the name (`sketch`) of the joint program that was planned.
+        way: how it was compiled (`searches.way`).
         plan: its text.
-        peak_bytes, activation_bytes: of the step and of its temporaries, by XLA's account.
-        compile_ms: what compiling took.
+        peak_bytes, activation_bytes: of the step and of its temporaries, as XLA reports them.
+        compile_ms: milliseconds of compilation.
     """
 
     program: str
@@ -40,7 +40,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Note:
-    """The place on disk for what is known of one program under one budget."""
+    """The place on disk for the plans of one program under one budget."""
 
     store: Store
     key: str
@@ -48,7 +48,7 @@ class Note:
 
     @classmethod
     def of(cls, options: Options, label: str, parts: dict[str, Any]) -> Note | None:
-        """The place under the parts that a search depends on; None without a cache, or where one has no identity."""
+        """The place named by the parts that a search depends on; None without a cache, or where one has no identity."""
         store = store_for(options.cache)
         if store is None:
             return None
@@ -58,10 +58,10 @@ class Note:
             return None
 
     def read(self) -> tuple[Held, ...]:
-        """What other processes noted."""
+        """Plans that other processes noted."""
         data = self.store.get(self.key)
-        return () if data is None else tuple(Held(**found) for found in json.loads(data))
+        return () if data is None else tuple(Held(**fields) for fields in json.loads(data))
 
-    def write(self, found: Sequence[Held]) -> None:
-        """Note what is known, in place of what was."""
-        self.store.put(self.key, json.dumps([asdict(held) for held in found]).encode(), self.label)
+    def write(self, plans: Sequence[Held]) -> None:
+        """Replace the noted plans."""
+        self.store.put(self.key, json.dumps([asdict(plan) for plan in plans]).encode(), self.label)

@@ -1,19 +1,19 @@
-"""Measure what a device computes and moves in a second.
+"""Measure how much a device computes and moves in a second.
 
 Four short programs are timed: a matrix product, a chain of exponentials, and additions of large arrays, in place and
-into memory that is new. Other work on the machine only ever makes a run longer, so the least time counts, of many runs
-in bursts with pauses between them; and rates are rounded to decibels (1.0, 1.3, 1.6, 2.0, ... of a power of ten), since
-a plan should not hang on the third digit.
+into new memory. Other work on the machine can only make a run longer, so each program runs many times, in bursts with
+pauses, and the least time counts. Rates are rounded to decibels (1.0, 1.3, 1.6, 2.0, ... of a power of ten), since a
+plan should not depend on the third digit.
 
-The same budget should give the same plan tomorrow. So the rates are noted in a small JSON file under the kind of
-device, the model of the processor, the cores and the version of jaxlib: `rates.json` below `$JOINTCUT_CACHE_DIR`, else
-below the user's cache folder (`~/.cache/jointcut`), or the file that `$JOINTCUT_RATES` names. After a month they are
-measured again, and each stays what it was unless it comes out more than half as fast again; `rates(anew=True)` measures
-at once and takes what it finds, say where other programs ran the first time. An entry `"*"` of that file is taken for
-any device and never measured again: write one where several machines, or tests, are to plan alike.
+The same budget should give the same plan tomorrow. So the rates are noted in a small JSON file, under the kind of
+device, the model of the processor, the number of cores and the version of jaxlib. The file is the one that
+`$JOINTCUT_RATES` names, else `rates.json` in `$JOINTCUT_CACHE_DIR`, else `~/.cache/jointcut/rates.json`. After a month
+the rates are measured again, and a rate is replaced only if the new one is more than 1.5 times the old.
+`rates(anew=True)` measures at once and replaces all rates. An entry `"*"` of the file holds for any device and is never
+measured again: write one where several machines, or tests, should choose the same plans.
 
-`Measured` times each heavy op itself instead. Both time on a thread of their own, since a budget may be met inside
-somebody's `jit`, where the caller's thread computes nothing, or under settings that would distort the figures.
+`Measured` times each heavy op itself instead. Both measure on a thread of their own: the caller's thread may be tracing
+a `jit`, and then computes nothing, or have settings that would distort the figures.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _KNOWN: dict[str, Roofline] = {}
 _LOCK = threading.Lock()
 _T = TypeVar("_T")
 
-#: The environment variable that names the file of rates, and the entry in it that is taken for any device.
+#: The environment variable that names the file of rates, and the entry in it that holds for any device.
 VARIABLE, ANY = "JOINTCUT_RATES", "*"
 
-_DEPTH = 8  # exponentials in a chain: then a pass computes longer than it moves
-_BURST_S, _PAUSE_S = 0.15, 0.1  # of runs, and between two bursts, in which other work may end
-_STEADY, _BETTER = 4, 0.97  # bursts without a better time after which it ends, and what counts as better
-_MOST_S = 4.0  # after which it ends anyway
-_WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # of an entry in the file, which counts for so many seconds
-_FASTER = 1.5  # what a rate must come out at after that, over the one noted, to take its place
+_DEPTH = 8  # exponentials in a chain, enough that computing takes longer than moving
+_BURST_S, _PAUSE_S = 0.15, 0.1  # length of a burst of runs, and of the pause between two
+_STEADY, _BETTER = 4, 0.97  # measuring ends after so many bursts in which no time fell below this share of the best
+_MOST_S = 4.0  # measuring ends after this time at the latest
+_WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # key of the time in an entry of the file, and how long it counts
+_FASTER = 1.5  # a rate measured again replaces the noted one if it is higher by this factor
 _TRIES = 5  # runs of one op, of which the median counts
 
-#: Ops that random operands would lead elsewhere or harm, and ops that need company.
+#: Ops that random operands could mislead or harm, and ops that need other devices.
 _NOT_ALONE = COLLECTIVES | {"axis_index", "cond", "ffi_call", "pure_callback", "while"}
 
 
@@ -72,44 +72,44 @@ _NOT_ALONE = COLLECTIVES | {"axis_index", "cond", "ffi_call", "pure_callback", "
 
 
 def rates(device: Any = None, *, anew: bool = False) -> Roofline:
-    """What a device (by default JAX's default device) does in a second, rounded to decibels.
+    """The rates of a device (by default JAX's default device), rounded to decibels.
 
-    Measured once per kind of device, processor, number of host cores and version of jaxlib, in some seconds; then read
-    from memory or from the file, unless `anew`. The file is written where it can be (a folder that cannot be written
-    does not matter); one that cannot be read, or an entry that holds no rates, is logged and replaced. Raises
-    `JointcutError` where the device cannot run the programs, as when its memory is full.
+    They are measured once per kind of device, processor, number of host cores and version of jaxlib, in some seconds;
+    then read from memory or from the file, unless `anew`. A file that cannot be written is no error; one that cannot be
+    read, or an entry that holds no rates, is logged and replaced. Raises `JointcutError` where the device cannot run
+    the programs, as when its memory is full.
     """
     device = default_device() if device is None else device
     name = _name(device)
     with _LOCK:
         if anew or name not in _KNOWN:
-            _KNOWN[name] = _found(device, name, anew)
+            _KNOWN[name] = _noted_or_measured(device, name, anew)
         return _KNOWN[name]
 
 
-def _found(device: Any, name: str, anew: bool) -> Roofline:
-    """The rates in the file, or those that are measured now and written there."""
+def _noted_or_measured(device: Any, name: str, anew: bool) -> Roofline:
+    """The rates in the file, or else new ones, which are written there."""
     entries = _read()
     fixed, noted = _rates_in(entries, ANY), _rates_in(entries, name)
     if fixed is not None and not anew:
         return fixed
     if noted is not None and not anew and _is_young(entries[name]):
         return noted
-    found = _measured(device)
+    measured = _measured(device)
     if noted is not None and not anew:
-        found = _fastest(noted, found)
-    _write({**entries, name: {**asdict(found), _WHEN: int(time.time())}})
-    return found
+        measured = _fastest(noted, measured)
+    _write({**entries, name: {**asdict(measured), _WHEN: int(time.time())}})
+    return measured
 
 
-def _fastest(noted: Roofline, found: Roofline) -> Roofline:
-    """The rates as they were, but for those that are much higher now: then other programs ran the first time."""
-    pairs = {name: (rate, getattr(found, name)) for name, rate in asdict(noted).items()}
+def _fastest(noted: Roofline, measured: Roofline) -> Roofline:
+    """The noted rates, except those that are much higher now: other programs ran when they were measured first."""
+    pairs = {name: (rate, getattr(measured, name)) for name, rate in asdict(noted).items()}
     return Roofline(**{n: new if old is None or new > _FASTER * old else old for n, (old, new) in pairs.items()})
 
 
 def _name(device: Any) -> str:
-    """All that decides the rates, and that differs between hosts which may share a folder."""
+    """Everything that decides the rates and may differ between hosts that share a folder."""
     kind = f"{device.device_kind} ({_processor()})" if device.platform == "cpu" else device.device_kind
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{kind}, {cores} cores, jaxlib {metadata.version('jaxlib')}"
@@ -129,9 +129,9 @@ def _processor() -> str:
 def _measured(device: Any) -> Roofline:
     try:
         with Stage("measure", device.device_kind) as now:
-            found = _aside(lambda: _measure(device))
-            now.ends(lambda: f"measured in {now}, {found.flops_per_s:.1e} flops/s, {size(found.bytes_per_s)}/s")
-            return found
+            measured = _on_a_thread(lambda: _measure(device))
+            now.ends(lambda: f"measured in {now}, {measured.flops_per_s:.1e} flops/s, {size(measured.bytes_per_s)}/s")
+            return measured
     except jax.errors.JaxRuntimeError as error:
         cure = "Free memory on it, or say what it does in a second: cost=Roofline(...)."
         raise JointcutError(message(str(device), f"cannot be measured: {error}", cure)) from error
@@ -155,7 +155,7 @@ def _measure(device: Any) -> Roofline:
 
 
 def _least(programs: Sequence[Callable[[], float]]) -> list[float]:
-    """The least seconds of each program, run in bursts until none gets better any more."""
+    """The least seconds of each program, run in bursts until no time improves."""
     best, steady, end = _burst(programs), 0, time.perf_counter() + _MOST_S
     while steady < _STEADY and time.perf_counter() < end:
         time.sleep(_PAUSE_S)
@@ -166,7 +166,7 @@ def _least(programs: Sequence[Callable[[], float]]) -> list[float]:
 
 
 def _burst(programs: Sequence[Callable[[], float]]) -> list[float]:
-    """The least seconds of each program, run in turns for a short while, and once at least."""
+    """The least seconds of each program, run in turns for `_BURST_S`, and at least once."""
     best, end = [run() for run in programs], time.perf_counter() + _BURST_S
     while time.perf_counter() < end:
         best = [min(seconds, run()) for seconds, run in zip(best, programs, strict=True)]
@@ -180,9 +180,9 @@ def _exponentials(x: jax.Array) -> jax.Array:
 
 
 def _program(device: Any, function: Callable[..., jax.Array], *shapes: tuple[int, ...]) -> Callable[[], float]:
-    """A call that runs a function once and returns the seconds, each time on the result before and in its buffer.
+    """A call that runs a function once on its last result, in the same buffer, and returns the seconds.
 
-    A program reuses its buffers in the same way; a fresh one would be paid for page by page.
+    A step reuses its buffers in the same way; each page of a new one would cost time.
     """
     run = jax.jit(function, donate_argnums=0)
     first, *others = (jax.device_put(np.full(shape, 1 / shape[0], np.float32), device) for shape in shapes)
@@ -197,9 +197,9 @@ def _program(device: Any, function: Callable[..., jax.Array], *shapes: tuple[int
 
 
 def _into_fresh_memory(device: Any, length: int) -> Callable[[], float]:
-    """A call that writes an array of `float32` into a buffer that the program has not had before, for the seconds.
+    """A call that writes an array of `float32` into a new buffer, and returns the seconds.
 
-    It is larger than what C libraries keep for themselves when it is freed (32 MB), as the temporaries of a step are.
+    The buffer is larger than those that C libraries keep when they are freed (32 MB), as the temporaries of a step are.
     """
     x = jax.device_put(np.ones(length, np.float32), device)
     run = jax.jit(lambda x: x + 1)
@@ -218,8 +218,8 @@ def _rounded(rate: float) -> float:
     return float(f"{10 ** (round(10 * math.log10(rate)) / 10):.1e}")
 
 
-def _aside(function: Callable[[], _T]) -> _T:
-    """Run a function on a fresh thread, where nothing is being traced and no `with` of the caller's holds."""
+def _on_a_thread(function: Callable[[], _T]) -> _T:
+    """Run a function on a new thread, free of the caller's traces and `with` blocks."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -230,13 +230,13 @@ def _aside(function: Callable[[], _T]) -> _T:
 def _file() -> Path:
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
-    if own := os.environ.get("JOINTCUT_CACHE_DIR"):
-        return Path(own) / "rates.json"
+    if folder := os.environ.get("JOINTCUT_CACHE_DIR"):
+        return Path(folder) / "rates.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
 
 
 def _read() -> dict[str, Any]:
-    """The entries of the file by name; none where there is no file, or one that is not ours."""
+    """The entries of the file by name; none where there is no file, or it cannot be read."""
     try:
         return dict(json.loads(_file().read_text("utf-8")))
     except FileNotFoundError:
@@ -258,13 +258,13 @@ def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
 
 
 def _is_young(entry: dict[str, Any]) -> bool:
-    """Whether an entry was measured within a month, and not in the future of a clock that was put back."""
+    """Whether an entry was measured within a month, and not in the future, as after a clock was put back."""
     when = entry.get(_WHEN)
     return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
 
 
 def _write(entries: dict[str, Any]) -> None:
-    """Write the file in one stroke, or leave it where that is not allowed."""
+    """Write the file atomically, where that is allowed."""
     try:
         path = _file()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,35 +283,33 @@ def _write(entries: dict[str, Any]) -> None:
 
 @dataclass
 class Measured:
-    """A cost model that runs each distinct heavy op once, alone, on JAX's default device.
+    """A cost model that times each distinct heavy op once, alone, on JAX's default device.
 
-    `roofline` prices what is cheap, since that would be fused with others, and what cannot run alone: an op of a graph
-    text, an effect, a collective, foreign code, what branches or loops by values. `taken` keeps the seconds of each.
+    `roofline` prices cheap ops, since XLA would fuse them with others, and ops that cannot run alone: ops of a graph
+    text, effects, collectives, foreign code, branches and loops that depend on values. `taken` holds the seconds of
+    each op that was timed, None where the device could not run it.
     """
 
     roofline: Roofline = field(default_factory=rates)
     taken: dict[str, float | None] = field(default_factory=dict, repr=False)
 
     def saving_seconds(self, num_bytes: int) -> float:
-        """What the roofline says."""
+        """Seconds to write and read bytes, by the roofline."""
         return self.roofline.saving_seconds(num_bytes)
 
     def seconds(self, graph: Graph, op: Op) -> float:
-        """The median of several runs on random operands, less what it takes to start a program."""
-        if (
-            op.payload is None
-            or op.name in (STEP, LITERAL, OPEN_LOOP)
-            or not heavy(graph, op)
-            or not _can_run_alone(op)
-        ):
+        """The median of several runs on random operands, less the time to start a program."""
+        if op.payload is None or op.name in (STEP, LITERAL, OPEN_LOOP):
+            return self.roofline.seconds(graph, op)
+        if not heavy(graph, op) or not _can_run_alone(op):
             return self.roofline.seconds(graph, op)
         key = _key(op.payload)
         if key not in self.taken:
             with_doubles = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
             device = default_device()
-            self.taken[key] = _aside(lambda: _alone(op.payload, device, with_doubles))
-        taken = self.taken[key]
-        return self.roofline.seconds(graph, op) if taken is None else taken
+            self.taken[key] = _on_a_thread(lambda: _alone(op.payload, device, with_doubles))
+        seconds = self.taken[key]
+        return self.roofline.seconds(graph, op) if seconds is None else seconds
 
 
 def _can_run_alone(op: Op) -> bool:
@@ -321,13 +319,13 @@ def _can_run_alone(op: Op) -> bool:
 
 
 def _key(eqn: jaxprs.Equation) -> str:
-    """What decides how long an equation takes: primitive, types and parameters."""
-    types = [[str(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars)]
+    """Everything that decides how long an equation takes: primitive, types and parameters."""
+    types = [[str(v.aval) for v in variables] for variables in (eqn.invars, eqn.outvars)]
     return f"{eqn.primitive.name} {types} {sorted((name, str(value)) for name, value in eqn.params.items())}"
 
 
 def _alone(eqn: jaxprs.Equation, device: Any, with_doubles: bool) -> float | None:
-    """Seconds of one run of an equation as a program of its own, None where the device cannot run it."""
+    """Seconds of one run of an equation as its own program, None where the device cannot run it."""
     inputs: list[Any] = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)))
     outputs = [jaxprs.fresh(v.aval) for v in eqn.outvars]
     closed = jaxprs.build(inputs, outputs, [jaxprs.rebound(eqn, eqn.invars, outputs)])
@@ -336,30 +334,30 @@ def _alone(eqn: jaxprs.Equation, device: Any, with_doubles: bool) -> float | Non
             rng = np.random.default_rng(0)
             bound = max((1, *(v.aval.shape[0] for v in inputs[:1] if v.aval.shape)))
             operands = [jax.device_put(_operand(v.aval, rng, bound)) for v in inputs]
-            taken = _median(lambda *xs: jaxprs.evaluate(closed, *xs), *operands)
-            return max(0.0, taken - _median(lambda: np.float32(0)))
+            seconds = _median(lambda *xs: jaxprs.evaluate(closed, *xs), *operands)
+            return max(0.0, seconds - _median(lambda: np.float32(0)))
         except (jax.errors.JaxRuntimeError, FloatingPointError, NotImplementedError, ValueError):
             return None
 
 
 def _operand(aval: Any, rng: np.random.Generator, bound: int) -> np.ndarray:
-    """Random numbers: indices below `bound`, or numbers in [0, 1), a square matrix with a heavy diagonal."""
+    """Random indices below `bound`, or numbers in [0, 1); square matrices have a heavy diagonal."""
     if jnp.issubdtype(aval.dtype, np.bool_):
         return rng.random(aval.shape) < 0.5
     if jnp.issubdtype(aval.dtype, np.integer):
         return rng.integers(0, min(bound, int(jnp.iinfo(aval.dtype).max)), aval.shape).astype(aval.dtype)
     numbers = rng.random(aval.shape, np.float32)
     if len(aval.shape) >= 2 and aval.shape[-1] == aval.shape[-2]:
-        numbers += aval.shape[-1] * np.eye(aval.shape[-1], dtype=np.float32)  # then a factorisation goes to its end
+        numbers += aval.shape[-1] * np.eye(aval.shape[-1], dtype=np.float32)  # so that factorisations succeed
     return numbers.astype(aval.dtype)
 
 
 def _median(function: Callable[..., Any], *operands: Any) -> float:
     run = jax.jit(function)
     jax.block_until_ready(run(*operands))
-    taken = []
+    seconds = []
     for _ in range(_TRIES):
         start = time.perf_counter()
         jax.block_until_ready(run(*operands))
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)

@@ -1,13 +1,13 @@
 """Search for a plan once for all ways of calling.
 
-A search compiles several plans. What it finds is kept in the process under all that it depends on: what the function
-computes, what is differentiated, the budget, the prices of ops, and JAX's settings. Another way of calling, be it
-`value_and_grad`, a stage, `explain`, an export, or a `jax.grad` inside somebody's `jit`, finds it there. If its program
-is the same and compiled in the same way, the plan is taken as it is, and nothing is compiled for it. If only the
-function is the same, the plan is compiled once, as it will run there, and taken where it holds the budget; only where
-it does not there is another search. With a cache the plans are noted for other processes as well (`notes`).
+A search compiles several plans. Its result is kept in the process under everything that it depends on: the function,
+the differentiated arguments, the budget, the prices of ops, and JAX's settings. Other ways of calling the function
+(`value_and_grad`, a stage, `explain`, an export, `jax.grad` inside a `jit`) find it there. If the program is the same
+and compiled in the same way, the plan is used as it is, and nothing is compiled for it. If only the function is the
+same, the plan is compiled once, as it will run there, and used if it holds the budget; otherwise there is another
+search. With a cache the plans are also noted for other processes (`notes`), except those of `budget="device"`.
 
-Threads that ask for the same wait for one search. What the device has free (`budget="device"`) is not kept.
+Threads that want the same plan wait for one search.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.search.budget import Planner
 
-MOST_KEPT = 32  # searches, of which the one that was asked for longest ago goes first
+MOST_KEPT = 32  # searches; the least recently used is forgotten first
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Wanted(Generic[_T]):
-    """A plan that is wanted for one program within one budget, for one way of calling.
+    """A request for a plan of one program within one budget, for one way of calling.
 
     Attributes:
         name: of the function.
-        program, options, budget: what is cut, and how.
-        graph: the joint program's.
-        leaves: the arguments, where they are at hand.
-        way: how plans are compiled, apart from the program; see `way`.
-        planner: gives the plans of the graph.
+        program, options, budget: of the cut.
+        graph: of the joint program.
+        leaves: the arguments of the call, as far as they are known.
+        way: how plans are compiled; see the function `way`.
+        planner: makes the planner of the graph.
         measure: compiles a plan.
-        take: makes the same of a plan whose figures are known, and compiles nothing.
-        plain_bytes: compiles plain JAX's step, for the temporaries that it takes.
+        take: gives the same for a plan with known figures, without compiling.
+        plain_bytes: compiles plain JAX's step and gives the bytes of its temporaries.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Wanted(Generic[_T]):
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
-    """How plans are compiled: as how many programs, and with which arguments given up.
+    """A name for how plans are compiled: the number of programs, and the donated arguments.
 
-    Inside somebody's `jit` (not `ours`) no argument is given up.
+    Inside a `jit` of the caller (not `ours`) no argument is donated.
     """
     return repr((executables, *((options.donated, options.keep_unused) if ours else (((), ()), False))))
 
@@ -91,34 +91,35 @@ def summary(plan: Plan) -> str:
 
 
 def forget() -> None:
-    """Forget all plans that were found in this process, so that they are searched for again."""
+    """Forget all plans found in this process."""
     with _LOCK:
         _PLACES.clear()
 
 
 def settled(wanted: Wanted[_T]) -> Fitted[_T]:
-    """The plan that held this budget before, where one is known and still does, or else what a search finds.
+    """A known plan that still holds this budget, or else the result of a search.
 
     Raises `BudgetError` as `fit` does.
     """
-    asked = _Asked.of(wanted)
-    with asked.place.lock, Stage("search", wanted.name) as now:
-        noted = () if asked.note is None else asked.note.read()
+    lookup = _Lookup.of(wanted)
+    known = lookup.place.known
+    with lookup.place.lock, Stage("search", wanted.name) as now:
+        noted = () if lookup.note is None else lookup.note.read()
         for held in noted:
-            asked.place.found.setdefault((held.program, held.way), _Found(held))
-        fitted = _taken(wanted, asked, now) or _checked(wanted, asked, now) or _searched(wanted, asked, now)
-        mine = asked.place.found[asked.key].held
-        if asked.note is not None and mine not in noted:
-            asked.note.write([*(held for held in noted if (held.program, held.way) != asked.key), mine])
+            known.setdefault((held.program, held.way), _Known(held))
+        fitted = _taken(wanted, lookup, now) or _checked(wanted, lookup, now) or _searched(wanted, lookup, now)
+        chosen = known[lookup.key].held
+        if lookup.note is not None and chosen not in noted:
+            lookup.note.write([*(held for held in noted if (held.program, held.way) != lookup.key), chosen])
         return fitted
 
 
-# ------------------------------------------------------------------------------------------------- what is known
+# ----------------------------------------------------------------------------------------------------- known plans
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A plan that held the budget, and the plans that were tried for it; None where another process did."""
+class _Known:
+    """A plan that held the budget, and the plans tried for it; None where another process searched."""
 
     held: Held
     trail: tuple[Attempt, ...] | None = None
@@ -126,15 +127,15 @@ class _Found:
 
 @dataclass
 class _Place:
-    """What is known of one function under one budget, by the name of its program and the way of compiling it.
+    """The known plans of one function under one budget, by the name of the program and the way of compiling it.
 
-    `plain_bytes` are the temporaries of plain JAX's step by the types of the program, once they were asked for. `model`
-    is the cost model, held so that no other object gets its id.
+    `plain_bytes` holds the temporaries of plain JAX's step by the types of the program, once computed. `model` is the
+    cost model, held so that no other object gets its id.
     """
 
     model: CostModel
     lock: threading.RLock = field(default_factory=threading.RLock)
-    found: dict[tuple[str, str], _Found] = field(default_factory=dict)
+    known: dict[tuple[str, str], _Known] = field(default_factory=dict)
     plain_bytes: dict[str, int] = field(default_factory=dict)
 
 
@@ -143,11 +144,11 @@ _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Where to look: the place in this process, the key within it, and the place on disk if there is one.
+class _Lookup:
+    """The places of known plans: in this process, with the key there, and on disk if there is a note.
 
-    `types` names the types of the program's inputs and outputs: with these and the function given, two programs differ
-    in the order of their backward at most, and plain JAX's step takes the same.
+    `types` names the types of the program's inputs and outputs. Programs of one function with the same types differ at
+    most in the order of their backward, so plain JAX's step needs the same bytes for them.
     """
 
     place: _Place
@@ -156,10 +157,10 @@ class _Asked:
     note: Note | None
 
     @classmethod
-    def of(cls, wanted: Wanted[Any]) -> _Asked:
-        """Name what the search depends on; what has no name gets a place that nobody else finds."""
+    def of(cls, wanted: Wanted[Any]) -> _Lookup:
+        """Name everything that the search depends on; a search without a name gets a place of its own."""
         model, program, budget = prices(wanted.options), wanted.program, wanted.budget
-        if wanted.options.passes:  # which decide what XLA compiles, and have no name
+        if wanted.options.passes:  # they change what XLA compiles, and have no name
             return cls(_Place(model), ("", wanted.way), "", None)
         roles = tuple(role.name for role in (*program.roles.inputs, *program.roles.outputs))
         parts = {
@@ -175,114 +176,114 @@ class _Asked:
         try:
             types = sketch(roles=roles, avals=avals, placed=_placed(wanted))
             key = sketch(program=program.closed, types=types), wanted.way
-            at = sketch(model=model if isinstance(model, Roofline) else id(model), **parts)
+            name = sketch(model=model if isinstance(model, Roofline) else id(model), **parts)
         except IdentityError:
             return cls(_Place(model), ("", wanted.way), "", None)
         if budget.of_device:
             return cls(_Place(model), key, types, None)
         note = Note.of(wanted.options, f"{wanted.name} plan within {budget}", {**parts, "model": model})
-        return cls(_place(at, model), key, types, note)
+        return cls(_place(name, model), key, types, note)
 
 
-def _place(at: str, model: CostModel) -> _Place:
+def _place(name: str, model: CostModel) -> _Place:
     with _LOCK:
-        place = _PLACES.setdefault(at, _Place(model))
-        _PLACES.move_to_end(at)
+        place = _PLACES.setdefault(name, _Place(model))
+        _PLACES.move_to_end(name)
         while len(_PLACES) > MOST_KEPT:
             _PLACES.popitem(last=False)
         return place
 
 
 def _forward(program: Joint) -> Any:
-    """The function alone, out of its joint program."""
+    """The function alone, taken from its joint program."""
     jaxpr, _ = jaxprs.opened(program.closed)
-    given = [v for v, role in zip(jaxpr.invars, program.roles.inputs, strict=True) if role is Role.PRIMAL]
-    ends = [v for v, role in zip(jaxpr.outvars, program.roles.outputs, strict=True) if role is Role.OUTPUT]
+    primals = [v for v, role in zip(jaxpr.invars, program.roles.inputs, strict=True) if role is Role.PRIMAL]
+    outputs = [v for v, role in zip(jaxpr.outvars, program.roles.outputs, strict=True) if role is Role.OUTPUT]
     eqns = jaxpr.eqns[: program.roles.forward_ops]
-    return jaxprs.build(given, ends, [eqns[i] for i in sorted(simplify.live(eqns, ends).places)])
+    return jaxprs.build(primals, outputs, [eqns[i] for i in sorted(simplify.live(eqns, outputs).places)])
 
 
 def _placed(wanted: Wanted[Any]) -> tuple[tuple[int, Any], ...]:
-    """Which arguments do not just lie in the memory of one device, and where they lie instead."""
-    found = ((i, getattr(leaf, "sharding", None)) for i, leaf in enumerate(wanted.leaves))
-    return tuple((i, where) for i, where in found if where is not None and not _is_usual(where))
+    """Positions and shardings of the arguments that are not in the default memory of one device."""
+    shardings = ((i, getattr(leaf, "sharding", None)) for i, leaf in enumerate(wanted.leaves))
+    return tuple((i, sharding) for i, sharding in shardings if sharding is not None and not _is_usual(sharding))
 
 
-def _is_usual(where: jax.sharding.Sharding) -> bool:
-    devices = list(where.device_set)
-    return len(devices) == 1 and where.memory_kind in (None, devices[0].default_memory().kind)
+def _is_usual(sharding: jax.sharding.Sharding) -> bool:
+    devices = list(sharding.device_set)
+    return len(devices) == 1 and sharding.memory_kind in (None, devices[0].default_memory().kind)
 
 
 # ------------------------------------------------------------------------------------------- three ways to a plan
 
 
-def _taken(wanted: Wanted[_T], asked: _Asked, now: Stage) -> Fitted[_T] | None:
-    """The plan that was weighed here before, as the same program compiled in the same way."""
-    known = asked.place.found.get(asked.key)
+def _taken(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | None:
+    """The plan of an earlier search in this process, for the same program compiled in the same way."""
+    known = lookup.place.known.get(lookup.key)
     if known is None or known.trail is None:
         return None
     plan = _read(known.held, wanted.graph)
     if plan is None:
         return None
-    told = f"for {wanted.budget}: {plan.strategy}, {summary(plan)}"
-    now.ends(lambda: f"took the plan of an earlier search in {now} and compiled none, {told}")
+    text = f"for {wanted.budget}: {plan.strategy}, {summary(plan)}"
+    now.ends(lambda: f"took the plan of an earlier search in {now} and compiled none, {text}")
     return Fitted(plan, wanted.take(plan, known.held), known.trail)
 
 
-def _checked(wanted: Wanted[_T], asked: _Asked, now: Stage) -> Fitted[_T] | None:
-    """A plan that held the budget elsewhere, if it does here: in another process, or compiled in another way."""
+def _checked(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | None:
+    """A plan of another process or another way of compiling, if it holds the budget here too."""
     now.says(lambda: "checking the plan of an earlier search")
-    for plan, most_bytes in _elsewhere(wanted, asked):
+    for plan, most_bytes in _elsewhere(wanted, lookup):
         weighed = wanted.measure(plan)
-        if weighed.activation_bytes <= (_room(wanted, asked)(weighed) if most_bytes is None else most_bytes):
-            return _kept(wanted, asked, followed(plan, weighed), now, "checked the plan of an earlier search in")
+        if weighed.activation_bytes <= (_room(wanted, lookup)(weighed) if most_bytes is None else most_bytes):
+            return _kept(wanted, lookup, followed(plan, weighed), now, "checked the plan of an earlier search in")
     return None
 
 
-def _elsewhere(wanted: Wanted[Any], asked: _Asked) -> Iterator[tuple[Plan, int | None]]:
+def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int | None]]:
     """The plans that held the budget elsewhere, each once.
 
-    One that another process compiled in this very way comes first, with the temporaries that it took there.
+    A plan that another process compiled in the same way comes first, with the bytes of its temporaries there.
     """
-    mine, found = asked.place.found.get(asked.key), list(asked.place.found.values())
+    same_way = lookup.place.known.get(lookup.key)
     seen: set[Any] = set()
-    for known in sorted(found, key=lambda known: known is not mine):
+    for known in sorted(lookup.place.known.values(), key=lambda known: known is not same_way):
         plan = _read(known.held, wanted.graph)
         if plan is not None and (plan.values, plan.segments) not in seen:
             seen.add((plan.values, plan.segments))
-            yield plan, known.held.activation_bytes if known is mine else None
+            yield plan, known.held.activation_bytes if known is same_way else None
 
 
-def _searched(wanted: Wanted[_T], asked: _Asked, now: Stage) -> Fitted[_T]:
+def _searched(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T]:
     planner = wanted.planner()
-    fitted = fit(planner, wanted.budget, _room(wanted, asked), wanted.measure)
-    return _kept(wanted, asked, fitted, now, f"searched {planner.num_replayed} plans in")
+    fitted = fit(planner, wanted.budget, _room(wanted, lookup), wanted.measure)
+    return _kept(wanted, lookup, fitted, now, f"searched {planner.num_replayed} plans in")
 
 
 def _read(held: Held, graph: Graph) -> Plan | None:
-    """The plan in this graph; None where the two differ too much."""
+    """The plan in this graph; None where it does not fit the graph."""
     try:
         return planfile.loads(held.plan, graph)
     except PlanError:
         return None
 
 
-def _room(wanted: Wanted[Any], asked: _Asked) -> Room:
+def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
     def plain_bytes() -> int:
-        known = asked.place.plain_bytes
-        if asked.types not in known:
+        known = lookup.place.plain_bytes
+        if lookup.types not in known:
             tell(lambda: "compiling plain JAX, to compare")
-            known[asked.types] = wanted.plain_bytes()
-        return known[asked.types]
+            known[lookup.types] = wanted.plain_bytes()
+        return known[lookup.types]
 
     return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)
 
 
-def _kept(wanted: Wanted[_T], asked: _Asked, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:
-    """Remember in this process what was found, and tell it."""
+def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:
+    """Remember the plan in this process, and report it."""
     weighed, plan, count = fitted.measured, fitted.plan, len(fitted.trail)
     figures = weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms
-    held = Held(*asked.key, planfile.dumps(plan, wanted.graph), *figures)
-    asked.place.found[asked.key] = _Found(held, fitted.trail)
+    held = Held(*lookup.key, planfile.dumps(plan, wanted.graph), *figures)
+    lookup.place.known[lookup.key] = _Known(held, fitted.trail)
     now.ends(lambda: f"{how} {now} and compiled {count}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
     return fitted

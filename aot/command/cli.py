@@ -1,7 +1,7 @@
 """Explain, export, show and run from a command line.
 
-What each command tells is gathered by `facts`, and printed as JSON or as `shown` writes it; what its help says is in
-`usage`. A mistake of the user's is a `JointcutError` and becomes its message on standard error.
+`facts` gathers the results of each command; they are printed as JSON, or as text by `printed`. The texts of the help
+are in `usage`. A mistake of the user's is a `JointcutError`, whose message goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import click
 
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
-from jointcut.aot.command import facts, npz, shown, usage
+from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.export import artefact
@@ -30,7 +30,7 @@ from jointcut.aot.limits import Budget, limit
 from jointcut.partition.errors import CacheError, JointcutError, message
 from jointcut.partition.search.best import STRATEGIES
 
-#: Exit codes: a check failed or an answer was no; something given cannot be used; a fault of ours.
+#: Exit codes: a check failed or the user answered no; an argument cannot be used; a fault of jointcut.
 NO, REFUSED, FAULT = 1, 2, 3
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help=usage.JSON)
 _EVERYTHING = click.option("--all", "everything", is_flag=True, help=usage.ALL)
@@ -39,14 +39,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Refused(click.ClickException):
-    """A message for the user, and the exit code of what cannot be used."""
+    """A message for the user, with the exit code `REFUSED`."""
 
     exit_code = REFUSED
 
 
 @dataclass(frozen=True)
 class _Reported:
-    """Give each error its exit code: a mistake of the user's becomes a message, all else is a fault of ours."""
+    """Give each error its exit code: a mistake of the user's becomes a message, any other error is a fault."""
 
     with_traceback: bool
 
@@ -56,7 +56,7 @@ class _Reported:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raise what click makes an exit code of; click's own errors and a closed pipe it knows already."""
+        """Raise an error that click turns into an exit code; it handles its own errors and a closed pipe already."""
         if not isinstance(error, Exception) or isinstance(error, _OF_CLICK):
             return
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
@@ -88,8 +88,8 @@ def main(with_traceback: bool) -> None:
     """Read the options that all commands share."""
 
 
-def _tell(found: facts.JSON, as_json: bool, text: Callable[[], str]) -> None:
-    click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else text())
+def _tell(data: facts.JSON, as_json: bool, text: Callable[[], str]) -> None:
+    click.echo(json.dumps(data, indent=1, allow_nan=False) if as_json else text())
 
 
 # ---------------------------------------------------------------------------------------- functions of the user's
@@ -105,7 +105,7 @@ def _argnums(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def _budget(context: click.Context, option: click.Parameter, text: str | None) -> Budget | None:
-    """A number with a point is a fraction; all else is a text as `aot.function` takes it."""
+    """A number with a point is a fraction; any other text is passed on to `aot.function`."""
     if text is None:
         return None
     budget = float(text) if re.fullmatch(r"\d*\.\d+|\d+\.", text.strip()) else text
@@ -117,18 +117,18 @@ def _platforms(context: click.Context, option: click.Parameter, text: str) -> tu
     return known_platforms([name.strip() for name in text.split(",") if name.strip()])
 
 
-def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
-    found = {}
-    for text in given:
-        read = re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", text)
-        if read is None:
+def _sizes(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, int]:
+    sizes = {}
+    for text in texts:
+        match = re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", text)
+        if match is None:
             raise click.BadParameter(f"{text!r} is no name=number, such as b=8.", context, option)
-        found[read[1]] = int(read[2])
-    return found
+        sizes[match[1]] = int(match[2])
+    return sizes
 
 
 def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
-    """What commands take that look at a function of the user's."""
+    """Add the arguments and options of commands on a function of the user's."""
     options = [
         click.argument("function"),
         click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE),
@@ -145,7 +145,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
 @_of_a_function
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), help=usage.STRATEGY)
 @click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
-@click.option("--save", "kept", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
+@click.option("--save", "file", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
 @_EVERYTHING
 @_AS_JSON
 def explain(
@@ -156,19 +156,18 @@ def explain(
     budget: Budget | None,
     strategy: str | None,
     with_compile: bool,
-    kept: Path | None,
+    file: Path | None,
     everything: bool,
     as_json: bool,
 ) -> None:
     """Say what the backward of a function needs from its forward."""
-    found = with_numbers(named(function, example, argnums), sizes)
+    call = with_numbers(named(function, example, argnums), sizes)
     with users_code(function, "cannot be traced for these arguments"):
-        traced = found.function.trace(*found.args, **found.kwargs)
+        traced = call.function.trace(*call.args, **call.kwargs)
     cut = traced.partition(strategy, budget=budget)
     report = replace(cut.explain(measure=with_compile), name=function)
-    where = None if kept is None else report.save(kept)
-    told = facts.of_report(report, cut, where)
-    _tell(told, as_json, lambda: shown.report(report, everything, where))
+    path = None if file is None else report.save(file)
+    _tell(facts.of_report(report, cut, path), as_json, lambda: printed.report(report, everything, path))
 
 
 @main.command(help=usage.EXPORT)
@@ -194,22 +193,22 @@ def export(
 ) -> None:
     """Write a function and its gradient to a folder."""
     artefact.free_place(folder, overwrite, "--overwrite")
-    found = named(function, example, argnums)
-    how: dict[str, Any] = {"platforms": platforms, "budget": budget, "order": order, "overwrite": overwrite}
-    how |= {"sizes": sizes, "constraints": constraints}
+    call = named(function, example, argnums)
+    options: dict[str, Any] = {"platforms": platforms, "budget": budget, "order": order, "overwrite": overwrite}
+    options |= {"sizes": sizes, "constraints": constraints}
     with users_code(function, "cannot be exported for these arguments"):
-        path = found.function.export(folder, *found.args, **how, **found.kwargs)
-    told = _artefact(path)
-    _tell(told, as_json, lambda: shown.exported(told))
+        path = call.function.export(folder, *call.args, **options, **call.kwargs)
+    data = _artefact(path)
+    _tell(data, as_json, lambda: printed.exported(data))
 
 
 # ------------------------------------------------------------------------------------------------------ artefacts
 
 
 def _artefact(folder: Path) -> facts.JSON:
-    found = artefact.read(folder)
-    contract = Contract.from_json(found.signature, str(found.folder / artefact.SIGNATURE))
-    return facts.of_artefact(found.folder, found.signature, contract)
+    read = artefact.read(folder)
+    contract = Contract.from_json(read.signature, str(read.folder / artefact.SIGNATURE))
+    return facts.of_artefact(read.folder, read.signature, contract)
 
 
 @main.command(help=usage.SHOW)
@@ -218,8 +217,8 @@ def _artefact(folder: Path) -> facts.JSON:
 @_AS_JSON
 def show(folder: Path, everything: bool, as_json: bool) -> None:
     """Say what an artefact takes, gives and holds."""
-    told = _artefact(folder)
-    _tell(told, as_json, lambda: shown.artefact(told, everything))
+    data = _artefact(folder)
+    _tell(data, as_json, lambda: printed.artefact(data, everything))
 
 
 @main.command(help=usage.RUN)
@@ -239,16 +238,16 @@ def run(
     differences: bool,
     as_json: bool,
 ) -> None:
-    """Run an artefact on arrays from a file, and check what comes out."""
+    """Run an artefact on arrays from a file, and check the results."""
     trial = Trial.of(FlatPair(artefact.read(folder)), npz.read(inputs), str(inputs))
     checks = list(trial.checks(differences)) if check else []
     if reference is not None:
         checks.append(trial.compared(npz.read(reference)))
     if output is not None:
         npz.write(output, trial.results)
-    told = facts.of_trial(trial, checks, output)
-    _tell(told, as_json, lambda: shown.trial(told))
-    if told["passed"] is False:
+    data = facts.of_trial(trial, checks, output)
+    _tell(data, as_json, lambda: printed.trial(data))
+    if data["passed"] is False:
         raise click.exceptions.Exit(NO)
 
 
@@ -257,7 +256,7 @@ def run(
 
 @main.group(help=usage.CACHE)
 def cache() -> None:
-    """Look after the compiled programs that are kept on disk."""
+    """List or clear the compiled programs on disk."""
 
 
 _FOLDER = click.option(
@@ -273,7 +272,7 @@ _FOLDER = click.option(
 
 
 def _store(folder: Path) -> Store | None:
-    """The store in a folder, None where there is none: looking must not make one."""
+    """The store in a folder, None where there is none; none is created."""
     try:
         is_there = (folder / "key").is_file()
     except OSError as error:
@@ -286,11 +285,11 @@ def _store(folder: Path) -> Store | None:
 @_FOLDER
 @_AS_JSON
 def cache_ls(folder: Path, as_json: bool) -> None:
-    """List what a cache holds."""
+    """List the entries of a cache."""
     folder = folder.expanduser().absolute()
     store = _store(folder)
-    told = facts.of_cache(folder, store.entries() if store else (), store.total_bytes if store else 0)
-    _tell(told, as_json, lambda: shown.cache(told))
+    data = facts.of_cache(folder, store.entries() if store else (), store.total_bytes if store else 0)
+    _tell(data, as_json, lambda: printed.cache(data))
 
 
 @cache.command("clear", help=usage.CACHE_CLEAR)
@@ -298,12 +297,13 @@ def cache_ls(folder: Path, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help=usage.YES)
 @_AS_JSON
 def cache_clear(folder: Path, yes: bool, as_json: bool) -> None:
-    """Remove all that a cache holds."""
+    """Remove all entries of a cache."""
     folder = folder.expanduser().absolute()
     store = _store(folder)
-    held = store.total_bytes if store else 0
-    if held and not yes and not click.confirm(f"Remove {held:,} bytes from {folder}?", err=True):
+    total_bytes = store.total_bytes if store else 0
+    if total_bytes and not yes and not click.confirm(f"Remove {total_bytes:,} bytes from {folder}?", err=True):
         click.echo("Nothing was removed.", err=True)
         raise click.exceptions.Exit(NO)
-    told: facts.JSON = {"folder": str(folder), "removed": store.clear() if store else 0, "removed_bytes": held}
-    _tell(told, as_json, lambda: shown.cleared(told))
+    removed = store.clear() if store else 0
+    data: facts.JSON = {"folder": str(folder), "removed": removed, "removed_bytes": total_bytes}
+    _tell(data, as_json, lambda: printed.cleared(data))

@@ -1,6 +1,6 @@
-"""Gather what the commands tell, as one JSON object each.
+"""Gather the results of each command in a JSON object.
 
-What a command prints as text is made of these objects too (`shown`), so that `--json` leaves nothing out.
+The printed text is made from these objects too (`printed`), so that `--json` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from jointcut.aot.stages.cut import Cut
 JSON = dict[str, Any]
 
 
-def of_report(report: Report, cut: Cut, where: Path | None) -> JSON:
-    """What a report says, how many plans were compiled for its budget, and the file that it was written to."""
+def of_report(report: Report, cut: Cut, file: Path | None) -> JSON:
+    """The contents of a report, the number of plans compiled for its budget, and the file that it was written to."""
     compiled = None if cut.fitted is None else len(cut.fitted.trail)
-    return {**report.to_dict(), "plans_compiled": compiled, "file": None if where is None else str(where)}
+    return {**report.to_dict(), "plans_compiled": compiled, "file": None if file is None else str(file)}
 
 
 # -------------------------------------------------------------------------------------------------------- artefacts
 
 
 def of_artefact(folder: Path, signature: JSON, contract: Contract) -> JSON:
-    """All that the signature of an artefact says, where it is, and what it and the saved residuals take in bytes."""
-    sizes = [file["bytes"] for file in signature["files"].values()]  # of all but the one that lists them
+    """The signature of an artefact, its folder, and the bytes of its files and of its saved residuals."""
+    sizes = [file["bytes"] for file in signature["files"].values()]  # all files except the signature
     total = sum(sizes) + (folder / SIGNATURE).stat().st_size
     totals = {"folder": str(folder), "total_bytes": total, "saved_bytes": contract.saved_bytes}
     return {**totals, **signature}
 
 
 def of_trial(trial: Trial, checks: Sequence[Check], output: Path | None) -> JSON:
-    """What a run of an artefact gave. `value` is a result's one number; neither it nor `norm` is told if not finite."""
+    """The results of a run. `value` is the number of a scalar result; it and `norm` are None where not finite."""
     contract, results = trial.pair.contract, trial.results
     decided = [c.passed for c in checks if c.passed is not None]
     return {
@@ -69,6 +69,6 @@ def _result(value: np.ndarray) -> JSON:
 
 
 def of_cache(folder: Path, entries: Sequence[StoredEntry], total_bytes: int) -> JSON:
-    """What a cache holds; `last_used` is in seconds since 1970."""
-    held = [{"key": e.key, "label": e.label, "bytes": e.nbytes, "last_used": e.last_used} for e in entries]
-    return {"folder": str(folder), "total_bytes": total_bytes, "entries": held}
+    """The entries of a cache; `last_used` is in seconds since 1970."""
+    listed = [{"key": e.key, "label": e.label, "bytes": e.nbytes, "last_used": e.last_used} for e in entries]
+    return {"folder": str(folder), "total_bytes": total_bytes, "entries": listed}

@@ -1,7 +1,7 @@
-"""Import what a command line names.
+"""Import the function and arguments that a command line names.
 
-`module:function` is imported as Python itself would from the current folder, and so are the arguments for it. What a
-user's module raises while it is imported or traced is told in one message that names the line of it.
+`module:function` is imported as Python itself would from the current folder, and so are the arguments. An error of a
+user's module while it is imported or traced becomes one message that names the line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OTHERS = frozenset({"jax", "jaxlib", "jointcut", "numpy", "click", *sys.stdlib_
 
 @dataclass(frozen=True)
 class Named:
-    """A function and arguments for it: `name` is what the command line said, `module:function`."""
+    """A function and its arguments; `name` is the text of the command line, `module:function`."""
 
     name: str
     function: Function
@@ -42,64 +42,63 @@ class Named:
 
 
 def named(name: str, example: str, argnums: int | Sequence[int] | None) -> Named:
-    """Import a function and arguments for it; a plain function is made one of ours with `argnums`, 0 if that is None.
+    """Import a function and its arguments; a plain function becomes an `aot.function` with `argnums` (None is 0).
 
-    An example without a module is of the function's. Raises `JointcutError` for what cannot be imported or is not of
-    the kind that is asked for, and `CallError` where the arguments do not fit the function's parameters.
+    An example without a module is in the function's module. Raises `JointcutError` where an object cannot be imported
+    or has the wrong type, and `CallError` where the arguments do not fit the function's parameters.
     """
-    made = _function(name, argnums)
+    called = _function(name, argnums)
     example = example if ":" in example else f"{name.partition(':')[0]}:{example}"
-    found = _object(example, lambda value: True)
-    if not isinstance(found, tuple | dict) and callable(found):
+    arguments = _object(example, lambda value: True)
+    if not isinstance(arguments, tuple | dict) and callable(arguments):
         with users_code(example, "cannot be called without arguments"):
-            found = found()
-    if not isinstance(found, tuple | dict):
-        raise JointcutError(message(example, f"is of type {type(found).__name__}.", _EXAMPLES))
-    return Named(name, made, *_fitting(name, made, example, found))
+            arguments = arguments()
+    if not isinstance(arguments, tuple | dict):
+        raise JointcutError(message(example, f"is of type {type(arguments).__name__}.", _EXAMPLES))
+    return Named(name, called, *_fitting(name, called, example, arguments))
 
 
-def with_numbers(found: Named, sizes: Mapping[str, int]) -> Named:
+def with_numbers(call: Named, sizes: Mapping[str, int]) -> Named:
     """The same with numbers for symbolic sizes; raises `CallError` for a size that is missing or unknown."""
-    leaves, tree = jax.tree.flatten((found.args, found.kwargs))
+    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
     known = sorted(frozenset().union(*map(symbolic.names, shapes)))
     for name in known:
         if name not in sizes:
             cure = f"Give a number for each size that is a name: --size {name}=8."
-            raise CallError(message(found.name, f"is to be cut, but the size {name!r} of its example is open.", cure))
+            raise CallError(message(call.name, f"is to be cut, but the size {name!r} of its example is open.", cure))
     for name in sizes:
         if name not in known:
             cure = choices(name, known) if known else "All its sizes are numbers."
             raise CallError(message("--size", f"names {name!r}, which the example does not have.", cure))
     args, kwargs = jax.tree.unflatten(tree, [concrete(leaf, sizes) for leaf in leaves])
-    return replace(found, args=args, kwargs=kwargs)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _function(name: str, argnums: int | Sequence[int] | None) -> Function:
-    found = _object(name, callable)
-    if isinstance(found, Method):
+    called = _object(name, callable)
+    if isinstance(called, Method):
         cure = "Name it by its class, module:Class.method, and give the object as the first argument."
         raise JointcutError(message(name, "is bound to an object.", cure))
-    if not callable(found):
-        raise JointcutError(message(name, f"is of type {type(found).__name__}, not a function.", _NAMED))
-    if not isinstance(found, Function):
-        return function(found, argnums=0 if argnums is None else argnums)
+    if not callable(called):
+        raise JointcutError(message(name, f"is of type {type(called).__name__}, not a function.", _NAMED))
+    if not isinstance(called, Function):
+        return function(called, argnums=0 if argnums is None else argnums)
     if argnums is not None:
         cure = "Leave --argnums out, or name the plain function."
         raise JointcutError(message(name, "is an aot.function, which has its own argnums.", cure))
-    return found
+    return called
 
 
-def _fitting(name: str, made: Function, example: str, found: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by position and by keyword; by position wherever the function allows it, since those have gradients."""
-    by_name = found if isinstance(found, dict) else {}
-    by_place = () if isinstance(found, dict) else tuple(found)
+def _fitting(name: str, called: Function, example: str, arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position where the function allows it, since those have gradients, and the rest by keyword."""
+    args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
-        signature = inspect.signature(made)
-    except ValueError:  # Python knows none
-        return by_place, by_name
+        signature = inspect.signature(called)
+    except ValueError:  # a builtin without a signature
+        return args, kwargs
     try:
-        bound = signature.bind(*by_place, **by_name)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         what = f"does not fit the parameters of {name}, {signature}: {error}."
         raise CallError(message(example, what, _EXAMPLES)) from error
@@ -110,22 +109,22 @@ def _fitting(name: str, made: Function, example: str, found: Any) -> tuple[tuple
 
 
 def _object(name: str, is_wanted: Callable[[Any], bool]) -> Any:
-    """What `module:name` names, in which `name` may have dots; suggests names of what is wanted."""
+    """The object that `module:name` names; `name` may have dots. Errors suggest names of wanted objects."""
     module, _, path = name.partition(":")
     if module.endswith(".py") or "/" in module:
         cure = f"Name the module as an import does: {Path(module).stem}:{path or 'name'}, in the folder of the file."
         raise JointcutError(message(name, "names a file.", cure))
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise JointcutError(message(repr(name), "names no object of a module.", _NAMED))
-    found: Any = _module(module)
+    value: Any = _module(module)
     where = f"module {module}"
     for part in path.split("."):
-        if not hasattr(found, part):
-            known = list(_public(found, is_wanted))
+        if not hasattr(value, part):
+            known = list(_public(value, is_wanted))
             cure = choices(part, known) if known else "It has none that would serve."
             raise JointcutError(message(where, f"has no {part!r}.", cure))
-        found, where = getattr(found, part), f"{where.removeprefix('module ')}.{part}"
-    return found
+        value, where = getattr(value, part), f"{where.removeprefix('module ')}.{part}"
+    return value
 
 
 def _module(name: str) -> ModuleType:
@@ -145,7 +144,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[str]:
-    """Names that an object has of its own: neither modules, nor functions and classes of other modules."""
+    """Public names of an object, except modules, and functions and classes of other modules."""
     home = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", None)
     for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
         is_own = not callable(value) or getattr(value, "__module__", home) == home
@@ -158,17 +157,17 @@ def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[str]:
 
 @contextmanager
 def users_code(where: str, what: str) -> Iterator[None]:
-    """Run a user's code: what it prints goes to standard error, and what it raises becomes one message.
+    """Run a user's code: its output goes to standard error, and its errors become one message.
 
-    Raises `JointcutError` for anything that is none already, with the line of the user's that raised it.
+    Raises `JointcutError` for any other error, with the line of the user's that raised it.
     """
-    with _Told(where, what), redirect_stdout(sys.stderr):
+    with _OneMessage(where, what), redirect_stdout(sys.stderr):
         yield
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Turn what is raised inside into a message: a user's module may raise anything, or end the process."""
+class _OneMessage:
+    """Turn errors inside into a message; a user's module may raise any error, or exit."""
 
     where: str
     what: str
@@ -181,15 +180,15 @@ class _Told:
     ) -> None:
         """Raise the message, unless nothing was raised, or an error of jointcut's, or an interrupt."""
         if isinstance(error, Exception | SystemExit) and not isinstance(error, JointcutError):
-            notes = [note for note in getattr(error, "__notes__", ()) if "jointcut" in note]  # JAX notes what it hid
-            told = "\n".join([str(error), *notes]).strip()
-            raised = f"{type(error).__name__}{_line(trace)}{told and ': '}{told}"
+            notes = [note for note in getattr(error, "__notes__", ()) if "jointcut" in note]  # not those of JAX
+            text = "\n".join([str(error), *notes]).strip()
+            raised = f"{type(error).__name__}{_line(trace)}{text and ': '}{text}"
             cure = "See to it there; jointcut --traceback COMMAND shows the way to it."
             raise JointcutError(message(self.where, f"{self.what}: {raised}", cure)) from error
 
 
 def _line(trace: TracebackType | None) -> str:
-    """` at train.py:12`, the innermost line that is neither of Python's own modules nor of JAX's nor of ours."""
+    """` at train.py:12`, the innermost line outside of Python's own modules, JAX and jointcut."""
     lines = [
         f" at {frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(trace)

@@ -1,4 +1,4 @@
-"""Read the arrays of a call from an archive of numpy's, by their paths, and write results to one."""
+"""Read the arrays of a call from an .npz file, by their paths, and write results to one."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ _SAVED = "Write it with numpy.savez(file, **arrays), where arrays holds each arr
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file; raises `CallError` for a file that is none, and never unpickles."""
+    """The arrays of an `.npz` file by name; raises `CallError` for any other file, and never unpickles."""
     try:
-        held = np.load(path, allow_pickle=False)
-        if isinstance(held, NpzFile):
-            with held:
-                return {name: np.asarray(held[name]) for name in held.files}
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, NpzFile):
+            with archive:
+                return {name: np.asarray(archive[name]) for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CallError(message(str(path), f"is no .npz file that can be read: {error}.", _SAVED)) from error
     raise CallError(message(str(path), "holds one array and no names.", _SAVED))
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays under their names; raises `CallError` where the disk refuses."""
-    held = io.BytesIO()
-    np.savez(held, allow_pickle=False, **arrays)
+    """Write arrays under their names; raises `CallError` where the file cannot be written."""
+    archive = io.BytesIO()
+    np.savez(archive, allow_pickle=False, **arrays)
     try:
-        path.write_bytes(held.getvalue())
+        path.write_bytes(archive.getvalue())
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}."
         raise CallError(message(str(path), what, "Give a file in a folder that you may write to.")) from error
 
 
-def taken(found: Mapping[str, np.ndarray], wanted: Mapping[str, Described], where: str) -> list[Any]:
-    """The arrays that are wanted by these names, in order, each of the shape and dtype that it must have.
+def taken(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Described], where: str) -> list[Any]:
+    """The wanted arrays in order, each with its shape and dtype; `where` is the file.
 
-    Raises `CallError` by name for what is missing, unknown or of another type; `where` is the file.
+    Raises `CallError` with the name of an array that is missing, unknown or of another type.
     """
     for name, described in wanted.items():
-        if name not in found:
-            cure = _SAVED if not found else f"It holds {', '.join(found)}. {_SAVED}"
+        if name not in arrays:
+            cure = _SAVED if not arrays else f"It holds {', '.join(arrays)}. {_SAVED}"
             raise CallError(message(where, f"lacks {name}, a {described.type}.", cure))
-    for name in found:
+    for name in arrays:
         if name not in wanted:
             raise CallError(message(where, f"holds {name!r}, which is no input.", choices(name, wanted)))
-    arrays = [_typed(found[name], name, described, where) for name, described in wanted.items()]
-    made = zip(wanted.items(), arrays, strict=True)
-    same_sizes([(f"{name} in {where}", described, array.shape) for (name, described), array in made])
-    return arrays
+    typed = [_typed(arrays[name], name, described, where) for name, described in wanted.items()]
+    pairs = zip(wanted.items(), typed, strict=True)
+    same_sizes([(f"{name} in {where}", described, array.shape) for (name, described), array in pairs])
+    return typed
 
 
 def _typed(array: np.ndarray, name: str, described: Described, where: str) -> Any:
     dtype = read_dtype(described.dtype, name)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        made: Any = _key(array, name, described, where)
-    elif array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:  # numpy forgets dtypes not its own
-        made = array.view(dtype)
+        typed: Any = _key(array, name, described, where)
+    elif array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:  # numpy does not save foreign dtypes
+        typed = array.view(dtype)
     else:
-        made = array
-    if made.dtype != dtype or not fits(made.shape, described.shape):
-        what = f"is {made.dtype}[{','.join(map(str, made.shape))}], and must be {described.type}."
+        typed = array
+    if typed.dtype != dtype or not fits(typed.shape, described.shape):
+        what = f"is {typed.dtype}[{','.join(map(str, typed.shape))}], and must be {described.type}."
         raise CallError(message(f"{name} in {where}", what, "Convert it before you save it, or export for it."))
-    return made
+    return typed
 
 
 def _key(array: np.ndarray, name: str, described: Described, where: str) -> Any:
@@ -84,5 +84,5 @@ def _key(array: np.ndarray, name: str, described: Described, where: str) -> Any:
 
 
 def as_numpy(x: Any) -> np.ndarray:
-    """An array of JAX's as numpy has it, a random key as its data."""
+    """A JAX array as a numpy array; a random key as its data."""
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)

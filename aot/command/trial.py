@@ -1,8 +1,8 @@
-"""Run an exported pair on given arrays, and check what comes out.
+"""Run an exported pair on given arrays, and check the results.
 
-Arrays go in and out in the order of the contract, so that no tree of the user's is needed, and are told by their paths.
-What can be checked without the source of the model: that all numbers are finite, that the forward gives what the
-function alone gives, that the function changes as its gradient says, and that all is as it was elsewhere.
+Arrays go in and out in the order of the contract, named by their paths, so that the user's trees are not needed. The
+checks work without the source of the model: all numbers are finite, the forward gives the outputs of the function
+alone, the function changes as its gradient says, and the results equal those of another run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from jointcut.aot.command import npz
 from jointcut.aot.command.differences import ALLOWED, missed, wide
-from jointcut.aot.export.descriptors import Gradient, Input
+from jointcut.aot.export.descriptors import GradientOutput, Input
 from jointcut.aot.export.loaded import Loaded
 from jointcut.aot.trace.trees import dense
 from jointcut.partition.errors import CallError, JointcutError, message
@@ -33,12 +33,12 @@ class FlatPair(Loaded):
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """The inputs by path, without the constants, which the artefact holds."""
+        """The inputs by path, without the constants of the artefact."""
         return {info.path: info for info in self._leaves}
 
     @property
     def has_scalar(self) -> bool:
-        """Whether the one result that can carry a cotangent is a real number, so that its cotangent can be 1."""
+        """Whether the only differentiable output is a real number, so that its cotangent can be 1."""
         tangents = self.contract.tangents
         return len(tangents) == 1 and tangents[0].shape == () and is_real(tangents[0].aval.dtype)
 
@@ -56,7 +56,7 @@ class FlatPair(Loaded):
 
     @contextmanager
     def _here(self) -> Iterator[None]:
-        """Say what JAX refuses: a platform that is not there, sizes that an export excluded, memory."""
+        """Turn JAX's errors into `CallError`: a missing platform, sizes that the export excluded, lack of memory."""
         try:
             yield
         except JointcutError:
@@ -68,7 +68,7 @@ class FlatPair(Loaded):
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found: `passed` is None where it could decide nothing, `detail` says why."""
+    """The result of one check; `passed` is None where it is undecided, `detail` says why."""
 
     name: str
     passed: bool | None
@@ -87,20 +87,20 @@ class Trial:
     def of(cls, pair: FlatPair, arrays: Mapping[str, np.ndarray], where: str) -> Trial:
         """Take arrays by the paths of inputs and the names of tangents; raises `CallError` where they do not fit.
 
-        Without tangents, 1 is the cotangent of a function of one real number, and that of others is not run backward.
+        Without tangents the cotangent of a real number is 1; for other outputs the backward is not run.
         """
         pair.refuse_width()
-        named = {t.name: t for t in pair.contract.tangents}
-        given = named if named.keys() & arrays.keys() else {}
-        taken = npz.taken(arrays, {**pair.inputs, **given}, where)
-        inputs, tangents = taken[: len(pair.inputs)], taken[len(pair.inputs) :]
-        if not given and pair.has_scalar:
-            tangents = [np.ones((), t.aval.dtype) for t in named.values()]
-        return cls(pair, inputs, tangents if pair.contract.is_train and tangents else None)
+        tangents = {t.name: t for t in pair.contract.tangents}
+        has_tangents = bool(tangents.keys() & arrays.keys())
+        values = npz.taken(arrays, {**pair.inputs, **(tangents if has_tangents else {})}, where)
+        inputs, cotangents = values[: len(pair.inputs)], values[len(pair.inputs) :]
+        if not has_tangents and pair.has_scalar:
+            cotangents = [np.ones((), t.aval.dtype) for t in tangents.values()]
+        return cls(pair, inputs, cotangents if pair.contract.is_train and cotangents else None)
 
     @cached_property
     def outputs(self) -> list[np.ndarray]:
-        """What the function alone gives."""
+        """The outputs of the function alone."""
         return self.pair.alone(self.inputs)
 
     @cached_property
@@ -110,34 +110,34 @@ class Trial:
 
     @property
     def gradients(self) -> list[np.ndarray]:
-        """What the backward gives, nothing where it is not run."""
+        """The gradients of the backward, none where it is not run."""
         return [] if self.halves is None else self.halves[1]
 
     @property
     def results(self) -> dict[str, np.ndarray]:
         """Outputs by their paths, and gradients by those of their inputs: `gradient of args[0]['w']`."""
         contract = self.pair.contract
-        found = {o.path: value for o, value in zip(contract.outputs, self.outputs, strict=True)}
-        pairs = zip(contract.gradients, self.gradients, strict=False)  # no values where the backward is not run
-        return found | {gradient_name(gradient): value for gradient, value in pairs}
+        outputs = {o.path: value for o, value in zip(contract.outputs, self.outputs, strict=True)}
+        pairs = zip(contract.gradients, self.gradients, strict=False)  # no gradients where the backward is not run
+        return outputs | {gradient_name(gradient): value for gradient, value in pairs}
 
     def checks(self, differences: bool) -> Iterator[Check]:
-        """What can be checked on this machine alone, as `jointcut run --help` tells."""
+        """The checks that need only this machine, as `jointcut run --help` lists them."""
         yield _finite(self.results)
         if self.halves is not None:
             contract = self.pair.contract
-            here = dict(zip((o.path for o in contract.outputs), self.halves[0], strict=True))
-            yield _same("forward", here, {o.path: self.results[o.path] for o in contract.outputs})
+            outputs = dict(zip((o.path for o in contract.outputs), self.halves[0], strict=True))
+            yield _same("forward", outputs, {o.path: self.results[o.path] for o in contract.outputs})
             if differences and self.tangents:
                 yield _differences(self, self.tangents)
 
     def compared(self, reference: Mapping[str, np.ndarray]) -> Check:
-        """Whether the results are those of another run, as `npz.write` wrote them."""
+        """Whether the results equal those of another run, which `npz.write` wrote."""
         return _same("reference", self.results, reference)
 
 
-def gradient_name(gradient: Gradient) -> str:
-    """Under which name a gradient is written: `gradient of args[0]['w']`, for a table's rows `..., rows`."""
+def gradient_name(gradient: GradientOutput) -> str:
+    """The name of a gradient in files: `gradient of args[0]['w']`, for the rows of a table `..., rows`."""
     return f"gradient of {gradient.path}" + ("" if gradient.part == "whole" else f", {gradient.part}")
 
 
@@ -150,33 +150,33 @@ def _finite(results: Mapping[str, np.ndarray]) -> Check:
         for name, a in results.items()
         if is_inexact(a.dtype) and (count := int(np.sum(~np.isfinite(wide(a)))))
     }
-    told = "; ".join(f"{name} is not finite in {count} numbers" for name, count in bad.items())
-    return Check("finite", not bad, told or "every number is finite")
+    detail = "; ".join(f"{name} is not finite in {count} numbers" for name, count in bad.items())
+    return Check("finite", not bad, detail or "every number is finite")
 
 
 def _same(name: str, got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> Check:
-    """Whether arrays are equal, those of floating point to half of their dtype's digits."""
+    """Whether arrays are equal, floating-point ones to half of their dtype's digits."""
     wrong, largest = [], 0.0
     for path, wanted in want.items():
         if path not in got:
             wrong.append(f"{path} is not among the results")
             continue
-        found = got[path]
-        wanted = wanted.view(found.dtype) if _is_nameless(wanted, found) else wanted
-        if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-            wrong.append(f"{path} is {_type(found)}, and was {_type(wanted)}")
+        array = got[path]
+        wanted = wanted.view(array.dtype) if _is_nameless(wanted, array) else wanted
+        if (array.dtype, array.shape) != (wanted.dtype, wanted.shape):
+            wrong.append(f"{path} is {_type(array)}, and was {_type(wanted)}")
             continue
-        distance, allowed = _apart(found, wanted), _allowed(found.dtype)
+        distance, allowed = _apart(array, wanted), _allowed(array.dtype)
         largest = max(largest, distance)
         if not distance <= allowed:
             wrong.append(f"{path} differs by {distance:.1e} of its size, more than {allowed:.1e}")
-    told = f"{len(want)} compared: they differ by at most {largest:.1e} of their size" if largest else "no difference"
-    return Check(name, not wrong, "; ".join(wrong) or told)
+    detail = f"{len(want)} compared: they differ by at most {largest:.1e} of their size" if largest else "no difference"
+    return Check(name, not wrong, "; ".join(wrong) or detail)
 
 
-def _is_nameless(wanted: np.ndarray, found: np.ndarray) -> bool:
-    """Whether numpy forgot the dtype of an array when it was written."""
-    return wanted.dtype.kind == "V" and wanted.dtype.itemsize == found.dtype.itemsize
+def _is_nameless(wanted: np.ndarray, array: np.ndarray) -> bool:
+    """Whether numpy lost the dtype of an array when it was written."""
+    return wanted.dtype.kind == "V" and wanted.dtype.itemsize == array.dtype.itemsize
 
 
 def _type(a: np.ndarray) -> str:
@@ -218,8 +218,8 @@ def _differences(trial: Trial, tangents: Sequence[Any]) -> Check:
         inputs = list(trial.inputs)
         for i, x in zip(places, moved, strict=True):
             inputs[i] = x
-        found = trial.pair.alone(inputs)
-        terms = [np.real(w * wide(found[i])) for w, i in zip(weights, read, strict=True)]
+        values = trial.pair.alone(inputs)
+        terms = [np.real(w * wide(values[i])) for w, i in zip(weights, read, strict=True)]
         return sum(float(np.sum(x)) for x in terms), sum(float(np.sum(np.abs(x))) for x in terms)
 
     points = [np.asarray(trial.inputs[i]) for i in places]
@@ -227,17 +227,17 @@ def _differences(trial: Trial, tangents: Sequence[Any]) -> Check:
     share = missed(weighted, points, [gradients[names[i]] for i in places], eps)
     if share is None:
         return Check("differences", None, "undecided: rounding may hide the function's change")
-    told = f"the gradient misses {share:.1e} of the change along a direction, and may miss {ALLOWED}"
-    return Check("differences", share <= ALLOWED, told if share <= ALLOWED else told + _NO_GRADIENT)
+    detail = f"the gradient misses {share:.1e} of the change along a direction, and may miss {ALLOWED}"
+    return Check("differences", share <= ALLOWED, detail if share <= ALLOWED else detail + _NO_GRADIENT)
 
 
 def _by_input(trial: Trial) -> dict[str, np.ndarray]:
-    """The gradient of each input that has one, rows of a table added where they belong."""
+    """The gradient of each input that has one, as one array; the rows of a table are put in their places."""
     shapes = {info.name: x.shape for info, x in zip(trial.pair.inputs.values(), trial.inputs, strict=True)}
-    found: dict[str, list[np.ndarray]] = {}
+    parts_of: dict[str, list[np.ndarray]] = {}
     for gradient, value in zip(trial.pair.contract.gradients, trial.gradients, strict=True):
-        found.setdefault(gradient.of, []).append(value)
-    return {name: _whole(parts, shapes[name]) for name, parts in found.items()}
+        parts_of.setdefault(gradient.of, []).append(value)
+    return {name: _whole(parts, shapes[name]) for name, parts in parts_of.items()}
 
 
 def _whole(parts: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:

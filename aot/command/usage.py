@@ -1,7 +1,7 @@
 """Teach the command line by example.
 
-The texts of `jointcut --help` and of the help of each command. A line that holds a backspace alone keeps the lines of
-the paragraph below it as they are, by click's rule; such lines have at most 76 columns.
+The texts of `jointcut --help` and of the help of each command. After a line with only a backspace, click keeps the
+lines of the paragraph as they are; such lines have at most 76 columns.
 """
 
 from __future__ import annotations

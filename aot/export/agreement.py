@@ -1,8 +1,8 @@
-"""Check that all that a contract says goes together.
+"""Check that the statements of a contract agree.
 
-A contract says most things more than once: an array's name tells its position, a gradient names the input that it
-belongs to and that input's path, the tree of the result has the paths of the outputs. Whoever edits one of them is told
-so when the artefact is read, before anything runs; so is whoever damages a file and writes its checksum anew.
+A contract states most things more than once: the name of an array holds its position, a gradient names its input and
+the input's path, the tree of the result holds the paths of the outputs. So an edit or damage is found when the artefact
+is read, before anything runs, even where the checksum was written anew.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CONSTANTS = "constants.npz"
 _PROGRAMS = ("inference", "forward", "backward")
 _DTYPE = re.compile(r"\w+|key<\w+>")
 
-Claims = Iterator[tuple[bool, str]]  # whether something holds, and what to say where it does not
+Claims = Iterator[tuple[bool, str]]  # whether a statement holds, and the error text where it does not
 
 
 def check(contract: Contract, files: Collection[str], where: str) -> None:
-    """Raise `ArtefactError` for the first thing in a contract that contradicts another; `files` are those beside it."""
+    """Raise `ArtefactError` for the first statement that contradicts another; `files` are the files of the artefact."""
     about: tuple[Callable[[Contract], Claims], ...] = (
         _about_types,
         _about_calls,
@@ -48,15 +48,15 @@ def check(contract: Contract, files: Collection[str], where: str) -> None:
                 raise ArtefactError(message(where, what, CURE))
 
 
-def apart(paths: Sequence[tuple[Size, ...]]) -> bool:
-    """Whether paths lead to different places, none of them through another's."""
+def disjoint(paths: Sequence[tuple[Size, ...]]) -> bool:
+    """Whether all paths differ, and none is the beginning of another."""
     known = {tuple(map(str, path)) for path in paths}
     return len(known) == len(paths) and not any(path[:n] in known for path in known for n in range(len(path)))
 
 
-def _numbered(prefix: str, found: Sequence[Described]) -> tuple[bool, str]:
-    names = [f"{prefix}_{i + 1}" for i in range(len(found))]
-    return [d.name for d in found] == names, f"does not count its arrays {prefix}_1, {prefix}_2 and so on."
+def _numbered(prefix: str, arrays: Sequence[Described]) -> tuple[bool, str]:
+    names = [f"{prefix}_{i + 1}" for i in range(len(arrays))]
+    return [a.name for a in arrays] == names, f"does not count its arrays {prefix}_1, {prefix}_2 and so on."
 
 
 # ------------------------------------------------------------------------------------------------------- the call
@@ -71,10 +71,10 @@ def _is_dtype(name: str) -> bool:
     if not _DTYPE.fullmatch(name):
         return False
     try:
-        found = read_dtype(name, name)
+        dtype = read_dtype(name, name)
     except RecordError:
         return False
-    return name == "float0" or (str(found) == name and getattr(found, "kind", "") not in tuple("OSUMm"))
+    return name == "float0" or (str(dtype) == name and getattr(dtype, "kind", "") not in tuple("OSUMm"))
 
 
 def _about_calls(c: Contract) -> Claims:
@@ -109,7 +109,7 @@ def _about_inputs(c: Contract) -> Claims:
         kind = "buffer" if i.keys in written else "parameter" if parameter else "user_input"
         filtered = kind == "parameter" and i.kind == "user_input"
         yield i.kind == kind or filtered, f"calls {i.name} a {i.kind}, which it is not."
-    yield apart([i.keys for i in c.inputs[n:]]), "has two inputs in one place."
+    yield disjoint([i.keys for i in c.inputs[n:]]), "has two inputs in one place."
 
 
 # ---------------------------------------------------------------------------------------------------- the programs
@@ -122,7 +122,7 @@ def _about_outputs(c: Contract) -> Claims:
     ordered = [kind for kind, count in counts.items() for _ in range(count)]
     yield kinds == ordered, "does not have its outputs before its aux, and its states last."
     yield c.has_aux or not counts["aux"], "has aux without has_aux."
-    yield apart([o.keys for o in c.returned]), "has two outputs in one place."
+    yield disjoint([o.keys for o in c.returned]), "has two outputs in one place."
     inputs = {i.keys: (i.path, i.dtype, i.shape) for i in c.inputs[c.num_constants :]}
     for o in c.states:
         yield (
@@ -133,14 +133,14 @@ def _about_outputs(c: Contract) -> Claims:
 
 
 def _about_residuals(c: Contract) -> Claims:
-    held: dict[str, Sequence[Described]] = {"input": c.inputs, "output": c.outputs}
+    sources: dict[str, Sequence[Described]] = {"input": c.inputs, "output": c.outputs}
     prefixes = {"input": "primals", "output": "output", "saved": "saved"}
     for r in c.residuals:
         known = r.kind in prefixes and r.name == f"{prefixes[r.kind]}_{r.index + 1}"
         yield known, f"has a residual {r.name} of the kind {r.kind!r} at {r.index}, which do not go together."
-        if r.kind in held:
-            there = held[r.kind][r.index : r.index + 1]
-            same = bool(there) and there[0].dtype == r.dtype and there[0].shape == r.shape
+        if r.kind in sources:
+            source = sources[r.kind][r.index : r.index + 1]
+            same = bool(source) and source[0].dtype == r.dtype and source[0].shape == r.shape
             yield same, f"has the residual {r}, and no such {r.kind}."
     yield len({r.name for r in c.residuals}) == len(c.residuals), "names a residual twice."
 
@@ -181,17 +181,17 @@ def _about_files(c: Contract, files: Collection[str]) -> Claims:
 
 
 def _about_results(c: Contract) -> Claims:
-    own = c.own_result_spec
-    if own is None:
+    spec = c.own_result_spec
+    if spec is None:
         return
-    is_tree = isinstance(own, jax.tree_util.PyTreeDef) and is_sound(own)
-    yield is_tree and own.num_leaves == len(c.returned), _CHANGED
+    is_tree = isinstance(spec, jax.tree_util.PyTreeDef) and is_sound(spec)
+    yield is_tree and spec.num_leaves == len(c.returned), _CHANGED
     try:
-        found, tree = tree_flatten_with_path(jax.tree.unflatten(own, range(len(c.returned))))
+        leaves, tree = tree_flatten_with_path(jax.tree.unflatten(spec, range(len(c.returned))))
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
         yield False, f"{_CHANGED[:-1]} ({error})."
         return
-    yield [plain_keys(keys) for keys, _ in found] == [o.keys for o in c.returned], _CHANGED
+    yield [plain_keys(keys) for keys, _ in leaves] == [o.keys for o in c.returned], _CHANGED
     main = sum(o.kind == "output" for o in c.outputs)
     counts = [child.num_leaves for child in tree.children()]
     yield not c.has_aux or counts == [main, len(c.returned) - main], "has aux, and a result that is no pair."
@@ -201,7 +201,7 @@ _CHANGED = "has a result_tree that is not the tree of its outputs, or its classe
 
 
 def is_sound(tree: Any) -> bool:
-    """Whether JAX can build a tree that was read: it does not look whether a dataclass gets all of its fields."""
+    """Whether JAX can build a tree that was read; JAX does not check that a dataclass gets all of its fields."""
     data, children = tree.node_data(), tree.children()
     if data is None:
         return True
@@ -231,9 +231,9 @@ def _about_signature(c: Contract) -> Claims:
     )
     yield same, "has a graph_signature that is not that of its inputs and outputs."
     if c.is_train:
-        b, named = s.backward_signature, {g.name: g.path for g in c.gradients}
-        main = {name: path for name, path in named.items() if path in s.parameters}
-        rest = {name: path for name, path in named.items() if name not in main}
+        b, paths = s.backward_signature, {g.name: g.path for g in c.gradients}
+        main = {name: path for name, path in paths.items() if path in s.parameters}
+        rest = {name: path for name, path in paths.items() if name not in main}
         parts = {g.name: g.part for g in c.gradients if g.part != "whole"}
         same = (
             isinstance(b, BackwardSignature)
@@ -244,5 +244,5 @@ def _about_signature(c: Contract) -> Claims:
 
 
 def _is_plain(spec: Any, keys: Iterable[tuple[Size, ...]]) -> bool:
-    """Whether a tree is that of dicts and tuples with leaves at these places."""
+    """Whether a tree consists of dicts and tuples, with leaves at these keys."""
     return isinstance(spec, jax.tree_util.PyTreeDef) and spec == jax.tree.structure(plain_tree([(k, 0) for k in keys]))

@@ -1,8 +1,8 @@
-"""Write a folder whole or not at all, and read back only what was written.
+"""Write a folder completely or not at all, and read back only what was written.
 
-An artefact is a folder of files and a `signature.json` that names each file with its size and SHA-256, and carries a
-SHA-256 of itself. Nothing is looked into before these agree. They find damage, a swapped file and an edit; they are no
-signature in the sense of cryptography: read artefacts from people whom you trust, as you do with any program.
+An artefact is a folder of files with a `signature.json`, which lists the size and SHA-256 of each file and a SHA-256 of
+itself. No file is used before these agree. They detect damage, swapped files and edits. They are not a cryptographic
+signature: read artefacts only from people whom you trust, as with any program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from jointcut.partition.errors import ArtefactError, message
 
-#: What `format` must say, and the newest `version` that is read here.
+#: The value of `format`, and the newest `version` that can be read.
 FORMAT, VERSION = "jointcut artefact", 1
 SIGNATURE = "signature.json"
 
@@ -32,7 +32,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Artefact:
-    """A folder whose files are what its signature says."""
+    """A folder whose files match its signature."""
 
     folder: Path
     signature: dict[str, Any]
@@ -43,35 +43,35 @@ class Artefact:
 
 
 def write(
-    folder: str | os.PathLike[str], signature: Mapping[str, Any], files: Mapping[str, bytes], again: bool
+    folder: str | os.PathLike[str], signature: Mapping[str, Any], files: Mapping[str, bytes], overwrite: bool
 ) -> Path:
-    """Write an artefact, and return where it is; `again` replaces one that is there.
+    """Write an artefact, and return its path; `overwrite` replaces an earlier artefact.
 
-    It is made beside its place under another name, and renamed when it is complete. Raises `ArtefactError` where
-    something else is in the place or the disk refuses; then what was there before is still there, and nothing else.
+    It is written beside its place under another name, and renamed when it is complete. Raises `ArtefactError` where
+    something else is in its place or the disk refuses; then nothing has changed.
     """
-    place = free_place(folder, again)
+    place = free_place(folder, overwrite)
     contents = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in sorted(files.items())}
     document = {"format": FORMAT, "version": VERSION, **signature, "files": contents}
     document["checksum"] = checksum(document)
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     with _or_refused(place), _parents(place):
-        made = place.parent / f".{place.name}.{uuid.uuid4().hex}"
+        draft = place.parent / f".{place.name}.{uuid.uuid4().hex}"
         try:
-            made.mkdir()
+            draft.mkdir()
             for name, data in (*files.items(), (SIGNATURE, text.encode())):
-                _write(made / name, data)
-            _put(made, place)
+                _write(draft / name, data)
+            _put(draft, place)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
     return place
 
 
-def free_place(folder: str | os.PathLike[str], again: bool, switch: str = "overwrite=True") -> Path:
-    """Where an artefact will be; raises `ArtefactError` where something is that `again` does not replace.
+def free_place(folder: str | os.PathLike[str], overwrite: bool, switch: str = "overwrite=True") -> Path:
+    """The absolute path for an artefact; raises `ArtefactError` where it is taken.
 
-    What is replaced is an artefact and nothing else: a folder in which anybody put a file of their own stays.
-    `switch` is how the caller asks for that, for the messages.
+    With `overwrite` an earlier artefact may be there, but only with its own files. `switch` names that option in
+    messages.
     """
     place = Path(folder).absolute()
     with _or_refused(place):
@@ -83,7 +83,7 @@ def free_place(folder: str | os.PathLike[str], again: bool, switch: str = "overw
         if known is None:
             what = "is there already, and is no artefact."
             raise ArtefactError(message(str(place), what, "Give the name of a folder that does not exist yet."))
-        if not again:
+        if not overwrite:
             cure = f"Give another name, or say {switch}."
             raise ArtefactError(message(str(place), "holds an artefact already.", cure))
         if foreign := sorted({path.name for path in place.iterdir()} - known):
@@ -93,17 +93,17 @@ def free_place(folder: str | os.PathLike[str], again: bool, switch: str = "overw
 
 
 def _names(place: Path) -> set[str] | None:
-    """The files of an artefact, None for what is none."""
+    """The names of an artefact's files, None where the folder holds no artefact."""
     try:
-        found = json.loads((place / SIGNATURE).read_bytes())
-        return {*found["files"], SIGNATURE} if found["format"] == FORMAT else None
+        document = json.loads((place / SIGNATURE).read_bytes())
+        return {*document["files"], SIGNATURE} if document["format"] == FORMAT else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
 @contextlib.contextmanager
 def _or_refused(place: Path) -> Iterator[None]:
-    """Say of what the disk refuses which folder it was for."""
+    """Turn errors of the disk into an `ArtefactError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ def _or_refused(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _parents(place: Path) -> Iterator[None]:
-    """Make the folders above, and take away again those that were made where what follows fails."""
+    """Create the folders above, and remove them again if the block fails."""
     missing = [folder for folder in place.parents if not folder.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -133,15 +133,15 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _put(made: Path, place: Path) -> None:
-    """Rename a complete folder into its place, and put the old one back where that fails."""
+def _put(draft: Path, place: Path) -> None:
+    """Rename a complete folder to its place, and restore the old one if that fails."""
     if not place.exists():
-        made.rename(place)
+        draft.rename(place)
         return
-    old = made.with_name(f"{made.name}.old")
+    old = draft.with_name(f"{draft.name}.old")
     place.rename(old)
     try:
-        made.rename(place)
+        draft.rename(place)
     except BaseException:
         old.rename(place)
         raise
@@ -149,7 +149,7 @@ def _put(made: Path, place: Path) -> None:
 
 
 def checksum(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of all that a signature says, its own checksum apart."""
+    """The SHA-256 of a signature, without its own checksum."""
     content = {key: value for key, value in document.items() if key != "checksum"}
     return _sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode())
 
@@ -164,7 +164,7 @@ def _sha256(data: bytes) -> str:
 def read(folder: str | os.PathLike[str]) -> Artefact:
     """The artefact in a folder, every file compared with its SHA-256.
 
-    Raises `ArtefactError` that names the file and what is wrong with it.
+    Raises `ArtefactError` with the file and what is wrong with it.
     """
     place = Path(folder).absolute()
     try:
@@ -177,7 +177,7 @@ def read(folder: str | os.PathLike[str]) -> Artefact:
 
 
 def _parsed(place: Path) -> dict[str, Any]:
-    """What the signature says, once it is known that it says so as it was written."""
+    """The signature, after its checksum was compared."""
     if not place.is_dir():
         what = "is no folder." if place.exists() else "does not exist."
         raise ArtefactError(message(str(place), what, "Give the folder that export wrote."))
@@ -185,23 +185,23 @@ def _parsed(place: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ArtefactError(message(str(place), f"holds no {SIGNATURE}, so that it is no whole artefact.", _AGAIN))
     try:
-        found = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
-        agrees = isinstance(found, dict) and found.get("checksum") == checksum(found)
+        document = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+        agrees = isinstance(document, dict) and document.get("checksum") == checksum(document)
     except (ValueError, RecursionError) as error:
         raise ArtefactError(message(str(path), f"is not JSON as export writes it: {error}.", _AGAIN)) from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ArtefactError(message(str(path), "holds no JSON object.", _AGAIN))
-    _refuse_version(found, str(path))
+    _refuse_version(document, str(path))
     if not agrees:
         what = "was changed after it was written: its checksum does not agree with what it says."
         raise ArtefactError(message(str(path), what, _AGAIN))
-    return found
+    return document
 
 
-def _refuse_version(found: Mapping[str, Any], where: str) -> None:
-    if found.get("format") != FORMAT:
+def _refuse_version(document: Mapping[str, Any], where: str) -> None:
+    if document.get("format") != FORMAT:
         raise ArtefactError(message(where, f"is no {FORMAT}.", "Read what export wrote."))
-    version = found.get("version")
+    version = document.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
         newer = type(version) is int and version > VERSION
         what = f"has the format version {version!r}, and this jointcut reads up to {VERSION}."
@@ -210,10 +210,10 @@ def _refuse_version(found: Mapping[str, Any], where: str) -> None:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return entries
 
 
 def _finite(text: str) -> float:
@@ -222,27 +222,27 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _listed(found: Any, where: str) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file; no name leads out of the folder."""
-    if not isinstance(found, dict):
+def _listed(files: Any, where: str) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file by its name, which holds no folder."""
+    if not isinstance(files, dict):
         raise ArtefactError(message(where, "lists no files.", _AGAIN))
-    made = {}
-    for name, entry in found.items():
+    entries = {}
+    for name, entry in files.items():
         if not _PLAIN_NAME.fullmatch(name) or name == SIGNATURE:
             raise ArtefactError(message(where, f"lists {name!r}, which names no file of an artefact.", _AGAIN))
         size, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
         if type(size) is not int or not isinstance(sha256, str):
             raise ArtefactError(message(where, f"does not tell bytes and sha256 of {name!r}.", _AGAIN))
-        made[name] = size, sha256
-    return made
+        entries[name] = size, sha256
+    return entries
 
 
 def _file(path: Path, size: int, sha256: str) -> bytes:
     if not path.is_file():
         raise ArtefactError(message(str(path), "is missing.", _AGAIN))
-    found = path.stat().st_size
-    if found != size:
-        raise ArtefactError(message(str(path), f"has {found:,} bytes, and {size:,} were written.", _AGAIN))
+    actual = path.stat().st_size
+    if actual != size:
+        raise ArtefactError(message(str(path), f"has {actual:,} bytes, and {size:,} were written.", _AGAIN))
     data = path.read_bytes()
     if _sha256(data) != sha256:
         raise ArtefactError(message(str(path), "is not the file that was written: its SHA-256 differs.", _AGAIN))

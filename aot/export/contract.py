@@ -1,7 +1,7 @@
-"""Say in JSON how an exported pair is called.
+"""Describe in JSON how an exported pair is called.
 
-A `Contract` is what `signature.json` holds beside the files' checksums. Whoever has it needs no model source: it names
-every array by position, says where the user finds it, and which program takes and gives which.
+`signature.json` holds a `Contract` and the checksums of the files. With it nobody needs the source of the model: it
+lists every array in order, with its path in the user's arguments or results, and the program that it belongs to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 
 from jointcut.aot.export.descriptors import (
     CURE,
-    Gradient,
+    GradientOutput,
     Input,
     Output,
     ResidualInput,
@@ -36,7 +36,7 @@ _ARRAYS = {
     "outputs": Output,
     "residuals": ResidualInput,
     "tangents": Tangent,
-    "gradients": Gradient,
+    "gradients": GradientOutput,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     "name": (str,),
@@ -54,12 +54,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "programs": (dict,),
     "versions": (dict,),
 }
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # where an object lies, which is no property of it
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory
 
 
 @dataclass(frozen=True)
 class StaticArgument(Record):
-    """A Python value that the programs are specialised for: `args[1]`, its type's name, and its `repr`."""
+    """A Python value that the programs are specialised for: its path (`args[1]`), the name of its type, its `repr`."""
 
     path: str
     type: str
@@ -67,35 +67,35 @@ class StaticArgument(Record):
 
     @classmethod
     def of(cls, path: str, kind: type, value: Any) -> StaticArgument:
-        """The record of a value; an address in its `repr` is left out, since no other process has it."""
+        """The record of a value; an address in its `repr` is left out, since it differs in other processes."""
         return cls(path, kind.__name__, _ADDRESS.sub("", repr(value)))
 
 
 @dataclass(frozen=True)
 class Tree(Record):
-    """The tree of a function's results, where it has a JSON form."""
+    """The tree of a function's result, where it has a JSON form."""
 
     spec: Any
 
 
 @dataclass(frozen=True)
 class Contract:
-    """How an exported pair is called.
+    """The calling convention of an exported pair.
 
     Attributes:
         name: of the function.
         inputs, outputs, residuals, tangents, gradients: every array, in the order of the programs (`descriptors`).
-        platforms: for which the programs were lowered, as `jax.export` names them.
-        mlir_platform: the one that the readable `.mlir` files are for.
+        platforms: for which the programs were lowered, by `jax.export`'s names.
+        mlir_platform: the platform of the readable `.mlir` files.
         argnums, has_aux: as in `aot.function`.
-        positional: how many positional arguments there are; `statics` are the Python values among all arguments.
+        positional: number of positional arguments; `statics` are the Python values among all arguments.
         order: how often the artefact can be differentiated.
-        sizes: what each symbolic size counted as when the plan was made; empty without symbolic sizes.
+        sizes: number for each symbolic size, for which the plan was made; empty without symbolic sizes.
         graph_signature: PyTorch's record, with `BackwardSignature`; its trees are plain dicts and tuples.
-        result_tree: the JSON form of the result's own tree, None where it has none.
+        result_tree: JSON form of the result's own tree, None where it has none.
         plan: what is saved and why, as `jointcut.partition.plans.planfile` writes it.
         programs: file names and calling-convention version of each program.
-        versions: of jointcut, jax, jaxlib and Python when it was written.
+        versions: of jointcut, jax, jaxlib and Python at export.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Contract:
     outputs: tuple[Output, ...]
     residuals: tuple[ResidualInput, ...]
     tangents: tuple[Tangent, ...]
-    gradients: tuple[Gradient, ...]
+    gradients: tuple[GradientOutput, ...]
     platforms: tuple[str, ...]
     mlir_platform: str
     argnums: int | tuple[int, ...]
@@ -120,7 +120,7 @@ class Contract:
 
     @property
     def num_constants(self) -> int:
-        """How many leading inputs are constants."""
+        """Number of leading inputs that are constants."""
         return sum(i.kind == "constant" for i in self.inputs)
 
     @property
@@ -130,17 +130,17 @@ class Contract:
 
     @property
     def returned(self) -> tuple[Output, ...]:
-        """The outputs that the function returned itself: all but the states, which come last."""
+        """The outputs that the function returns: all except the states, which come last."""
         return tuple(o for o in self.outputs if o.kind != "state")
 
     @property
     def states(self) -> tuple[Output, ...]:
-        """The outputs that are new values of inputs."""
+        """The outputs that are new states of inputs."""
         return self.outputs[len(self.returned) :]
 
     @cached_property
     def own_result_spec(self) -> Any | None:
-        """The tree that the function itself returned, None where its classes are not at hand."""
+        """The tree that the function returns, None where its classes cannot be imported."""
         if self.result_tree is None:
             return None
         try:
@@ -150,15 +150,15 @@ class Contract:
 
     @property
     def result_spec(self) -> Any:
-        """The tree of the result: its own where its classes are at hand, else dicts and tuples."""
-        own = self.own_result_spec
-        return jax.tree.structure(self._plain_result) if own is None else own
+        """The tree of the result: its own where its classes can be imported, else dicts and tuples."""
+        spec = self.own_result_spec
+        return jax.tree.structure(self._plain_result) if spec is None else spec
 
     @cached_property
     def result_order(self) -> tuple[int, ...]:
-        """For each leaf of `result_spec` the output that stands there, then the states.
+        """The index of the output at each leaf of `result_spec`, then those of the states.
 
-        Dicts sort their keys, classes need not.
+        The order differs where a dict, which sorts its keys, replaces a class.
         """
         count = len(self.returned)
         order = range(count) if self.own_result_spec is not None else jax.tree.leaves(self._plain_result)
@@ -166,7 +166,7 @@ class Contract:
 
     @property
     def _plain_result(self) -> Any:
-        """The numbers of the outputs, each at its place in dicts and tuples."""
+        """The indices of the outputs, each at its place in dicts and tuples."""
         if not self.has_aux:
             return plain_tree([(o.keys, i) for i, o in enumerate(self.returned)])
         halves = [[(o.keys[1:], i) for i, o in enumerate(self.outputs) if o.kind == kind] for kind in ("output", "aux")]
@@ -174,55 +174,55 @@ class Contract:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of the residuals that only the backward needs."""
+        """Bytes of the residuals of kind `saved`."""
         return sum(r.bytes for r in self.residuals if r.kind == "saved")
 
     def to_json(self) -> dict[str, Any]:
         """The contract as a JSON object."""
-        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        document: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in _ARRAYS:
-            found[name] = [item.to_json() for item in found[name]]
-        found["statics"] = [dataclasses.asdict(s) for s in self.statics]
-        found["graph_signature"] = json.loads(self.graph_signature.to_json())
-        found["result_tree"] = None if self.result_tree is None else json.loads(self.result_tree)
-        found["platforms"] = list(self.platforms)
-        found["argnums"] = list(self.argnums) if isinstance(self.argnums, tuple) else self.argnums
-        return found
+            document[name] = [item.to_json() for item in document[name]]
+        document["statics"] = [dataclasses.asdict(s) for s in self.statics]
+        document["graph_signature"] = json.loads(self.graph_signature.to_json())
+        document["result_tree"] = None if self.result_tree is None else json.loads(self.result_tree)
+        document["platforms"] = list(self.platforms)
+        document["argnums"] = list(self.argnums) if isinstance(self.argnums, tuple) else self.argnums
+        return document
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], where: str) -> Contract:
-        """The contract in a JSON object; raises `ArtefactError` for what is none."""
+    def from_json(cls, document: Mapping[str, Any], where: str) -> Contract:
+        """The contract in a JSON object; raises `ArtefactError` where it holds none."""
         names = [f.name for f in dataclasses.fields(cls)]
-        if missing := [name for name in names if name not in found]:
+        if missing := [name for name in names if name not in document]:
             raise ArtefactError(message(where, f"lacks {', '.join(missing)}.", CURE))
-        made = {name: found[name] for name in names}
+        fields = {name: document[name] for name in names}
         for name, kinds in _TYPES.items():
-            if type(made[name]) not in kinds:
+            if type(fields[name]) not in kinds:
                 expected = " or ".join(kind.__name__ for kind in kinds)
-                what = f"is of the type {type(made[name]).__name__}, not {expected}."
+                what = f"is of the type {type(fields[name]).__name__}, not {expected}."
                 raise ArtefactError(message(f"{where}[{name!r}]", what, CURE))
         for name, kind in _ARRAYS.items():
-            made[name] = read_all(kind, found[name], f"{where}[{name!r}]")
+            fields[name] = read_all(kind, document[name], f"{where}[{name!r}]")
         try:
-            made["statics"] = tuple(map(_static, found["statics"]))
-            made["graph_signature"] = GraphSignature.from_json(json.dumps(found["graph_signature"]))
-            made["result_tree"] = found["result_tree"] and json.dumps(found["result_tree"])
-            made["platforms"] = tuple(map(_text, found["platforms"]))
-            contract = cls(**{**made, "argnums": as_tuple(found["argnums"])})
-            _ = contract.result_order
+            fields["statics"] = tuple(map(_static, document["statics"]))
+            fields["graph_signature"] = GraphSignature.from_json(json.dumps(document["graph_signature"]))
+            fields["result_tree"] = document["result_tree"] and json.dumps(document["result_tree"])
+            fields["platforms"] = tuple(map(_text, document["platforms"]))
+            contract = cls(**{**fields, "argnums": as_tuple(document["argnums"])})
+            _ = contract.result_order  # raises where the tree does not fit the outputs
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             what = f"is not as it was written: {(str(error).splitlines() or [''])[0].rstrip('.')}."
             raise ArtefactError(message(where, what, CURE)) from error
         return contract
 
 
-def _static(found: Any) -> StaticArgument:
-    made = StaticArgument(**found)
-    _ = _text(made.path), _text(made.type), _text(made.value)
-    return made
+def _static(fields: Any) -> StaticArgument:
+    static = StaticArgument(**fields)
+    _ = _text(static.path), _text(static.type), _text(static.value)
+    return static
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"{found!r} is no text")
-    return found
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

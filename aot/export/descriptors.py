@@ -1,15 +1,15 @@
 """Describe every array that enters or leaves an exported pair.
 
-Each has a name, which says what it is and where it stands, and a path, which says how the user reaches it. The order of
-the descriptors is the order of the programs' own inputs and outputs (the contract of PyTorch's `aot_export_module`;
-its `AOTInput` and `AOTOutput` descriptors say of each position what these records say):
+Each has a name, which holds its kind and position, and most have a path in the user's arguments or results. The
+descriptors are in the order of the inputs and outputs of the programs, as in PyTorch's `aot_export_module`, whose
+`AOTInput` and `AOTOutput` hold the same for each position:
 
     inference   (inputs)              -> (outputs)
     forward     (inputs)              -> (outputs, saved residuals)
     backward    (residuals, tangents) -> (gradients)
 
-Inputs are the constants that the function closes over, then the leaves of its arguments. A residual is one of the
-forward's saved results, one of its outputs, or one of its inputs: its name says which.
+Inputs are the constants that the function closes over, then the leaves of its arguments. A residual is a saved result,
+an output or an input of the forward; its name says which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jointcut.wrappers.record import read_dtype
 
 Size = int | str  # of a dimension: a number, or the text of an expression such as "b" or "2*b"
 
-#: What to do about a signature.json that contradicts itself or its files.
+#: The cure for a signature.json that contradicts itself or its files.
 CURE = "Export again; signature.json is not made to be edited."
 
 
@@ -52,29 +52,29 @@ class Described:
 
     @property
     def aval(self) -> jax.core.ShapedArray:
-        """The type as JAX has it, with 1 for each size that is not known yet."""
+        """The JAX type, with 1 for each symbolic size."""
         shape = tuple(d if isinstance(d, int) else 1 for d in self.shape)
         return jax.core.ShapedArray(shape, read_dtype(self.dtype, self.name), weak_type=self.weak_type)
 
     @classmethod
     def like(cls, aval: Any, **rest: Any) -> Self:
-        """The description of something with shape and dtype."""
+        """The description of an object with shape and dtype."""
         shape = tuple(map(size_of, aval.shape))
         dtype = "float0" if aval.dtype == jax.dtypes.float0 else str(aval.dtype)
         return cls(shape=shape, dtype=dtype, weak_type=bool(getattr(aval, "weak_type", False)), **rest)
 
     @classmethod
-    def read(cls, found: Any, where: str) -> Self:
-        """The description that a JSON object holds; raises `ArtefactError` where it holds none."""
+    def read(cls, item: Any, where: str) -> Self:
+        """The description in a JSON object; raises `ArtefactError` where it holds none."""
         hints = get_type_hints(cls)
-        if not isinstance(found, dict) or set(found) != set(hints):
+        if not isinstance(item, dict) or set(item) != set(hints):
             what = f"is no description of an array: it must have {', '.join(hints)}."
             raise ArtefactError(message(where, what, CURE))
-        made = {name: as_tuple(found[name]) for name in hints}
-        for name, value in made.items():
+        fields = {name: as_tuple(item[name]) for name in hints}
+        for name, value in fields.items():
             if not _has_type(value, hints[name]):
                 raise ArtefactError(message(f"{where}[{name!r}]", f"is {value!r}, not what belongs there.", CURE))
-        return cls(**made)
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         """The description as a JSON object."""
@@ -89,8 +89,8 @@ class Input(Described):
         kind: `constant` (closed over, its value in `constants.npz`), `buffer` (an array of an object that the function
             writes), `parameter` (a leaf of the arguments in `argnums`), or `user_input`.
         path: `args[0]['w']`; `constant 0` for a constant.
-        keys: the same taken apart: `("args", 0, "w")`; none for a constant.
-        sharding: how it lay on the devices, as text, where it had been put there.
+        keys: the same as keys: `("args", 0, "w")`; empty for a constant.
+        sharding: its sharding as text, None where it had none.
     """
 
     kind: str
@@ -104,10 +104,10 @@ class Output(Described):
     """A result of the function.
 
     Attributes:
-        kind: `output`, `aux` for what `has_aux` sets apart, or `state` for what the function wrote to an object that it
-            was given (an NNX module): the value that this input, of the kind `buffer`, has in the next call.
+        kind: `output`; `aux` for the second result with `has_aux`; or `state` for an array that the function writes to
+            an object of its arguments (an NNX module), the new value of an input of the kind `buffer`.
         path: `result['loss']`; for a state that of the input.
-        keys: the same taken apart.
+        keys: the same as keys.
     """
 
     kind: str
@@ -117,11 +117,10 @@ class Output(Described):
 
 @dataclass(frozen=True)
 class ResidualInput(Described):
-    """A leading input of `backward`: something of the forward.
+    """A leading input of `backward`, which comes from the forward.
 
     Attributes:
-        kind: `saved`, `output` or `input`, which is also where it is found: among the saved results of the forward, its
-            outputs, or its inputs, at `index`.
+        kind, index: its position: `index` among the `saved` results, the `output` or the `input` arrays of the forward.
         bytes: of the array; symbolic sizes count as the sizes that the plan was made for.
         op, scope, source: the operation that makes it, its name stack, and the user's line.
         reason: why it is saved rather than recomputed.
@@ -144,10 +143,10 @@ class Tangent(Described):
 
 
 @dataclass(frozen=True)
-class Gradient(Described):
+class GradientOutput(Described):
     """A result of `backward`: the gradient of the input `of`, whose path is `path`.
 
-    `part` is `whole`, or `rows` and `places` for a table whose gradient is wanted as a sparse array.
+    `part` is `whole`; the gradient of a table as a sparse array has the parts `rows` and `places`.
     """
 
     of: str
@@ -155,50 +154,50 @@ class Gradient(Described):
     part: str
 
 
-def read_all(kind: type[Described], found: Any, where: str) -> tuple[Any, ...]:
+def read_all(kind: type[Described], items: Any, where: str) -> tuple[Any, ...]:
     """The descriptions in a JSON array."""
-    if not isinstance(found, list):
-        raise ArtefactError(message(where, f"is a {type(found).__name__}, not an array.", CURE))
-    return tuple(kind.read(item, f"{where}[{i}]") for i, item in enumerate(found))
+    if not isinstance(items, list):
+        raise ArtefactError(message(where, f"is a {type(items).__name__}, not an array.", CURE))
+    return tuple(kind.read(item, f"{where}[{i}]") for i, item in enumerate(items))
 
 
 def size_of(size: Any) -> Size:
-    """A size of JAX's as a number, or as the text of its expression."""
+    """A size of a JAX shape as a number, or as the text of its expression."""
     return size if type(size) is int else str(size)
 
 
 def fits(got: Sequence[Any], want: Sequence[Size]) -> bool:
-    """Whether an array of this shape can stand where a shape is described; any number can where a name is."""
+    """Whether a shape is the described one; any number fits a symbolic size."""
     return len(got) == len(want) and all(isinstance(w, str) or g == w for g, w in zip(got, want, strict=True))
 
 
-def same_sizes(given: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
-    """Look whether arrays go together, by what each is called, how it is described, and its shape.
+def same_sizes(arrays: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
+    """Compare the symbolic sizes of arrays, each given by its place, its description and its shape.
 
-    Raises `CallError` where one name of a size is two numbers, or a size is not what follows from the names.
+    Raises `CallError` where one symbol has two values, or a size does not have the value of its expression.
     """
     sizes = [
         (where, size, got)
-        for where, described, shape in given
+        for where, described, shape in arrays
         for size, got in zip(described.shape, shape, strict=True)
         if isinstance(size, str) and type(got) is int
     ]
     known = {size: got for _, size, got in reversed(sizes) if size.isidentifier()}
     for where, size, got in sizes:
         if names(size) <= known.keys() and number(size, known) != got:
-            told = ", ".join(f"{name} = {known[name]}" for name in sorted(names(size)))
-            what = f"has size {got} where {size} stands, and {told}."
+            values = ", ".join(f"{name} = {known[name]}" for name in sorted(names(size)))
+            what = f"has size {got} where {size} stands, and {values}."
             raise CallError(message(where, what, "Give arrays whose sizes go together."))
 
 
-#: The attribute by which a box gives the one array that it holds: the variables of Flax have it.
+#: The attribute of a box that holds its one array, as in Flax's variables.
 BOXED = "value"
 
 
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
-    """A path of JAX's as names and positions: an attribute, a key of a dict and a position are told by what they say.
+    """A JAX path as names and positions, without the kinds of its keys; empty keys are left out.
 
-    Thereby a dict can stand where a module stood whose class is not at hand. A key that shows nothing is left out.
+    So a dict can take the place of a module whose class cannot be imported.
     """
     return tuple(_plain_key(key) for key in keys if str(key))
 
@@ -206,15 +205,15 @@ def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
 def _plain_key(key: Any) -> Size:
     for field in ("idx", "name", "key"):
         if hasattr(key, field):
-            found = getattr(key, field)
-            is_position = isinstance(found, int) and not isinstance(found, bool) and found >= 0
-            return found if is_position else str(found)
+            value = getattr(key, field)
+            is_position = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            return value if is_position else str(value)
     return str(key)
 
 
-def as_tuple(found: Any) -> Any:
-    """A JSON array as a tuple, anything else as it is."""
-    return tuple(found) if isinstance(found, list) else found
+def as_tuple(value: Any) -> Any:
+    """A JSON array as a tuple, any other value as it is."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _has_type(value: Any, hint: Any) -> bool:
@@ -230,7 +229,7 @@ def _is_size(x: Any) -> bool:
 
 
 def plain_tree(items: Sequence[tuple[tuple[Size, ...], Any]]) -> Any:
-    """Dicts and tuples that hold leaves at their keys: positions make a tuple, names a dict.
+    """Dicts and tuples with the leaves at their keys: positions make a tuple, names a dict.
 
     >>> plain_tree([(("loss",), 1), (("parts", 0), 2), (("parts", 1), 3)])
     {'loss': 1, 'parts': (2, 3)}
@@ -242,5 +241,5 @@ def plain_tree(items: Sequence[tuple[tuple[Size, ...], Any]]) -> Any:
         groups.setdefault(keys[0], []).append((keys[1:], leaf))
     if list(groups) == list(range(len(groups))):
         return tuple(map(plain_tree, groups.values()))
-    as_name = str if any(isinstance(key, str) for key in groups) else int  # no dict of JAX's can hold both
+    as_name = str if any(isinstance(key, str) for key in groups) else int  # JAX cannot sort a dict with both
     return {as_name(key): plain_tree(group) for key, group in groups.items()}

@@ -1,8 +1,8 @@
 """Export a cut pair as programs that others can run.
 
-Three programs are lowered for every platform that is asked for, which need not be here: the function alone, its forward
-with the residuals as results, and its backward. They are written as portable artefacts of `jax.export` and as readable
-StableHLO, with a contract (`contract`) that says what each array is, and a README for whoever finds the folder.
+Three programs are lowered for each platform, which this machine need not have: the function alone, its forward with the
+residuals as results, and its backward. They are written as portable artefacts of `jax.export` and as readable
+StableHLO, with a contract (`contract`) that describes each array, and a README.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from jointcut.wrappers.arguments.tree import struct
 if TYPE_CHECKING:
     from jointcut.aot.stages.traced import Traced
 
-#: What programs are lowered for unless somebody says otherwise: the names are those of `jax.export`.
+#: The platforms by default, by `jax.export`'s names.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:
-    """Write the artefact of a pair, and return where it is.
+    """Write the artefact of a pair, and return its path.
 
-    Raises `ArtefactError` where the function cannot be exported or the folder not written.
+    Raises `ArtefactError` where the function cannot be exported, or the folder cannot be written.
     """
     platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
@@ -47,14 +47,15 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
     with Stage("export", pair.traced.name) as now:
         programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
         now.says(lambda: "writing")
-        files = {name: data for made in programs.values() for name, data in made.files.items()}
+        files = {name: data for program in programs.values() for name, data in program.files.items()}
         if pair.constants:
             files[agreement.CONSTANTS] = _packed(pair.constants)
-        contract = pair.contract(platforms, order, {name: made.entry for name, made in programs.items()})
+        contract = pair.contract(platforms, order, {name: program.entry for name, program in programs.items()})
         files["README.md"] = guide.readme(contract).encode()
-        written = contract.to_json()
-        agreement.check(Contract.from_json(json.loads(json.dumps(written)), pair.traced.name), files, pair.traced.name)
-        place = artefact.write(folder, written, files, overwrite)
+        signature = contract.to_json()
+        read_back = Contract.from_json(json.loads(json.dumps(signature)), pair.traced.name)
+        agreement.check(read_back, files, pair.traced.name)
+        place = artefact.write(folder, signature, files, overwrite)
         now.ends(lambda: f"exported in {now} for {', '.join(platforms)}, {len(programs)} programs in {place}")
         return place
 
@@ -62,33 +63,34 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
 def refuse_request(
     folder: str | os.PathLike[str], platforms: str | Sequence[str], order: int, overwrite: bool
 ) -> tuple[str, ...]:
-    """The platforms; raises `ArtefactError` for what can be told before anything is traced or lowered."""
-    found = known_platforms(platforms)
+    """The platforms; raises `ArtefactError` for bad arguments, before anything is traced or lowered."""
+    known = known_platforms(platforms)
     if type(order) is not int or order not in (1, 2, 3):
         raise ArtefactError(message("order", f"is {order!r}.", "Give 1, 2 or 3: how often it can be differentiated."))
     artefact.free_place(folder, overwrite)
-    return found
+    return known
 
 
-def known_platforms(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The platforms, each once; raises `ArtefactError` for a name that is none."""
-    if not isinstance(given, str | list | tuple):
-        raise ArtefactError(message("platforms", f"is {given!r}.", f"Give one or more of {', '.join(PLATFORMS)}."))
-    found = (given,) if isinstance(given, str) else tuple(given)
-    for name in found:
+def known_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
+    """The platforms, each once; raises `ArtefactError` for an unknown name."""
+    cure = f"Give one or more of {', '.join(PLATFORMS)}."
+    if not isinstance(platforms, str | list | tuple):
+        raise ArtefactError(message("platforms", f"is {platforms!r}.", cure))
+    names = (platforms,) if isinstance(platforms, str) else tuple(platforms)
+    for name in names:
         if name not in PLATFORMS:
             cure = "JAX exports for 'cuda' or for 'rocm'." if name == "gpu" else choices(name, PLATFORMS)
             raise ArtefactError(message("platforms", f"holds {name!r}.", cure))
-    if not found:
-        raise ArtefactError(message("platforms", "is empty.", f"Give one or more of {', '.join(PLATFORMS)}."))
-    return tuple(dict.fromkeys(found))
+    if not names:
+        raise ArtefactError(message("platforms", "is empty.", cure))
+    return tuple(dict.fromkeys(names))
 
 
 # ------------------------------------------------------------------------------------------- what cannot be exported
 
 
 def refuse_what_stays(traced: Traced) -> None:
-    """Raise `ArtefactError` for what belongs to this process or to another trace."""
+    """Raise `ArtefactError` for arrays and effects that belong to this process or to another trace."""
     for info in traced.inputs:
         if info.duplicate_of is not None:
             what = f"is the same array as {traced.inputs[info.duplicate_of].path}."
@@ -111,22 +113,22 @@ def refuse_what_stays(traced: Traced) -> None:
 
 
 def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
-    """Names and source lines of the equations that call back or print; what a function does to a reference of its own
-    nobody sees.
+    """Names and source lines of the equations that call back or print; writes to the function's own references do not
+    count.
     """
     for eqn in jaxpr.eqns:
-        inner = [found for sub in jaxprs.inner_jaxprs(eqn) for found in _effects(sub)]
+        inner = [effect for sub in jaxprs.inner_jaxprs(eqn) for effect in _effects(sub)]
         yield from inner
         if not inner and ("callback" in eqn.primitive.name or jaxprs.effect_names(eqn)):
             yield eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line"
 
 
 def _refuse_same_keys(pair: Pair) -> None:
-    """Raise `ArtefactError` where a class calls two of its parts the same: by keys is how they are told later."""
+    """Raise `ArtefactError` where a class gives two of its parts the same keys, by which the contract finds them."""
     returned = [output for output in pair.outputs if output.kind != "state"]
     for arrays in (pair.inputs[len(pair.constants) :], returned):
         for n, array in enumerate(arrays):
-            if not agreement.apart([a.keys for a in arrays[: n + 1]]):
+            if not agreement.disjoint([each.keys for each in arrays[: n + 1]]):
                 cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
                 raise ArtefactError(message(array.path, "is told by the same keys as another part.", cure))
 
@@ -136,7 +138,7 @@ def _refuse_same_keys(pair: Pair) -> None:
 
 @dataclass(frozen=True)
 class _Program:
-    """A flat function on its way to StableHLO; `inputs` and `outputs` say which descriptors it takes and gives."""
+    """A flat function to be lowered, and the types of its inputs."""
 
     name: str
     run: Callable[..., list[Any]]
@@ -145,7 +147,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Lowered:
-    """The files of a program, and what the contract says of it."""
+    """The files of a program, and its entry in the contract."""
 
     files: dict[str, bytes]
     entry: dict[str, Any]
@@ -166,14 +168,14 @@ def _programs(pair: Pair) -> Iterator[_Program]:
 def _picking(
     program: str, name: str, closed: Any, consts: Sequence[Any], pair: Pair, structs: Sequence[Any]
 ) -> _Program:
-    """A program that takes all constants of the pair and reads its own."""
+    """A program that takes all constants of the pair and uses its own."""
     places = {constant_key(c): i for i, c in enumerate(pair.constants)}
     read = [*(places[constant_key(c)] for c in consts), *range(len(pair.constants), len(structs))]
     return _named(program, name, lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read)), structs)
 
 
 def _identifier(name: str) -> str:
-    """The name of a function as StableHLO takes it: `<lambda>` becomes `lambda`."""
+    """The name of a function as a StableHLO identifier: `<lambda>` becomes `lambda`."""
     return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
@@ -186,12 +188,12 @@ def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowe
     jitted = jax.jit(program.run, keep_unused=True)
     tell(lambda: f"{program.name} for {', '.join(platforms)}")
     try:
-        made = jax.export.export(jitted, platforms=platforms)(*program.structs)
-        data = bytes(made.serialize(vjp_order=0 if program.name == "inference" else order - 1))
+        exported = jax.export.export(jitted, platforms=platforms)(*program.structs)
+        data = bytes(exported.serialize(vjp_order=0 if program.name == "inference" else order - 1))
     except ImportError as error:
         cure = "Install it: pip install flatbuffers."
         raise ArtefactError(message("Exporting", "needs the package flatbuffers.", cure)) from error
-    except KeyError as error:  # a type that the format does not have, such as int2
+    except KeyError as error:  # a type that the format lacks, such as int2
         what = f"has arrays of {error.args[0]}, for which jax.export has no form."
         cure = "Convert them to a wider type where they enter and leave the function."
         raise ArtefactError(message(program.run.__name__, what, cure)) from error
@@ -200,22 +202,22 @@ def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowe
         cure = "Export for fewer platforms, or without what has no portable form."
         raise ArtefactError(message(program.run.__name__, what, cure)) from error
     file, readable = f"{program.name}.stablehlo", f"{program.name}.mlir"
-    entry = {"file": file, "mlir": readable, "calling_convention_version": made.calling_convention_version}
-    return _Lowered({file: data, readable: _readable(program, jitted, made, platforms[0]).encode()}, entry)
+    entry = {"file": file, "mlir": readable, "calling_convention_version": exported.calling_convention_version}
+    return _Lowered({file: data, readable: _readable(program, jitted, exported, platforms[0]).encode()}, entry)
 
 
-def _readable(program: _Program, jitted: Any, made: Any, platform: str) -> str:
-    """The program for one platform as text, without source locations; with symbolic sizes as it was exported."""
+def _readable(program: _Program, jitted: Any, exported: Any, platform: str) -> str:
+    """The program for one platform as text without source locations; with symbolic sizes, the exported program."""
     if any(type(d) is not int for s in program.structs for d in s.shape):
-        return made.mlir_module()
+        return exported.mlir_module()
     return jitted.trace(*program.structs).lower(lowering_platforms=(platform,)).as_text()
 
 
 def _packed(constants: Sequence[Any]) -> bytes:
-    """The constants as bytes in an archive of numpy's, in their order; the contract has their types."""
-    held = io.BytesIO()
-    np.savez(held, allow_pickle=False, **{f"constant_{i}": _raw(c) for i, c in enumerate(constants)})
-    return held.getvalue()
+    """The constants as raw bytes in an .npz file, in order; the contract holds their types."""
+    archive = io.BytesIO()
+    np.savez(archive, allow_pickle=False, **{f"constant_{i}": _raw(c) for i, c in enumerate(constants)})
+    return archive.getvalue()
 
 
 def _raw(constant: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Tell a stranger how to run an exported pair."""
+"""Write the README of an artefact: how to run an exported pair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.descriptors import Described
 from jointcut.partition.figures import counted
 
-_SHOWN = 12  # arrays of a kind that are listed; signature.json has them all
+_SHOWN = 12  # arrays of a kind that are listed; signature.json lists all
 
 
 def readme(contract: Contract) -> str:
@@ -66,10 +66,10 @@ def _path(described: Described) -> str:
     return getattr(described, "path", "")
 
 
-def _listed(title: str, described: Sequence[Described], what: Callable[[Any], str]) -> str:
-    rows = [f"| {d.name} | `{d.type}` | {_cell(what(d))} |" for d in described[:_SHOWN]]
-    if len(described) > _SHOWN:
-        rows += [f"| and {len(described) - _SHOWN} more | | |"]
+def _listed(title: str, arrays: Sequence[Described], describe: Callable[[Any], str]) -> str:
+    rows = [f"| {a.name} | `{a.type}` | {_cell(describe(a))} |" for a in arrays[:_SHOWN]]
+    if len(arrays) > _SHOWN:
+        rows += [f"| and {len(arrays) - _SHOWN} more | | |"]
     return "\n".join([f"## {title}", "", "| name | type | |", "|---|---|---|", *rows])
 
 

@@ -50,8 +50,8 @@ from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.table import Table
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
-_JAX_ON_JVP = "forward-mode autodiff (jvp)"
-_MOST_WANTED = 4  # arrays that are told where arguments are missing
+_JAX_ON_JVP = "forward-mode autodiff (jvp)"  # in JAX's error
+_MOST_WANTED = 4  # missing arguments that an error lists
 _CURE = "Export for these arguments too, or pass what it was exported for."
 _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes that are known later."
 
@@ -59,19 +59,19 @@ _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes tha
 class Loaded:
     """An exported pair, ready to be called.
 
-    Called, it runs the function alone. `value_and_grad`, `grad` and `vjp` run the two halves; inside `jax.grad` it is a
-    `jax.custom_vjp` call of them, inside `jax.jit` part of the program. It can be differentiated as often as `order`
-    says, in the arguments that it was exported for, in reverse mode; `jax.vmap` and forward mode need the source.
-    Arguments are told by their paths: a dict can stand where a module stood, and gradients come in the caller's trees.
+    A call runs the function alone. `value_and_grad`, `grad` and `vjp` run the two halves. Inside `jax.grad` it is a
+    `jax.custom_vjp` of them, inside `jax.jit` a part of the program. It can be differentiated `order` times in reverse
+    mode, in the `argnums` of the export; `jax.vmap` and forward mode need the source. Arguments are found by their
+    paths: a dict can take the place of a module, and gradients have the trees of the caller's arguments.
     """
 
-    def __init__(self, found: artefact.Artefact) -> None:
+    def __init__(self, read: artefact.Artefact) -> None:
         """Use `aot.load`."""
-        where = str(found.folder / artefact.SIGNATURE)
-        self.contract = Contract.from_json(found.signature, where)
-        check(self.contract, found.files, where)
-        self._programs = {name: program(name, self.contract, found) for name in self.contract.programs}
-        self._found = replace(found, files={name: found.files[name] for name in found.files if name == CONSTANTS})
+        where = str(read.folder / artefact.SIGNATURE)
+        self.contract = Contract.from_json(read.signature, where)
+        check(self.contract, read.files, where)
+        self._programs = {name: program(name, self.contract, read) for name in self.contract.programs}
+        self._artefact = replace(read, files={name: read.files[name] for name in read.files if name == CONSTANTS})
         self._jitted: Table[Any] = Table()
         self._runners: Table[Runner] = Table(KEPT_SIGNATURES)
         self._differentiable = jax.custom_vjp(self._alone)
@@ -82,9 +82,9 @@ class Loaded:
         """`<Loaded loss: 7 inputs, 1 output, 3 saved arrays, for cpu, tpu>`."""
         c = self.contract
         saved = [r for r in c.residuals if r.kind == "saved"]
-        sizes = {"input": c.inputs, "output": c.outputs, "saved array": saved}
-        told = ", ".join(counted(len(of), noun) for noun, of in sizes.items())
-        return f"<Loaded {c.name}: {told}, for {', '.join(c.platforms)}>"
+        kinds = {"input": c.inputs, "output": c.outputs, "saved array": saved}
+        counts = ", ".join(counted(len(arrays), noun) for noun, arrays in kinds.items())
+        return f"<Loaded {c.name}: {counts}, for {', '.join(c.platforms)}>"
 
     # --------------------------------------------------------------------------------------------------- calls
 
@@ -94,7 +94,7 @@ class Loaded:
         return runner.result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.value_and_grad` of the function, in the `argnums` that it was exported with.
+        """As `jax.value_and_grad` of the function, in the `argnums` of the export.
 
         Raises `CallError` where the arguments do not fit, `TraceError` where the output is no real number.
         """
@@ -109,8 +109,8 @@ class Loaded:
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`).
 
-        The pullback gives what `jax.grad` gives: one gradient, or a tuple where `argnums` was a tuple. That of the
-        function itself gives one cotangent tree per positional argument, as `jax.vjp`.
+        The pullback returns one gradient, or a tuple where `argnums` is a tuple, as `jax.grad`. The pullback of
+        `aot.function` differs: it returns one cotangent tree per positional argument, as `jax.vjp`.
         """
         runner, bound = self._bound(args, kwargs)
         main, aux, pullback = runner.vjp(bound)
@@ -119,12 +119,12 @@ class Loaded:
     # ------------------------------------------------------------------------------------------- flat programs
 
     def _differentiated(self, flat: Sequence[Any]) -> list[Any]:
-        """The function's flat outputs in somebody's trace, which may differentiate them."""
+        """The flat outputs of the function inside a trace that may differentiate them."""
         with self._explained():
             return self._differentiable(*flat)
 
     def running(self, name: str) -> Callable[..., Any]:
-        """A flat program: part of the trace around us, or jitted."""
+        """A flat program: jitted, except inside a trace."""
         self._refuse_platform()
         flat = {"alone": self._alone, "forward": self._forward, "backward": self._backward, "step": self._step}
         if jaxprs.tracing():
@@ -137,7 +137,7 @@ class Loaded:
         return self._programs["inference"](*flat)
 
     def _forward(self, *flat: Any) -> list[Any]:
-        """The outputs, and what is saved for the backward."""
+        """The outputs and the saved residuals."""
         return self._programs["forward" if self.contract.is_train else "inference"](*flat)
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -146,11 +146,11 @@ class Loaded:
         return self._programs["backward"](*residuals, *cotangents)
 
     def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """Both halves in one program, with a barrier between them so that recomputation stays in the backward."""
+        """Both halves in one program, with a barrier between them that keeps recomputation in the backward."""
         outputs, residuals = self.routed(flat)
         flat, count = [*residuals, *cotangents], len(residuals)
-        held = waited(self._residuals, range(len(flat)), flat)
-        return [*outputs, *self._backward(held[:count], held[count:])]
+        waiting = waited(self._residuals, range(len(flat)), flat)
+        return [*outputs, *self._backward(waiting[:count], waiting[count:])]
 
     def routed(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The outputs of the forward, and the residuals in the backward's order."""
@@ -159,34 +159,34 @@ class Loaded:
 
     @cached_property
     def _residuals(self) -> tuple[Residual, ...]:
-        """Where the residuals come from; the parameters where nothing that is returned can carry a cotangent."""
+        """The sources of the residuals; the parameters where no output can carry a cotangent."""
         c = self.contract
         if not c.is_train:
             return tuple(Residual("input", i, -1) for i, info in enumerate(c.inputs) if info.kind == "parameter")
         return tuple(Residual(r.kind, r.index, -1) for r in c.residuals)
 
-    def _forward_rule(self, *given: Any) -> tuple[list[Any], Any]:
-        known = {g.of: g.part for g in self.contract.gradients}
-        for info, x in zip(self.contract.inputs, given, strict=True):
-            if x.perturbed and is_inexact(slot("", x.value).dtype) and info.name not in known:
+    def _forward_rule(self, *primals: Any) -> tuple[list[Any], Any]:
+        parts = {g.of: g.part for g in self.contract.gradients}
+        pairs = list(zip(self.contract.inputs, primals, strict=True))
+        for info, x in pairs:
+            if x.perturbed and is_inexact(slot("", x.value).dtype) and info.name not in parts:
                 what = f"is differentiated, but {self.contract.name} was exported for argnums={self.contract.argnums}."
                 raise CallError(message(info.path, what, "Export with argnums that hold it, or use stop_gradient."))
-        pairs = zip(self.contract.inputs, given, strict=True)
-        tables = {info.name: x.value for info, x in pairs if known.get(info.name) == "places"}
-        outputs, residuals = self.routed([x.value for x in given])
+        tables = {info.name: x.value for info, x in pairs if parts.get(info.name) == "places"}
+        outputs, residuals = self.routed([x.value for x in primals])
         return outputs, (residuals, tables)
 
-    def _backward_rule(self, held: tuple[list[Any], dict[str, Any]], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def _backward_rule(self, saved: tuple[list[Any], dict[str, Any]], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         if not self.contract.is_train:
             return (None,) * len(self.contract.inputs)
         places = {o.name: i for i, o in enumerate(self.contract.outputs)}
-        given = [cotangents[places[t.of]] for t in self.contract.tangents]
-        full = filled([None if isinstance(ct, SymbolicZero) else ct for ct in given], given)
-        residuals, tables = held
-        found: dict[str, Any] = {}
+        tangents = [cotangents[places[t.of]] for t in self.contract.tangents]
+        full = filled([None if isinstance(ct, SymbolicZero) else ct for ct in tangents], tangents)
+        residuals, tables = saved
+        parts: dict[str, Any] = {}
         for gradient, value in zip(self.contract.gradients, self._backward(residuals, full), strict=True):
-            found[gradient.of] = (*found.get(gradient.of, ()), value)
-        return tuple(_whole(found.get(i.name), tables.get(i.name)) for i in self.contract.inputs)
+            parts[gradient.of] = (*parts.get(gradient.of, ()), value)
+        return tuple(_whole(parts.get(i.name), tables.get(i.name)) for i in self.contract.inputs)
 
     # ------------------------------------------------------------------------------------------------- insides
 
@@ -196,18 +196,18 @@ class Loaded:
 
     @cached_property
     def _constants(self) -> list[Any]:
-        """The arrays that the function closes over: made once, and never while something is traced."""
-        return constants(self.contract, self._found)
+        """The arrays that the function closes over, read once and outside of any trace."""
+        return constants(self.contract, self._artefact)
 
     def _statics(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Statics:
-        """Which arguments of a call are static, told by their paths."""
+        """The static arguments of a call, found by their paths."""
         paths = {s.path for s in self.contract.statics}
         positions = frozenset(i for i in range(len(args)) if f"args[{i}]" in paths)
         return Statics(positions, frozenset(name for name in kwargs if f"kwargs[{name!r}]" in paths))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say of JAX's refusal to differentiate forward what helps."""
+        """Turn JAX's error about forward mode into a `CallError`."""
         try:
             yield
         except TypeError as error:
@@ -218,7 +218,7 @@ class Loaded:
             raise CallError(message(self.contract.name, what, cure)) from error
 
     def refuse_width(self) -> None:
-        """Raise `CallError` where an array has 64 bits, and this process computes in 32."""
+        """Raise `CallError` where an array has 64 bits, and 64-bit types are switched off."""
         wide = next(iter(self._wide), None)
         if wide is not None and jnp.result_type(float) != jnp.float64:
             what = f"was exported with 64-bit types ({wide}), and this process has them switched off."
@@ -239,7 +239,7 @@ class Loaded:
             raise CallError(message(self.contract.name, what, cure))
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
-        """What runs a call, and the call flattened."""
+        """The runner of a call, and the call flattened."""
         self.refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
@@ -259,7 +259,7 @@ class Loaded:
         return runner, bound
 
     def _runner(self, call: Call) -> Runner:
-        """What runs the calls of one structure."""
+        """The runner of all calls with one structure."""
 
         def run(which: str, flat: Sequence[Any]) -> list[Any]:
             if which == "step":
@@ -277,16 +277,16 @@ class Loaded:
         return [read_dtype(info.dtype, info.path) for info in self._leaves]
 
     def _same_statics(self, bound: Bound) -> None:
-        given = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
+        statics = {path: StaticArgument.of(path, kind, value) for path, kind, value in bound.statics}
         for s in self.contract.statics:
-            if s.path not in given:
+            if s.path not in statics:
                 raise CallError(message(s.path, "is static and was not given.", f"Give {s.value}, as at export."))
-            if given[s.path] != s:
-                what = f"is static and {given[s.path].value}, but it was {s.value} at export."
+            if statics[s.path] != s:
+                what = f"is static and {statics[s.path].value}, but it was {s.value} at export."
                 raise CallError(message(s.path, what, _CURE))
 
     def _call(self, bound: Bound, kwargs: Mapping[str, Any]) -> Call:
-        """Where each input stands in calls of one structure."""
+        """The places of the inputs in calls with one structure; raises `CallError` for missing or unknown ones."""
         c, paths = self.contract, bound.paths()
         if len(bound.spans) != c.positional:
             raise CallError(message(c.name, *self._wrong_number(len(bound.spans), tuple(kwargs))))
@@ -308,11 +308,11 @@ class Loaded:
         written = {i.keys: place[i.name] for i in self._leaves}
         results = replace(self._results, states=tuple((written[o.keys], o.path) for o in c.states))
         wanted, options = tuple(place[n] for n in owners), Options(c.argnums, c.has_aux)
-        given = c.name, options, bound.abstract(), results, wanted, sparse, c.is_train
-        return Call(*given, entering=tuple(order), order=c.result_order, is_sized=True)
+        fields = c.name, options, bound.abstract(), results, wanted, sparse, c.is_train
+        return Call(*fields, entering=tuple(order), order=c.result_order, is_sized=True)
 
     def _wrong_number(self, given: int, named: tuple[str, ...]) -> tuple[str, str]:
-        """What is wrong with a call of so many positional arguments and these names, and its cure."""
+        """The error and the cure for a call with `given` positional arguments and these names."""
         c = self.contract
         were = "was" if given == 1 else "were"
         what = f"takes {counted(c.positional, 'positional argument')}, and {given} {were} given."
@@ -330,27 +330,27 @@ class Loaded:
         return what, f"{front if by_name else ''}Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
 
     def _not_there(self, info: Input, bound: Bound, places: Mapping[Any, int]) -> tuple[str, str]:
-        """What is wrong where an input is not among the leaves of a call, and the cure."""
+        """The error and the cure for an input that is not among the leaves of a call."""
         fixed = {path: leaf.value for path, leaf in bound.fixed_leaves}
         if info.path in fixed:
             return f"is a {type(fixed[info.path]).__name__}, not an array.", f"Give {info.type}."
         known = {form for each in self._leaves for form in _forms(each.keys)}
         paths = bound.paths()
-        strange = [paths[i] for keys, i in places.items() if keys not in known]
-        instead = f" In its place stands {strange[0]}." if strange else ""
+        unknown = [paths[i] for keys, i in places.items() if keys not in known]
+        instead = f" In its place stands {unknown[0]}." if unknown else ""
         return "is missing.", f"Give it too: {info.type}.{instead}"
 
     @cached_property
     def _results(self) -> Results:
         c = self.contract
         num_aux = sum(o.kind == "aux" for o in c.outputs)
-        whole = c.result_spec
-        trees = whole.children() if c.has_aux else [whole, None]
-        return Results(tuple(c.outputs[i].aval for i in c.result_order), trees[0], trees[1], num_aux)
+        spec = c.result_spec
+        main, aux = spec.children() if c.has_aux else (spec, None)
+        return Results(tuple(c.outputs[i].aval for i in c.result_order), main, aux, num_aux)
 
 
 def _forms(keys: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Where a call may give the array of an input: at its place, or there in a box, or out of the box."""
+    """The keys at which a call may give an input: its own, those of a box there, or those without its box."""
     return [keys, (*keys, BOXED), *([keys[:-1]] if keys[-1] == BOXED else [])]
 
 
@@ -358,16 +358,16 @@ def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:
     """The gradient as one array, None where there is none."""
     if gradient is None or len(gradient) == 1:
         return None if gradient is None else gradient[0]
-    rows, at = gradient
-    return dense(rows, at, table.shape)
+    rows, places = gradient
+    return dense(rows, places, table.shape)
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """The pair that `Function.export` wrote to a folder.
 
-    Every file is compared with its SHA-256 before anything is made of it. What is read is JSON, numpy arrays without
-    objects, and StableHLO through `jax.export`: nothing in it is pickled, and no Python in it is run. Raises
-    `ArtefactError` that names the file and what is wrong with it.
+    Every file is compared with its SHA-256 before it is used. The files are JSON, numpy arrays without objects, and
+    StableHLO read by `jax.export`: nothing is unpickled, and no Python code is run. Raises `ArtefactError` with the
+    file and what is wrong with it.
     """
     with Stage("load", str(path)) as now:
         loaded = Loaded(artefact.read(path))

@@ -1,4 +1,4 @@
-"""Hold what is exported: a traced call, its halves, and what each of their arrays is."""
+"""Hold a traced call and its halves for export, and describe their arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax.tree_util import GetAttrKey, tree_flatten_with_path
 from jointcut.aot.export.contract import Contract, StaticArgument, Tree
 from jointcut.aot.export.descriptors import (
     BOXED,
-    Gradient,
+    GradientOutput,
     Input,
     Output,
     ResidualInput,
@@ -41,15 +41,14 @@ if TYPE_CHECKING:
     import jointcut.aot.stages.cut
     from jointcut.aot.stages.traced import Traced
 
-_HELD = {"input": "an input, which the caller holds", "output": "an output, which the caller holds"}
+_REASONS = {"input": "an input, which the caller holds", "output": "an output, which the caller holds"}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A traced call and its halves.
+    """A traced call and its halves, which follow the plan of `cut`.
 
-    `cut` is the cut whose plan they follow; where `traced` and `halves` have symbolic sizes, it was made with those of
-    `sizes` in their place.
+    Where `traced` and `halves` have symbolic sizes, `cut` was made with the numbers in `sizes`.
     """
 
     cut: jointcut.aot.stages.cut.Cut
@@ -72,11 +71,11 @@ class Pair:
 
     @cached_property
     def constants(self) -> list[Any]:
-        """The arrays that function and derivative close over, each once."""
+        """The arrays that the function and its derivative close over, each once."""
         return list({constant_key(c): c for c in (*self.traced.consts, *self.alone.consts)}.values())
 
     def contract(self, platforms: tuple[str, ...], order: int, programs: Mapping[str, dict[str, Any]]) -> Contract:
-        """What `signature.json` says; `programs` are its entries for each program."""
+        """The contract of the pair; `programs` are its entries for each program."""
         traced, options = self.traced, self.traced.options
         train = traced.program.is_train
         return Contract(
@@ -104,58 +103,57 @@ class Pair:
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """Constants, then the leaves of the arguments."""
-        bound, made = self.traced.bound, []
+        bound, inputs = self.traced.bound, []
         for i, constant in enumerate(self.constants):
             rest = {"kind": "constant", "path": f"constant {i}", "keys": (), "sharding": None}
-            made.append(Input.like(struct(constant), name=f"primals_{i + 1}", **rest))
-        given = zip(self._places(), bound.leaves, input_kinds(self.traced), strict=True)
-        for i, ((path, keys), leaf, kind) in enumerate(given):
-            where = getattr(leaf, "sharding", None)
-            rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if where is None else str(where)}
-            made.append(Input.like(leaf, name=f"primals_{len(self.constants) + i + 1}", **rest))
-        return tuple(made)
+            inputs.append(Input.like(struct(constant), name=f"primals_{i + 1}", **rest))
+        arguments = zip(self._places(), bound.leaves, input_kinds(self.traced), strict=True)
+        for i, ((path, keys), leaf, kind) in enumerate(arguments, len(self.constants)):
+            sharding = getattr(leaf, "sharding", None)
+            rest = {"kind": kind, "path": path, "keys": keys, "sharding": None if sharding is None else str(sharding)}
+            inputs.append(Input.like(leaf, name=f"primals_{i + 1}", **rest))
+        return tuple(inputs)
 
     def _places(self) -> list[tuple[str, tuple[Size, ...]]]:
-        """The path of each leaf as text and taken apart: `("args", 0, "w")`, `("kwargs", "mask")`.
+        """The path of each leaf as text and as keys: `("args", 0, "w")`, `("kwargs", "mask")`.
 
-        A box that holds one array as its `value`, as Flax's variables do, stands for that array.
+        An array that a box holds as its only `value`, as Flax's variables do, has the path of the box.
         """
         bound = self.traced.bound
-        places = bound.rebuild_places()
-        found, _ = tree_flatten_with_path(places)
-        given = zip(
-            bound.paths(), argument_keys(places, bound.dynamic), boxed([keys for keys, _ in found]), strict=True
-        )
+        tree = bound.rebuild_places()
+        leaves, _ = tree_flatten_with_path(tree)
+        are_boxed = boxed([keys for keys, _ in leaves])
         return [
-            (path.removesuffix(f".{BOXED}"), keys[:-1]) if is_boxed else (path, keys) for path, keys, is_boxed in given
+            (path.removesuffix(f".{BOXED}"), keys[:-1]) if is_boxed else (path, keys)
+            for path, keys, is_boxed in zip(bound.paths(), argument_keys(tree, bound.dynamic), are_boxed, strict=True)
         ]
 
     @cached_property
     def outputs(self) -> tuple[Output, ...]:
         """The results of the function."""
         results = self.traced.program.results
-        found, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(results.num_returned)))
+        returned, _ = tree_flatten_with_path(jax.tree.unflatten(results.tree, range(results.num_returned)))
         arguments = self._places()
         states = [arguments[place] for place, _ in results.states]
-        keys = [*(plain_keys(path) for path, _ in found), *(keys for _, keys in states)]
+        keys = [*(plain_keys(path) for path, _ in returned), *(keys for _, keys in states)]
         paths = [*results.paths[: results.num_returned], *(path for path, _ in states)]
         kinds = ["output"] * len(results.main) + ["aux"] * results.num_aux + ["state"] * len(results.states)
-        described = zip(results.avals, paths, keys, kinds, strict=True)
+        outputs = zip(results.avals, paths, keys, kinds, strict=True)
         return tuple(
-            Output.like(aval, name=f"output_{i + 1}", kind=kind, path=path, keys=names)
-            for i, (aval, path, names, kind) in enumerate(described)
+            Output.like(aval, name=f"output_{i + 1}", kind=kind, path=path, keys=output_keys)
+            for i, (aval, path, output_keys, kind) in enumerate(outputs)
         )
 
     @property
     def residuals(self) -> tuple[ResidualInput, ...]:
-        """What the backward takes of the forward."""
+        """The inputs of the backward that come from the forward."""
         saved = {s.value: s for s in self.cut.plan.saved}
         avals = jaxprs.input_structs(self.halves.backward)
-        made = zip(self.halves.residuals, avals, strict=False)
-        return tuple(self._residual(r, aval, saved.get(r.value)) for r, aval in made)
+        pairs = zip(self.halves.residuals, avals, strict=False)  # cotangents follow in `avals`
+        return tuple(self._residual(r, aval, saved.get(r.value)) for r, aval in pairs)
 
-    def _residual(self, residual: Residual, aval: Any, known: Saved | None) -> ResidualInput:
-        """`known` is what the plan says of the residual."""
+    def _residual(self, residual: Residual, aval: Any, saved: Saved | None) -> ResidualInput:
+        """The description of a residual; `saved` is the plan's entry for it."""
         index, consts = residual.index, self.traced.consts
         if residual.kind == "input" and index < len(consts):
             index = next(i for i, c in enumerate(self.constants) if constant_key(c) == constant_key(consts[index]))
@@ -168,75 +166,75 @@ class Pair:
             kind=residual.kind,
             index=index,
             bytes=self.cut.split.graph.values[residual.value].saved_bytes,
-            op="" if known is None else known.op,
-            scope="" if known is None else known.scope,
-            source="" if known is None else known.source,
-            reason=_HELD[residual.kind] if known is None else known.reason,
+            op="" if saved is None else saved.op,
+            scope="" if saved is None else saved.scope,
+            source="" if saved is None else saved.source,
+            reason=_REASONS[residual.kind] if saved is None else saved.reason,
         )
 
     @property
     def tangents(self) -> tuple[Tangent, ...]:
         """The cotangents that the backward takes, one for each output that can carry one."""
-        carrying = [o for o, on in zip(self.outputs, self.traced.program.carries, strict=True) if on]
+        carrying = [o for o, carries in zip(self.outputs, self.traced.program.carries, strict=True) if carries]
         avals = jaxprs.input_structs(self.halves.backward)[len(self.halves.residuals) :]
         pairs = zip(carrying, avals, strict=True)
         return tuple(Tangent.like(a, name=f"tangents_{i + 1}", of=o.name) for i, (o, a) in enumerate(pairs))
 
     @property
-    def gradients(self) -> tuple[Gradient, ...]:
+    def gradients(self) -> tuple[GradientOutput, ...]:
         """The results of the backward."""
         traced = self.traced
         parts = [p for k in range(len(traced.wanted)) for p in _parts(k in traced.program.sparse)]
-        ends = jaxprs.opened(self.halves.backward)[0].outvars
-        made = []
-        for n, (owner, part, end) in enumerate(zip(traced.owners, parts, ends, strict=True)):
+        results = jaxprs.opened(self.halves.backward)[0].outvars
+        gradients = []
+        for n, (owner, part, v) in enumerate(zip(traced.owners, parts, results, strict=True)):
             of = self.inputs[len(self.constants) + owner]
-            made.append(Gradient.like(end.aval, name=f"gradient_{n + 1}", of=of.name, path=of.path, part=part))
-        return tuple(made)
+            rest = {"name": f"gradient_{n + 1}", "of": of.name, "path": of.path, "part": part}
+            gradients.append(GradientOutput.like(v.aval, **rest))
+        return tuple(gradients)
 
     @property
     def graph_signature(self) -> GraphSignature:
-        """PyTorch's record, its trees of dicts and tuples only, so that it can be read anywhere."""
-        made = graph_signature(self.traced, len(self.constants))
+        """PyTorch's record; its trees are dicts and tuples, so that it can be read anywhere."""
+        signature = graph_signature(self.traced, len(self.constants))
         paths = dict(zip(self.traced.bound.paths(), (path for path, _ in self._places()), strict=True))
 
         def renamed(names: Mapping[str, str]) -> dict[str, str]:
             return {name: paths[path] for name, path in names.items()}
 
-        back = made.backward_signature
-        if back is not None:
-            chosen, others = renamed(back.gradients_to_parameters), renamed(back.gradients_to_user_inputs)
-            back = replace(back, gradients_to_parameters=chosen, gradients_to_user_inputs=others)
+        backward = signature.backward_signature
+        if backward is not None:
+            parameters, others = renamed(backward.gradients_to_parameters), renamed(backward.gradients_to_user_inputs)
+            backward = replace(backward, gradients_to_parameters=parameters, gradients_to_user_inputs=others)
         return replace(
-            made,
-            parameters=tuple(paths[path] for path in made.parameters),
-            buffers=tuple(paths[path] for path in made.buffers),
-            inputs_to_parameters=renamed(made.inputs_to_parameters),
-            inputs_to_buffers=renamed(made.inputs_to_buffers),
-            buffers_to_mutate=renamed(made.buffers_to_mutate),
+            signature,
+            parameters=tuple(paths[path] for path in signature.parameters),
+            buffers=tuple(paths[path] for path in signature.buffers),
+            inputs_to_parameters=renamed(signature.inputs_to_parameters),
+            inputs_to_buffers=renamed(signature.inputs_to_buffers),
+            buffers_to_mutate=renamed(signature.buffers_to_mutate),
             in_spec=_plain_spec([i.keys for i in self.inputs if i.keys]),
             out_spec=_plain_spec([o.keys for o in self.outputs if o.kind != "state"]),
-            backward_signature=back,
+            backward_signature=backward,
         )
 
 
-def argument_keys(places: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:
-    """The path of each leaf of `(args, kwargs)`; `dynamic` are the positions of the arguments that are not static."""
-    found, _ = tree_flatten_with_path(places)
-    made = []
-    for keys, _ in found:
-        half, first, *rest = keys
+def argument_keys(tree: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:
+    """The keys of each leaf of `(args, kwargs)`; `dynamic` are the positions of the arguments that are not static."""
+    leaves, _ = tree_flatten_with_path(tree)
+    paths = []
+    for (half, first, *rest), _ in leaves:
         if half.idx == 0:
-            made.append(("args", dynamic[first.idx], *plain_keys(rest)))
+            paths.append(("args", dynamic[first.idx], *plain_keys(rest)))
         else:
-            made.append(("kwargs", *plain_keys([first, *rest])))
-    return made
+            paths.append(("kwargs", *plain_keys([first, *rest])))
+    return paths
 
 
 def boxed(paths: Sequence[Any]) -> list[bool]:
-    """For each path of JAX's whether its last step is the attribute `value` of an object that holds nothing else."""
-    around = Counter(keys[:n] for keys in paths for n in range(len(keys)))
-    return [bool(keys) and keys[-1] == GetAttrKey(BOXED) and around[keys[:-1]] == 1 for keys in paths]
+    """Whether each JAX path ends with the attribute `value` of an object that holds nothing else."""
+    leaves_below = Counter(keys[:n] for keys in paths for n in range(len(keys)))
+    return [bool(keys) and keys[-1] == GetAttrKey(BOXED) and leaves_below[keys[:-1]] == 1 for keys in paths]
 
 
 def _parts(is_sparse: bool) -> tuple[str, ...]:
@@ -256,11 +254,11 @@ def _json_of(tree: Any) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of jointcut, jax, jaxlib and Python; jointcut's is `unknown` where it was not installed."""
-    found = {"python": platform.python_version()}
+    """The versions of jointcut, jax, jaxlib and Python; `unknown` for a package that is not installed."""
+    numbers = {"python": platform.python_version()}
     for name in ("jointcut", "jax", "jaxlib"):
         try:
-            found[name] = version(name)
+            numbers[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            numbers[name] = "unknown"
+    return numbers

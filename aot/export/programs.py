@@ -1,4 +1,4 @@
-"""Read exported programs, and refuse one that is not what the contract says."""
+"""Read exported programs, and refuse those that do not match the contract."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jointcut.wrappers.record import key_implementation
 
 Arrays = Sequence[Described | None]
 
-#: What `jax.export.deserialize` and the reader of its format raise for bytes that are none of theirs.
+#: The errors of `jax.export.deserialize` and of its format's reader for foreign bytes.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, struct.error)
 
 
@@ -34,8 +34,8 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionErro
 class Program:
     """A program of an artefact as a function of arrays, differentiable as often as the contract says.
 
-    `waits_in_loops` says whether a loop in it holds an optimisation barrier: XLA:CPU up to JAX 0.11, told to keep
-    barriers, aborts the process over such.
+    `waits_in_loops` says whether a loop in it may hold an optimisation barrier. If XLA:CPU is told to keep barriers, up
+    to JAX 0.11 it aborts the process on such a loop.
     """
 
     run: Callable[..., list[Any]]
@@ -46,21 +46,21 @@ class Program:
         return self.run(*arrays)
 
 
-def program(name: str, contract: Contract, found: Artefact) -> Program:
+def program(name: str, contract: Contract, artefact: Artefact) -> Program:
     """Read a program of an artefact.
 
-    Raises `ArtefactError` where this JAX cannot read it, or where it is not the program that the contract describes.
+    Raises `ArtefactError` where this JAX cannot read it, or where it does not match the contract.
     """
     entry = contract.programs[name]
-    file = found.folder / entry["file"]
+    file = artefact.folder / entry["file"]
     _refuse_convention(entry["calling_convention_version"], file)
-    made = _deserialized(found.files[entry["file"]], file)
-    text = _text(made, contract, file)
-    _refuse_another(made, name, contract, file)
-    takes, gives = _arrays(name, contract, len(made.out_avals))
-    _refuse_types(made.in_avals, takes, "takes", file)
-    _refuse_types(made.out_avals, gives, "gives", file)
-    call = _batched_never(made.call, contract) if contract.order == 1 else made.call
+    exported = _deserialized(artefact.files[entry["file"]], file)
+    text = _text(exported, contract, file)
+    _refuse_another(exported, name, contract, file)
+    takes, gives = _arrays(name, contract, len(exported.out_avals))
+    _refuse_types(exported.in_avals, takes, "takes", file)
+    _refuse_types(exported.out_avals, gives, "gives", file)
+    call = _never_batched(exported.call, contract) if contract.order == 1 else exported.call
 
     def run(*arrays: Any) -> list[Any]:
         try:
@@ -77,7 +77,7 @@ def program(name: str, contract: Contract, found: Artefact) -> Program:
 
 
 def _is_as_weak(x: Any, described: Described | None) -> bool:
-    """Whether an argument has the weak type that it had at export, if any."""
+    """Whether an argument is weakly typed where it was at export."""
     return described is None or not described.weak_type or bool(jax.typeof(x).weak_type)
 
 
@@ -87,56 +87,56 @@ def _weak(x: Any, described: Described | None) -> Any:
 
 
 def _arrays(name: str, contract: Contract, count: int) -> tuple[Arrays, Arrays]:
-    """What a program takes and gives; None for what the forward gives, of `count` results, and nobody reads."""
+    """The arrays that a program takes and gives; None for results of the forward, `count` in all, that are not used."""
     if name == "backward":
         return [*contract.residuals, *contract.tangents], contract.gradients
     if name == "inference":
         return contract.inputs, contract.outputs
     saved = {r.index: r for r in contract.residuals if r.kind == "saved"}
-    held = [saved.pop(i, None) for i in range(count - len(contract.outputs))]
-    return contract.inputs, [*contract.outputs, *held, *saved.values()]
+    handed = [saved.pop(i, None) for i in range(count - len(contract.outputs))]
+    return contract.inputs, [*contract.outputs, *handed, *saved.values()]
 
 
 # ------------------------------------------------------------------------------------------------------- constants
 
 
-def constants(contract: Contract, found: Artefact) -> list[Any]:
+def constants(contract: Contract, artefact: Artefact) -> list[Any]:
     """The arrays that the function closes over; raises `ArtefactError` where the file does not hold them."""
-    infos = contract.inputs[: contract.num_constants]
-    if not infos:
+    inputs = contract.inputs[: contract.num_constants]
+    if not inputs:
         return []
     try:
-        with np.load(io.BytesIO(found.files[CONSTANTS]), allow_pickle=False) as held:
-            names = {f"constant_{i}": info for i, info in enumerate(infos)}
-            if set(held.files) != set(names):
-                raise ValueError(f"it holds {', '.join(held.files)}")
+        with np.load(io.BytesIO(artefact.files[CONSTANTS]), allow_pickle=False) as archive:
+            names = {f"constant_{i}": info for i, info in enumerate(inputs)}
+            if set(archive.files) != set(names):
+                raise ValueError(f"it holds {', '.join(archive.files)}")
             with jax.ensure_compile_time_eval():
-                return [_array(held[name], info) for name, info in names.items()]
+                return [_array(archive[name], info) for name, info in names.items()]
     except (*_UNREADABLE, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         what = f"does not hold the constants that signature.json describes: {error}."
-        raise ArtefactError(message(str(found.folder / CONSTANTS), what, CURE)) from error
+        raise ArtefactError(message(str(artefact.folder / CONSTANTS), what, CURE)) from error
 
 
 def _array(data: np.ndarray, info: Input) -> Any:
-    """A constant made of its bytes."""
+    """The constant with these bytes."""
     aval = info.aval
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.asarray(data.view(aval.dtype).reshape(aval.shape))
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    made = jnp.asarray(data.view(words.dtype).reshape(words.shape))
-    return jax.random.wrap_key_data(made, impl=key_implementation(info.dtype))
+    key_data = jnp.asarray(data.view(words.dtype).reshape(words.shape))
+    return jax.random.wrap_key_data(key_data, impl=key_implementation(info.dtype))
 
 
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-def _refuse_convention(spoken: int, file: Path) -> None:
+def _refuse_convention(number: int, file: Path) -> None:
     newest = jax.export.maximum_supported_calling_convention_version
     oldest = jax.export.minimum_supported_calling_convention_version
-    if not oldest <= spoken <= newest:
+    if not oldest <= number <= newest:
         here = f"JAX {versions()['jax']} speaks {oldest} to {newest}"
-        what = f"speaks version {spoken} of JAX's calling convention, and {here}."
-        cure = "Use a newer JAX, or export again." if spoken > newest else "Export again with this JAX."
+        what = f"speaks version {number} of JAX's calling convention, and {here}."
+        cure = "Use a newer JAX, or export again." if number > newest else "Export again with this JAX."
         raise ArtefactError(message(str(file), what, cure))
 
 
@@ -153,44 +153,43 @@ def _deserialized(data: bytes, file: Path) -> Any:
         ) from error
 
 
-def _text(made: Any, contract: Contract, file: Path) -> str:
+def _text(exported: Any, contract: Contract, file: Path) -> str:
     """The program as MLIR; raises `ArtefactError` for StableHLO that only a newer JAX reads."""
     try:
-        return made.mlir_module()
+        return exported.mlir_module()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         what = f"holds StableHLO that JAX {versions()['jax']} does not read."
         cure = f"Use JAX {contract.versions.get('jax', 'of its time')} or newer, or export with this one."
         raise ArtefactError(message(str(file), what, cure)) from error
 
 
-def _refuse_another(made: Any, name: str, contract: Contract, file: Path) -> None:
-    """Raise `ArtefactError` for a program that says of itself what the contract does not."""
-    told = {
-        "platforms": (set(made.platforms), set(contract.platforms)),
-        "calling_convention_version": (
-            made.calling_convention_version,
-            contract.programs[name]["calling_convention_version"],
-        ),
-        "effects": ((*made.ordered_effects, *made.unordered_effects), ()),
-        "safety checks that are off": (tuple(made.disabled_safety_checks), ()),
+def _refuse_another(exported: Any, name: str, contract: Contract, file: Path) -> None:
+    """Raise `ArtefactError` for a program whose properties differ from the contract."""
+    convention = contract.programs[name]["calling_convention_version"]
+    properties = {
+        "platforms": (set(exported.platforms), set(contract.platforms)),
+        "calling_convention_version": (exported.calling_convention_version, convention),
+        "effects": ((*exported.ordered_effects, *exported.unordered_effects), ()),
+        "safety checks that are off": (tuple(exported.disabled_safety_checks), ()),
     }
-    for what, (is_so, said) in told.items():
-        if is_so != said:
-            raise ArtefactError(message(str(file), f"has the {what} {is_so}, and signature.json says {said}.", CURE))
-    if not made.fun_name.endswith(f"_{name}"):
-        raise ArtefactError(message(str(file), f"holds {made.fun_name}, which is no program called {name}.", CURE))
+    for what, (actual, expected) in properties.items():
+        if actual != expected:
+            what = f"has the {what} {actual}, and signature.json says {expected}."
+            raise ArtefactError(message(str(file), what, CURE))
+    if not exported.fun_name.endswith(f"_{name}"):
+        raise ArtefactError(message(str(file), f"holds {exported.fun_name}, which is no program called {name}.", CURE))
     for _ in range(contract.order - 1 if name != "inference" else 0):
-        if not made.has_vjp():
+        if not exported.has_vjp():
             what = f"cannot be differentiated as often as the order {contract.order} says."
             raise ArtefactError(message(str(file), what, CURE))
-        made = made.vjp()
+        exported = exported.vjp()
 
 
-def _refuse_types(avals: Sequence[Any], said: Arrays, does: str, file: Path) -> None:
-    if len(avals) != len(said):
-        what = f"{does} {len(avals)} arrays, and signature.json says {len(said)}."
+def _refuse_types(avals: Sequence[Any], expected: Arrays, does: str, file: Path) -> None:
+    if len(avals) != len(expected):
+        what = f"{does} {len(avals)} arrays, and signature.json says {len(expected)}."
         raise ArtefactError(message(str(file), what, CURE))
-    for aval, described in zip(avals, said, strict=True):
+    for aval, described in zip(avals, expected, strict=True):
         if described is not None and not _is_of(aval, described):
             what = f"{does} {aval.str_short()}, and signature.json says {described}."
             raise ArtefactError(message(str(file), what, CURE))
@@ -205,7 +204,7 @@ def _is_of(aval: Any, described: Described) -> bool:
 
 
 def _waits_in_loops(text: str) -> bool:
-    """Whether a barrier may stand in a loop: anywhere but in the outermost lines of `main`, where there are loops."""
+    """Whether a loop may hold a barrier: there are loops, and a barrier outside of the outermost lines of `main`."""
     if "stablehlo.while" not in text:
         return False
     function = ""
@@ -216,8 +215,8 @@ def _waits_in_loops(text: str) -> bool:
     return False
 
 
-def _batched_never(call: Callable[..., Any], contract: Contract) -> Callable[..., Any]:
-    """A program whose own derivative was not exported, and that runs on one example."""
+def _never_batched(call: Callable[..., Any], contract: Contract) -> Callable[..., Any]:
+    """A program that refuses `jax.vmap`, and a second derivative."""
     alone = jax.custom_batching.custom_vmap(call)
 
     @alone.def_vmap

@@ -1,7 +1,7 @@
-"""Write what an exported function wrote to its objects into what stands for them in a call.
+"""Write the new states of a loaded function's objects into the caller's arguments.
 
-Where the class of an object is at hand the call holds the object itself, and it is written as in every other call.
-Elsewhere a dict stands in its place, and gets the new array at the place of the old one.
+Where the class of an object can be imported, the caller passes the object itself, and it is written as in every other
+call. Elsewhere the caller passes a dict in its place, and the new array replaces the old one in the dict.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from jointcut.wrappers.arguments.tree import Bound
 
 @dataclass(frozen=True)
 class GivenCall(Bound):
-    """A call of an artefact, with what the caller passed.
+    """A call of an artefact, with the caller's arguments.
 
-    `given` is `(args, kwargs)`, `keys` has the path of each leaf taken apart.
+    `passed` is `(args, kwargs)`, `keys` are the keys of each leaf in it.
     """
 
-    given: tuple[Sequence[Any], Mapping[str, Any]] = field(default=((), {}), compare=False, repr=False)
+    passed: tuple[Sequence[Any], Mapping[str, Any]] = field(default=((), {}), compare=False, repr=False)
     keys: tuple[tuple[Size, ...], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, bound: Bound, args: Sequence[Any], kwargs: Mapping[str, Any], keys: Any) -> GivenCall:
-        """The call with what was passed."""
-        known = {name: getattr(bound, name) for name in Bound.__dataclass_fields__}
-        return cls(**known, given=(args, kwargs), keys=tuple(keys))
+        """The bound call with its arguments."""
+        fields = {name: getattr(bound, name) for name in Bound.__dataclass_fields__}
+        return cls(**fields, passed=(args, kwargs), keys=tuple(keys))
 
     def write(self, states: Mapping[int, Any]) -> None:
-        """As `Bound.write`; raises `CallError` where what was passed cannot be written, and then nothing is."""
+        """As `Bound.write`; raises `CallError` where an argument cannot be written, and then writes nothing."""
         inside = self.in_objects
         holders = {i: self._holder(i) for i in states if i not in inside}
         super().write({i: state for i, state in states.items() if i in inside})
@@ -46,9 +46,9 @@ class GivenCall(Bound):
                 setattr(holder, str(key), states[i])
 
     def _holder(self, i: int) -> tuple[Any, Any]:
-        """What holds a leaf, and its key there."""
+        """The container of a leaf, and its key there."""
         half, *path, last = self.keys[i]
-        holder: Any = self.given[half == "kwargs"]
+        holder: Any = self.passed[half == "kwargs"]
         for key in path:
             holder = _part(holder, key)
         if not _can_be_written(holder):
@@ -66,5 +66,5 @@ def _can_be_written(holder: Any) -> bool:
 
 
 def _part(holder: Any, key: Size) -> Any:
-    """What stands at a key, an index or an attribute."""
+    """The item or attribute of a container at a key."""
     return getattr(holder, str(key)) if hasattr(holder, str(key)) and not hasattr(holder, "keys") else holder[key]

@@ -3,15 +3,15 @@
 Files, in reading order:
 
     wire: Read protocol buffers without their schema.
-    frames: Read from a compiled program the Python calls that its instructions were traced in.
-    instructions: Hold the instructions of a compiled program, and say which op of the user's each stands for.
-    schedule: Read from a compiled program which values it holds at each instruction.
-    held: Say what a compiled program holds at each step, in the words of whoever wrote the model.
-    tried: Try smaller budgets, so that a report tells only those that hold.
-    rows: List what is saved, what runs again, and what other budgets would cost.
-    rivals: Say what a policy of `jax.checkpoint` would save of a program.
+    frames: Read the Python calls in which the instructions of a compiled program were traced.
+    instructions: Hold the instructions of a compiled program, and find the user's op for each.
+    liveness: Read from a compiled program which values are alive at each instruction.
+    held: List the arrays that a compiled program holds at each step, by the user's modules and source lines.
+    tried: Try smaller budgets, so that a report lists only those that hold.
+    lists: List what is saved, what runs again, and what other budgets would cost.
+    rivals: Turn the policies of `jax.checkpoint` into plans, to compare with.
     sections: Put the rows of a report into the sections of a page.
     table: Write a report as a table of at most 100 columns.
     drawing: Draw the memory over a step with matplotlib.
-    report: Tell the user what was saved, what is recomputed, and what it costs.
+    report: Report what is saved, what is recomputed, and what it costs.
 """

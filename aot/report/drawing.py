@@ -1,6 +1,6 @@
 """Draw the memory over a step with matplotlib.
 
-For papers, slides and code hosts, where the interactive page does not go.
+For papers, slides and code hosts, which cannot show the interactive page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jointcut.aot.budget.axes import apart, kept, shown, unit_of
 from jointcut.partition.drawing.picture import JSON
 from jointcut.partition.errors import JointcutError, choices, message
 
-#: Okabe and Ito's palette, which colour-blind people tell apart, and a grey for the rest.
+#: Okabe and Ito's palette for colour-blind people, and a grey for the rest.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#6a51a3")
 REST = "#b8bcc2"
 
@@ -49,11 +49,9 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
         xlim=(-0.5, max(len(steps), 1) - 0.5),
         ylim=(0, 1.18 * highest / unit),
     )
-    for at, side, text in (
-        (section["boundary"] - 0.5, "right", "forward "),
-        (section["boundary"] - 0.5, "left", " backward"),
-    ):
-        axes.text(at, 1.135 * highest / unit, text, ha=side, va="center", fontsize=9, color="#444444")
+    for side, text in (("right", "forward "), ("left", " backward")):
+        place = section["boundary"] - 0.5, 1.135 * highest / unit
+        axes.text(*place, text, ha=side, va="center", fontsize=9, color="#444444")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     handles = [*reversed(areas), *[line for line in axes.get_lines() if not line.get_label().startswith("_")]]
@@ -62,7 +60,7 @@ def memory(name: str, section: JSON, axes: Any, by: str) -> Any:
 
 
 def _ghost(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
-    """Plain JAX's total, its forward and its backward stretched over ours."""
+    """Draw plain JAX's total, with its halves stretched to the length of ours."""
     ghost = section["ghost"]
     if ghost is None or ghost["peak"] is None:
         return
@@ -77,19 +75,19 @@ def _ghost(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
 def _peak(axes: Any, section: JSON, unit: float, unit_name: str) -> None:
     if section["peak"] is None:
         return
-    at, high = section["peak"]["step"], section["peak"]["bytes"] / unit
-    axes.plot([at], [high], "v", color="black", markersize=5, label="_peak")
-    right = at > len(section["total"]) * 0.8
+    step, height = section["peak"]["step"], section["peak"]["bytes"] / unit
+    axes.plot([step], [height], "v", color="black", markersize=5, label="_peak")
+    right = step > len(section["total"]) * 0.8
     place = {"xytext": (-8 if right else 8, 4), "textcoords": "offset points", "ha": "right" if right else "left"}
     box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.0}  # over the dashed line of plain JAX
-    axes.annotate(f"peak {high:.1f} {unit_name}", (at, high), fontsize=9, va="bottom", bbox=box, **place)
+    axes.annotate(f"peak {height:.1f} {unit_name}", (step, height), fontsize=9, va="bottom", bbox=box, **place)
 
 
 def _middle(text: str, width: int) -> str:
-    """A text that is too long without its middle."""
+    """The text, with its middle left out where it is longer than `width`."""
     return text if len(text) <= width else f"{text[: width // 3]}…{text[width // 3 + 1 - width :]}"
 
 
 def picture(name: str, section: JSON, format: str = "png", dpi: int = 110) -> bytes:
-    """The picture by module, as a file."""
+    """The picture by module, as the bytes of a file."""
     return kept(memory(name, section, apart(_SIZE), "module"), format, dpi)

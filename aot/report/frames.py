@@ -1,4 +1,4 @@
-"""Read from a compiled program the Python calls that its instructions were traced in."""
+"""Read the Python calls in which the instructions of a compiled program were traced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jointcut.partition.program.cells import call_text
 
 @dataclass(frozen=True)
 class Frames:
-    """The Python calls that instructions were traced in: `of(frame)` lists them, the innermost first."""
+    """The Python calls in which instructions were traced; `of(frame)` lists them, innermost first."""
 
     files: tuple[str, ...]
     functions: tuple[str, ...]
@@ -26,12 +26,12 @@ class Frames:
         return cls(
             tuple(raw.decode() for raw in index.get(1, [])),
             tuple(raw.decode() for raw in index.get(2, [])),
-            tuple((number(at, 1), number(at, 2), number(at, 3)) for at in locations),
+            tuple((number(location, 1), number(location, 2), number(location, 3)) for location in locations),
             tuple((number(frame, 1), number(frame, 2)) for frame in frames),
         )
 
     def of(self, frame: int) -> tuple[str, ...]:
-        """The calls of a frame as `file:line (function)`, the innermost first."""
+        """The calls of a frame as `file:line (function)`, innermost first."""
         calls: list[str] = []
         while frame:
             location, frame = self.parents[frame - 1]

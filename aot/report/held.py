@@ -1,84 +1,78 @@
-"""Say what a compiled program holds at each step, in the words of whoever wrote the model.
+"""List the arrays that a compiled program holds at each step, by the user's modules and source lines.
 
-The same form as the replay of a plan, `Lifetimes`, but as XLA assigned it: the steps are its instructions, in its
-order, and the bytes are those of its temp allocation. Each instruction still knows the name stack and the Python calls
-that it was traced in.
+The form is that of the replay of a plan, `Lifetimes`. The steps are XLA's instructions in XLA's order, and the bytes
+are those of its temp allocation. Modules and lines come from the name stack and Python calls of each instruction.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from jointcut.aot.report.instructions import Instruction, Program
-from jointcut.aot.report.schedule import Assignment, Value
+from jointcut.aot.report.instructions import Instruction, Instructions
+from jointcut.aot.report.liveness import Liveness, Value
 from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.program.places import Place, place
 from jointcut.partition.program.roles import Side
 
-_BACKWARD = "transpose("  # in the name of what a cotangent flows through
+_BACKWARD = "transpose("  # in the names of instructions that carry a cotangent
 
 
 def held(compiled: Any) -> Lifetimes | None:
-    """What a `jax.stages.Compiled` holds at each of its instructions; None where its device tells no assignment.
+    """The arrays alive at each instruction of a `jax.stages.Compiled`; None where its device gives no assignment.
 
-    A loop's body stands in the row once. The backward begins where the names of instructions best divide into those
-    before that carry no cotangent and those after that do.
+    A loop's body is listed once. The step where the backward begins is found from the names of instructions
+    (`_boundary`).
     """
-    found = Assignment.of(compiled)
-    if found is None:
+    liveness = Liveness.of(compiled)
+    if liveness is None:
         return None
-    program, times = found.program, sorted(set(found.executed))
-    made = [program.instructions[found.schedule.order[time]] for time in times]
-    boundary, trips, where = _boundary(made), Counter(found.executed), _places(program)
+    instructions, times = liveness.instructions, sorted(set(liveness.executed))
+    executed = [instructions.by_id[liveness.order.instructions[time]] for time in times]
+    boundary, trips, place_of = _boundary(executed), Counter(liveness.executed), _places(instructions)
     moments = tuple(
-        Moment(
-            _op(i),
-            Side.FORWARD if step < boundary else Side.BACKWARD,
-            where(i.name, i.frame),
-            trips[time],
-        )
-        for step, (i, time) in enumerate(zip(made, times, strict=True))
+        Moment(_op(i), Side.FORWARD if step < boundary else Side.BACKWARD, place_of(i), trips[time])
+        for step, (i, time) in enumerate(zip(executed, times, strict=True))
     )
-    return Lifetimes(moments, tuple(_buffers(found, times, program, where)))
+    return Lifetimes(moments, tuple(_buffers(liveness, times, place_of)))
 
 
 def one_after_the_other(forward: Lifetimes, backward: Lifetimes, residuals: Sequence[Lifetime]) -> Lifetimes:
-    """Two programs as one row; what the first hands to the second is alive throughout."""
+    """Two programs joined, the forward before the backward; the residuals are alive throughout."""
     count = len(forward.moments)
     moments = [
         *(replace(m, side=Side.FORWARD) for m in forward.moments),
         *(replace(m, side=Side.BACKWARD) for m in backward.moments),
     ]
     moved = [replace(b, first=b.first + count, last=b.last + count) for b in backward.buffers]
-    kept = [replace(b, first=0, last=len(moments) - 1) for b in residuals] if moments else []
-    return Lifetimes(tuple(moments), (*kept, *forward.buffers, *moved))
+    throughout = [replace(b, first=0, last=len(moments) - 1) for b in residuals] if moments else []
+    return Lifetimes(tuple(moments), (*throughout, *forward.buffers, *moved))
 
 
-def _places(program: Program) -> Any:
+def _places(instructions: Instructions) -> Callable[[Instruction], Place]:
     @cache
-    def where(name: str, frame: int) -> Place:
-        stack, _, _ = name.partition("/")[2].rpartition("/")  # without the jitted function, and without the primitive
-        return place(stack, program.frames.of(frame))
+    def place_at(name: str, frame: int) -> Place:
+        stack, _, _ = name.partition("/")[2].rpartition("/")  # without the jitted function and the primitive
+        return place(stack, instructions.frames.of(frame))
 
-    return where
+    return lambda instruction: place_at(instruction.name, instruction.frame)
 
 
-def _boundary(made: Sequence[Instruction]) -> int:
-    """Where to divide the instructions so that the shares that carry a cotangent differ most in the two parts.
+def _boundary(executed: Sequence[Instruction]) -> int:
+    """The step that best divides the instructions into those without a cotangent and those with one.
 
-    The least variance within the parts, as where a regression tree divides; what runs again carries none, and stands
-    in the backward. Barriers and what has no name count for nothing.
+    It minimises the variance within the two parts, as a regression tree does, since recomputed instructions carry no
+    cotangent. Only instructions of the user's count.
     """
-    named = [step for step, i in enumerate(made) if i.is_users]
-    late = list(accumulate((_BACKWARD in made[step].name for step in named), initial=0))
+    named = [step for step, i in enumerate(executed) if i.is_users]
+    late = list(accumulate((_BACKWARD in executed[step].name for step in named), initial=0))
     if not late[-1]:
-        return len(made)
+        return len(executed)
 
     def between(count: int) -> float:
         before, after = late[count], late[-1] - late[count]
@@ -87,24 +81,25 @@ def _boundary(made: Sequence[Instruction]) -> int:
     return named[max(range(len(named)), key=between)]
 
 
-def _buffers(found: Assignment, times: Sequence[int], program: Program, where: Any) -> Iterator[Lifetime]:
-    """The values as buffers, by what writes them; of two that share a place at one time, the bytes are the later one's.
+def _buffers(liveness: Liveness, times: Sequence[int], place_of: Callable[[Instruction], Place]) -> Iterator[Lifetime]:
+    """The values as buffers, with the op that writes them; bytes that two values share belong to the later one.
 
-    What a loop fills is said to be made by what the loop's body writes there, from the time that the room is made, what
-    XLA arranges anew by what it arranges, and what it makes for an op of the user's by that op.
+    An array that a loop fills belongs to the instruction of the body that writes it, from the time that it is
+    allocated. A copy belongs to the op that is copied, and an array that XLA adds for an op of the user's to that op.
     """
-    pieces: dict[tuple[int, int, Instruction], int] = defaultdict(int)
-    filled = program.filled()
-    for size, value, start, end in _slots(found.values):
+    sizes: dict[tuple[int, int, Instruction], int] = defaultdict(int)
+    instructions = liveness.instructions
+    filled = instructions.filled()
+    for size, value, start, end in _slots(liveness.values):
         first, last = bisect_left(times, start), bisect_right(times, end) - 1
         if first <= last:
-            author = filled.get(value.maker) or program.writer(value.maker, value.index)
-            known = program.named(author)
-            if not known.is_placed:
-                known = program.reader(value.maker) or known
-            pieces[first, last, known] += size
-    for (first, last, i), size in sorted(pieces.items(), key=lambda piece: piece[0][:2]):
-        yield Lifetime(size, "", _op(i), where(i.name, i.frame), first, last)
+            writer = filled.get(value.maker) or instructions.writer(value.maker, value.index)
+            owner = instructions.named(writer)
+            if not owner.is_placed:
+                owner = instructions.reader(value.maker) or owner
+            sizes[first, last, owner] += size
+    for (first, last, i), size in sorted(sizes.items(), key=lambda item: item[0][:2]):
+        yield Lifetime(size, "", _op(i), place_of(i), first, last)
 
 
 def _op(i: Instruction) -> str:
@@ -114,24 +109,24 @@ def _op(i: Instruction) -> str:
 
 
 def _slots(values: Sequence[Value]) -> Iterator[tuple[int, Value, int, int]]:
-    """Size, value, start and end of each stay of a value in a range of addresses that it shares with others whole."""
+    """Size, value, start and end of each stay of a value in a slot; each value covers whole slots."""
     bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
     rank = {bound: i for i, bound in enumerate(bounds)}
-    stays: dict[int, list[Value]] = defaultdict(list)
+    sharing: dict[int, list[Value]] = defaultdict(list)
     for value in values:
         for slot in range(rank[value.offset], rank[value.offset + value.size]):
-            stays[slot].append(value)
-    for slot, own in stays.items():
-        for value, start, end in _newest(own):
+            sharing[slot].append(value)
+    for slot, sharers in sharing.items():
+        for value, start, end in _newest(sharers):
             yield bounds[slot + 1] - bounds[slot], value, start, end
 
 
-def _newest(own: Sequence[Value]) -> Iterator[tuple[Value, int, int]]:
-    """When each of the values in one place is the newest there, of those that begin together the longest-lived."""
-    waiting = sorted(own, key=lambda v: (v.start, v.end), reverse=True)
+def _newest(values: Sequence[Value]) -> Iterator[tuple[Value, int, int]]:
+    """When each value of one slot is the newest there; of those that begin together, the longest-lived counts."""
+    waiting = sorted(values, key=lambda v: (v.start, v.end), reverse=True)
     alive: list[Value] = []  # the newest last
     since = 0
-    for time in sorted({edge for v in own for edge in (v.start, v.end + 1)}):
+    for time in sorted({edge for v in values for edge in (v.start, v.end + 1)}):
         before = alive[-1] if alive else None
         alive = [v for v in alive if v.end >= time]
         while waiting and waiting[-1].start == time:

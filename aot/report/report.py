@@ -1,8 +1,8 @@
-"""Tell the user what was saved, what is recomputed, and what it costs.
+"""Report what is saved, what is recomputed, and what it costs.
 
-A `Report` is made by `loss.explain(*args)`, by `cut.explain()`, or, for a function that is not ours, by
-`aot.explain(f, *args)`: then it tells what `jax.vjp` keeps, and what jointcut would. It prints as a table, shows
-itself as a page in Jupyter, and is kept by `save`.
+`loss.explain(*args)` and `cut.explain()` give a `Report`. So does `aot.explain(f, *args)` for any other function: then
+it says what `jax.vjp` keeps, and what jointcut would keep. A report prints as a table, appears as a page in Jupyter,
+and is written to a file by `save`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 from jointcut.aot.budget.axes import optional
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import drawing, table
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
+from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
@@ -34,13 +34,12 @@ from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
 
-#: How to see all rows.
-_HINT = "report.table(everything=True)"
+_HINT = "report.table(everything=True)"  # lists all rows
 
-#: How far predicted peaks hold, as the tests' programs and those of `make bench` find it.
+#: Accuracy of predicted peaks, from the programs of the tests and of `make bench`.
 PEAKS = "predicted peaks were mostly 0.7 to 1.4 of the compiled ones"
 
-#: How far the model's times hold, as `make bench` finds it.
+#: Accuracy of predicted times, from `make bench`.
 TIMES = "predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle"
 
 _WHAT = {
@@ -51,7 +50,7 @@ _WHAT = {
     "temporaries of the compiled step": "The peak without arguments and results",
 }
 
-#: What `Report.save` writes, by the end of the file's name.
+#: The endings of file names that `Report.save` takes.
 FORMATS = (".html", ".png", ".svg", ".pdf", ".json", ".txt")
 
 
@@ -60,8 +59,8 @@ class Totals:
     """The figures of a plan.
 
     Bytes: `saved_bytes` between the halves, `forward_bytes` and `backward_bytes` the most that temporaries take at
-    once in each half, `fixed_bytes` of arguments and results, `peak_bytes` the whole step's peak that the memory model
-    promises. `again_flops` and `again_seconds` are what runs twice, of `step_flops`.
+    once in each half, `fixed_bytes` of arguments and results, `peak_bytes` the predicted peak of the whole step.
+    `again_ops`, `again_flops` and `again_seconds` are of ops that run twice, `step_flops` of a step without them.
     """
 
     saved_bytes: int
@@ -78,7 +77,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Account:
-    """XLA's own figures in bytes: what the step needs beyond arguments and results, and with them; plain JAX's too."""
+    """XLA's figures in bytes: temporaries and peak of the step, and those of plain JAX."""
 
     temp_bytes: int
     peak_bytes: int
@@ -88,27 +87,27 @@ class Account:
 
 @dataclass(frozen=True)
 class Report:
-    """What one plan of one program keeps, computes again, and costs.
+    """The arrays that a plan of a program saves, the ops that it computes again, and its costs.
 
-    `print` gives a table, Jupyter a page, and `save` keeps either in a file.
+    `print` shows a table, Jupyter a page, and `save` writes either to a file.
 
     Attributes:
         name: of the function.
-        plan: what is saved and what is recomputed.
-        totals: the plan's figures.
-        plain: those of plain JAX.
-        saved: the saved arrays, the largest first.
-        again: what runs twice, by the user's line.
-        less: what smaller budgets cost. Where the step was compiled, each of them was tried and holds.
-        front: all plans that no other betters in both peak and time, with this one as the chosen one. Where the step
-            was compiled, the model's peaks are scaled so that this plan's is XLA's.
-        account: XLA's own figures, None where it was not asked for them (`cut.explain(measure=False)`).
-        backend: where it was compiled, or would be: "cpu", "gpu", "tpu".
-        life: what is alive at each step: XLA's instructions where it was asked, else a replay of the plan.
+        plan: which arrays are saved and which ops are recomputed.
+        totals: figures of the plan.
+        plain: figures of plain JAX.
+        saved: the saved arrays, largest first.
+        again: the ops that run twice, by the user's line.
+        less: the cost of smaller budgets. Where the step was compiled, each of them was tried and holds.
+        front: the Pareto front of plans, with this one as the chosen one. Where the step was compiled, predicted peaks
+            are scaled so that this plan's is XLA's.
+        account: XLA's figures, None where nothing was compiled (`cut.explain(measure=False)`).
+        backend: where the step runs: "cpu", "gpu", "tpu".
+        life: the arrays alive at each step: at XLA's instructions where it was compiled, else in a replay of the plan.
         plain_life: the same of plain JAX.
-        sections: what the page shows, as plain JSON.
-        default_saved_bytes: what jointcut's default plan would save, in a report of plain JAX.
-        tried: how trying smaller budgets went, None where nothing was compiled.
+        sections: the sections of the page, as plain JSON.
+        default_saved_bytes: bytes that jointcut's default plan would save, in a report of plain JAX.
+        tried: the smaller budgets that were tried, None where nothing was compiled.
     """
 
     name: str
@@ -144,9 +143,9 @@ class Report:
     # ------------------------------------------------------------------------------------------------- in words
 
     def table(self, everything: bool = False, in_colour: bool | None = None, hint: str = _HINT) -> str:
-        """The report as text of at most 100 columns: peak and time, what is saved and why, what runs again, and what
-        less memory costs. `everything` lists all rows; `in_colour` is decided by the terminal where it is None; `hint`
-        tells the reader how to see all of them.
+        """The report as text of at most 100 columns: peak and time, saved arrays, repeated ops, smaller budgets.
+
+        `everything` lists all rows, and `hint` says how to list them; `in_colour` depends on the terminal where None.
         """
         return table.written(self._parts(everything, hint), in_colour)
 
@@ -167,18 +166,18 @@ class Report:
 
     @property
     def subtitle(self) -> str:
-        """How the plan came about, and what it was predicted for."""
+        """The plan's strategy, the backend and the version of JAX."""
         how = "what jax.vjp keeps" if self.is_plain else f"cut by {self.plan.strategy}"
         return f"{how}; on {self.backend}, JAX {version('jax')}"
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the step holds at once: of the compiled step where it was compiled, else as predicted."""
+        """The peak of the step: of the compiled step where it was compiled, else predicted."""
         return self.totals.peak_bytes if self.account is None else self.account.peak_bytes
 
     @property
     def plain_peak_bytes(self) -> int | None:
-        """That of plain JAX's compiled step, None where nothing was compiled: its prediction is often too low."""
+        """The peak of plain JAX's compiled step; None where nothing was compiled, as predictions are often too low."""
         return None if self.account is None else self.account.plain_peak_bytes
 
     @property
@@ -187,18 +186,18 @@ class Report:
 
     @property
     def time_share(self) -> float | None:
-        """The time of a step over that of plain JAX's, by the model; None in a report of plain JAX."""
+        """Predicted time of a step divided by plain JAX's; None in a report of plain JAX."""
         return None if self.is_plain or self.front.chosen is None else self.front.time_share(self.front.chosen)
 
     @property
     def verdict(self) -> str:
-        """What the forward keeps, in a sentence."""
-        kept = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
-        return kept if self.is_plain else f"{kept}, plain JAX {human_bytes(self.plain.saved_bytes)}"
+        """A sentence on the bytes that the forward keeps."""
+        ours = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
+        return ours if self.is_plain else f"{ours}, plain JAX {human_bytes(self.plain.saved_bytes)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """How far the first figures hold, and what else there is to say of the totals."""
+        """Remarks on the totals: how accurate they are, the cost of what runs twice, and `bounds`."""
         peak = "the peak is that of the compiled step, as XLA tells it" if self.account else PEAKS
         times = [] if self.time_share is None else [TIMES]
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
@@ -206,28 +205,26 @@ class Report:
 
     @property
     def _price(self) -> str:
-        """What runs twice, in flops and seconds."""
+        """The cost of what runs twice, in flops and seconds."""
         more = self.totals.again_flops / max(self.totals.step_flops, 1.0)
         return f"{more:.1%} more flops, {human_seconds(self.totals.again_seconds)} by the model"
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Which loops run in segments, the least that other plans save, and what jointcut would save."""
-        found = []
+        """Remarks on the saved bytes: loops in segments, the proved lower bound, and jointcut's default plan."""
+        lines = []
         if self.plan.segments:
             loops = ", ".join(f"loop {loop} of {steps} steps" for loop, steps in self.plan.segments)
-            found.append(f"loops that run in segments: {loops}")
+            lines.append(f"loops that run in segments: {loops}")
         if self.plan.bound_bytes is not None and not self.is_plain:
-            found.append(
-                f"every plan that computes nothing heavy twice saves at least {human_bytes(self.plan.bound_bytes)}"
-            )
+            bound = human_bytes(self.plan.bound_bytes)
+            lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
         if self._is_held_less:
-            found.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
+            lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:
-            found.append(
-                f"with jointcut it would keep {human_bytes(self.default_saved_bytes)}: aot.function({self.name})"
-            )
-        return tuple(found)
+            default = human_bytes(self.default_saved_bytes)
+            lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
+        return tuple(lines)
 
     @property
     def _is_held_less(self) -> bool:
@@ -248,23 +245,23 @@ class Report:
         return human_bytes(ours), human_bytes(plain), table.ratio(ours, plain)
 
     def compared(self) -> list[tuple[str, int, int]]:
-        """The figures in bytes beside the peak, by name, of this plan and of plain JAX."""
+        """The figures in bytes except the peak: name, this plan's and plain JAX's."""
         ours, plain = self.totals, self.plain
-        found = [
+        figures = [
             ("saved for the backward", ours.saved_bytes, plain.saved_bytes),
             ("most alive in the forward", ours.forward_bytes, plain.forward_bytes),
             ("most alive in the backward", ours.backward_bytes, plain.backward_bytes),
             ("arguments and results", ours.fixed_bytes, plain.fixed_bytes),
         ]
         if self.account is None:
-            return found
-        return [*found, ("temporaries of the compiled step", self.account.temp_bytes, self.account.plain_temp_bytes)]
+            return figures
+        return [*figures, ("temporaries of the compiled step", self.account.temp_bytes, self.account.plain_temp_bytes)]
 
     # ----------------------------------------------------------------------------------------------- in pictures
 
     @functools.cached_property
     def data(self) -> JSON:
-        """All that the page shows, as plain JSON."""
+        """The contents of the page, as plain JSON."""
         return {
             "format": 1,
             "title": self.name,
@@ -274,22 +271,17 @@ class Report:
         }
 
     def _first(self) -> Iterator[JSON]:
-        """Peak and time, as the page shows them large."""
+        """Peak and time, which the page shows large."""
         ours, plain = self.peak_bytes, self.plain_peak_bytes
         how = PEAKS if self.account is None else "of the compiled step, as XLA tells it"
         detail = how if self.is_plain or plain is None else f"plain JAX: {self._against(ours, plain)}; {how}"
         yield {"label": self._peak_name, "value": human_bytes(ours), "detail": detail, "main": True}
         if self.time_share is not None:
             value = f"{self.time_share:.2f} × plain JAX"
-            yield {
-                "label": "time of a step, by the model",
-                "value": value,
-                "detail": TIMES,
-                "main": True,
-            }
+            yield {"label": "time of a step, by the model", "value": value, "detail": TIMES, "main": True}
 
     def _rest(self) -> Iterator[JSON]:
-        """The other figures, as the page shows them small."""
+        """The other figures, which the page shows small."""
         for name, ours, plain in self.compared():
             detail = _WHAT[name] if self.is_plain else f"plain JAX: {self._against(ours, plain)}. {_WHAT[name]}"
             yield {"label": name, "value": human_bytes(ours), "detail": detail}
@@ -301,7 +293,7 @@ class Report:
 
     @functools.cached_property
     def html(self) -> str:
-        """The page: one file that needs nothing else."""
+        """The page, as one self-contained file."""
         return page(self.data)
 
     def plot(self, axes: Any = None, by: str = "module") -> Any:
@@ -313,22 +305,21 @@ class Report:
         return drawing.memory(self.name, self.sections[0], axes, by)
 
     def _repr_mimebundle_(self, **_: Any) -> Mapping[str, Any]:
-        """In Jupyter the page in a frame, for code hosts a picture, and else the table."""
-        found: dict[str, Any] = {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
+        """Forms for notebooks: the page in a frame, the table, and a picture where matplotlib is installed."""
+        bundle: dict[str, Any] = {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
         with optional():
-            found["image/png"] = drawing.picture(self.name, self.sections[0])
-        return found
+            bundle["image/png"] = drawing.picture(self.name, self.sections[0])
+        return bundle
 
     # --------------------------------------------------------------------------------------------------- in files
 
     def to_dict(self) -> JSON:
-        """All of it as plain JSON: totals, rows, the plan's figures, and XLA's account where it is known."""
-        here = asdict(self.totals)
+        """The report as plain JSON: totals, rows, the plan's figures, and XLA's where they are known."""
         return {
             "function": self.name,
             "strategy": self.plan.strategy,
             "backend": self.backend,
-            "totals": here,
+            "totals": asdict(self.totals),
             "plain": asdict(self.plain),
             "saved": [asdict(row) for row in self.saved],
             "recomputed": [asdict(row) for row in self.again],
@@ -339,22 +330,22 @@ class Report:
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report, in the format that the name ends with, and return the path.
+        """Write the report to a file, in the format of its ending, and return the path.
 
-        `.html` is the whole page, `.png`, `.svg` and `.pdf` the memory over a step, `.json` what `to_dict` gives and
-        `.txt` the table with every row. Raises `JointcutError` for another ending, without matplotlib, or where the
-        file cannot be written; then nothing of it is left behind.
+        `.html` is the page, `.png`, `.svg` and `.pdf` the memory over a step, `.json` the result of `to_dict` and
+        `.txt` the table with every row. Raises `JointcutError` for another ending, without matplotlib where it is
+        needed, or where the file cannot be written; then no part of it is left behind.
         """
         path = Path(path)
         if path.suffix not in FORMATS:
             raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
-        content, beside = self._content(path.suffix), path.with_name(f".{path.name}.{os.getpid()}")
+        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            beside.write_bytes(content)
-            beside.replace(path)
+            draft.write_bytes(content)
+            draft.replace(path)
         except OSError as error:
             with suppress(OSError):
-                beside.unlink()
+                draft.unlink()
             what = f"cannot be written: {error.strerror}."
             raise JointcutError(message(str(path), what, "Give a file in a folder that takes it.")) from error
         return path
@@ -377,7 +368,7 @@ def _segments(loops: Iterable[tuple[int, int]]) -> list[JSON]:
 def totals(
     life: Lifetimes, plan: Plan, here: ParetoPoint, fixed_bytes: int, again: tuple[AgainRow, ...], flops: float
 ) -> Totals:
-    """The figures of a plan whose buffers live as `life` says."""
+    """The figures of a plan; `life` lists its buffers, `here` is its point on the front, `flops` are of a step."""
     return Totals(
         plan.bytes_saved,
         len(plan.saved),

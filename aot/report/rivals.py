@@ -1,8 +1,8 @@
-"""Say what a policy of `jax.checkpoint` would save of a program.
+"""Turn the policies of `jax.checkpoint` into plans, to compare with.
 
-The policies are rules for single equations. Here each becomes a plan of the whole program, run by jointcut's own
-schedule, so that it can stand on the same picture: it saves what the policy names, as far as the backward reads it or
-something computed from it, and what cannot be computed again.
+A policy is a rule for single equations. Its plan saves the values that the policy names, as far as the backward needs
+them, and those that cannot be computed again. It runs by jointcut's own schedule, so that it can be shown in the same
+picture as other plans.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ POLICIES: dict[str, Callable[[Op], bool]] = {
 
 
 def rivals(planner: Planner) -> Iterator[tuple[str, Plan]]:
-    """A plan for each policy that names one which closes; priced."""
+    """The name and priced plan of each policy, where it gives a valid plan."""
     for name, saves in POLICIES.items():
         try:
             plan = Plan.of(planner.problem, _saved(planner.problem, saves), strategy=name)
-        except PlanError:  # something can neither be saved nor run again, so there is no such plan
+        except PlanError:  # some value can neither be saved nor computed again
             continue
         yield name, planner.priced(plan)
 
 
 def _saved(problem: Problem, saves: Callable[[Op], bool]) -> list[int]:
-    """What is met first, going back from what the backward reads, that is saved or cannot run again."""
+    """The values met first, going back from those that the backward reads, that are saved or cannot run again."""
     graph, verdicts = problem.graph, problem.verdicts
 
     def stops(v: int, op: Op) -> bool:

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jointcut.aot.limits import limit
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
+from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.tried import MOST_SECONDS, Tried
 from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.plans.plan import alike, in_segments
 
-_SHOWN = 14
+_SHOWN = 14  # rows before "show all"
 _NAMED = 5  # arrays in a cell
-_KINDS = 3  # of ops at a line
-_MOST_LINES = 3  # that are told above the saved arrays, and in a cell
+_KINDS = 3  # kinds of ops for a line
+_MOST_LINES = 3  # lines above the saved arrays, and in a cell
 
-#: What the word says in reasons and bounds.
+#: The meaning of "heavy" in reasons and bounds.
 HEAVY = (
     "Heavy are matrix products, convolutions, random bits and sorts: all but elementwise arithmetic, moving data and "
     "small reductions."
@@ -29,7 +29,7 @@ _ORDER = (
 
 
 def without_what_is_shared(paths: Sequence[str]) -> list[str]:
-    """Paths of modules without the names that all of them begin with, the last one always kept.
+    """Paths of modules without the outer names that all share; the last name of each path stays.
 
     >>> without_what_is_shared(["loss/apply/norm", "loss/apply/step/block", ""])
     ['norm', 'step/block', '']
@@ -40,9 +40,9 @@ def without_what_is_shared(paths: Sequence[str]) -> list[str]:
 
 
 def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
-    """A table; `columns` are names, with ">" before those of numbers; a cell of these is its text and its number.
+    """A table. `columns` are names; ">" marks those of numbers, whose cells are pairs of text and number.
 
-    A column "module" stands only where some row has one.
+    A column "module" is left out where no row has a module.
     """
     named = columns.split(", ")
     if "module" in named and not any(row[named.index("module")] for row in rows):
@@ -66,7 +66,7 @@ def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequ
 
 
 def sentence(text: str) -> str:
-    """A remark as a sentence of its own.
+    """A remark as a sentence.
 
     >>> sentence("2 ops run twice"), sentence("no plan saves less.")
     ('2 ops run twice.', 'No plan saves less.')
@@ -75,33 +75,32 @@ def sentence(text: str) -> str:
 
 
 def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = ()) -> JSON:
-    """The saved arrays; `places` gives the place of a value among those of the graph's section.
+    """The saved arrays; `places` gives the position of each value in the section of the graph.
 
-    `remarks` are what else there is to say of them all.
+    `remarks` are added to the text above them.
     """
     path_of = modules(rows)
     groups = alike(rows, value=0, path="")
     cells = []
-    for own in groups:
-        r = own[0]
-        size = times(own) + human_bytes(r.bytes), sum(row.bytes for row in own)
-        cells.append([size, r.type, f"{r.op} at {short(r.line)}", ends(own, path_of), r.needed_by, reason(own)])
-    told = [*map(sentence, remarks), HEAVY]
-    lead = " ".join([*_by_line(rows), _ORDER, *told])
+    for group in groups:
+        r = group[0]
+        size = times(group) + human_bytes(r.bytes), sum(row.bytes for row in group)
+        cells.append([size, r.type, f"{r.op} at {short(r.line)}", ends(group, path_of), r.needed_by, reason(group)])
+    lead = " ".join([*_by_line(rows), _ORDER, *map(sentence, remarks), HEAVY])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
-    made = _section("saved", "Saved for the backward", lead, columns, cells)
-    found = [[places[r.value] for r in own if r.value in places] for own in groups]
-    return {**made, "values": [places or None for places in found]}
+    section = _section("saved", "Saved for the backward", lead, columns, cells)
+    values = [[places[r.value] for r in group if r.value in places] or None for group in groups]
+    return {**section, "values": values}
 
 
 def modules(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
-    """For each module path of some rows what is told of it."""
+    """The shown name of each module path: without the outer names that all rows share."""
     paths = [row.path for row in rows]
     return dict(zip(paths, without_what_is_shared(paths), strict=True))
 
 
 def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
-    """The modules of rows that read the same: the first, and the last if there are others."""
+    """The modules of a group of rows: the first, and the last if it differs."""
     first, last = path_of[rows[0].path], path_of[rows[-1].path]
     names = first.split("/"), last.split("/")
     if len(names[0]) != len(names[1]):
@@ -110,7 +109,7 @@ def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
 
 
 def _by_line(rows: Sequence[SavedRow]) -> list[str]:
-    """How much is saved in all, and the lines that make most of it."""
+    """The number of saved arrays, their bytes, and the lines that make most of them."""
     total = sum(r.bytes for r in rows)
     lines: Counter[str] = Counter()
     for r in rows:
@@ -123,17 +122,17 @@ def _by_line(rows: Sequence[SavedRow]) -> list[str]:
 
 
 def again(rows: Sequence[AgainRow]) -> JSON:
-    """What runs twice, where that takes time; of the rest how much there is."""
+    """The ops that run twice, by line, and a count of those that take no time."""
     path_of = modules(rows)
     cells, free = [], []
-    for own in by_line(rows):
-        r, n = own[0], len(own)
+    for group in by_line(rows):
+        r, n = group[0], len(group)
         if not r.seconds:
-            free += own
+            free += group
             continue
-        time = times(own) + human_seconds(r.seconds), n * r.seconds
-        flops = f"{times(own)}{r.flops / 1e6:,.2f}", n * r.flops
-        cells.append([time, flops, ends(own, path_of), short(r.line), r.ops])
+        time = times(group) + human_seconds(r.seconds), n * r.seconds
+        flops = f"{times(group)}{r.flops / 1e6:,.2f}", n * r.flops
+        cells.append([time, flops, ends(group, path_of), short(r.line), r.ops])
     lead = "What runs in the forward and again in the backward, with its price by the cost model."
     if free:
         ops, lines = counted(sum(r.count for r in free), "more op"), counted(len({r.line for r in free}), "line")
@@ -142,7 +141,7 @@ def again(rows: Sequence[AgainRow]) -> JSON:
 
 
 def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
-    """What less memory costs than `peak_bytes`, the peak of the plan at hand; `tried` is how trying went."""
+    """The cost of less memory than `peak_bytes`, the peak of this plan; `tried` are the budgets that were tried."""
     cells = []
     for r in rows:
         bound = within(r, peak_bytes), r.share
@@ -150,18 +149,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
             cells.append([bound, ("none was found", 0), ("", 0), ("", 0), "", "", ""])
             continue
         peak = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−"), r.peak_bytes
-        time = extra_time(r), r.extra_seconds
-        cells.append(
-            [
-                bound,
-                peak,
-                time,
-                (saved_change(r), r.kept_bytes - r.freed_bytes),
-                _arrays(r.freed),
-                _arrays(r.kept),
-                _work(r),
-            ]
-        )
+        time, change = (extra_time(r), r.extra_seconds), (saved_change(r), r.kept_bytes - r.freed_bytes)
+        cells.append([bound, peak, time, change, _arrays(r.freed), _arrays(r.kept), _work(r)])
     lead = [
         f"For each budget below {human_bytes(peak_bytes)} the fastest plan that was found: what it takes, how many "
         "bytes more or less it saves in all, and what changes.",
@@ -173,82 +162,82 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
 
 
 def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
-    """What the reader may rely on: which budgets were tried, and what became of them."""
+    """Sentences on which budgets were tried, and which of them hold."""
     if tried is None:
-        told = "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
-        return [f"{told}(by default) to have them tried"] if rows else []
+        text = "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
+        return [f"{text}(by default) to have them tried"] if rows else []
     first = next((row.budget for row in rows), None)
-    found = []
+    lines = []
     if first is not None:
-        found.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
+        lines.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
     if any(row.extra_seconds < 0 for row in rows):
-        found.append("Try what is faster by the model: the default goes by fixed rates, these times by this machine's")
+        lines.append("Try what is faster by the model: the default goes by fixed rates, these times by this machine's")
     if tried.refused:
-        found.append(f"No plan was found for {tried.refused}")
+        lines.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:
-        found.append(f"{tried.hopeless} was not tried: every plan is expected to take more")
+        lines.append(f"{tried.hopeless} was not tried: every plan is expected to take more")
     if not tried.in_time:
-        found.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
-    return found or ["No plan was found that takes less"]
+        lines.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
+    return lines or ["No plan was found that takes less"]
 
 
 def within(row: LessRow, peak_bytes: int) -> str:
-    """The budget of a row, and by what share it lies below the peak at hand."""
+    """The budget of a row, and how far it is below this plan's peak in per cent."""
     if row.budget:
-        share = limit(row.budget).peak_bytes or 0
-        return f"{row.budget} (−{max(0.0, 1 - share / max(peak_bytes, 1)):.0%})"
+        limit_bytes = limit(row.budget).peak_bytes or 0
+        return f"{row.budget} (−{max(0.0, 1 - limit_bytes / max(peak_bytes, 1)):.0%})"
     return f"{human_bytes(row.share * peak_bytes)} (−{1 - row.share:.0%})" if row.share else "the least"
 
 
 def extra_time(row: LessRow) -> str:
-    """How much longer a step takes, in seconds and as a part of it."""
+    """The extra time of a step, in seconds and in per cent."""
     sign = "+" if row.extra_seconds >= 0 else "−"
     return f"{sign}{human_seconds(abs(row.extra_seconds))} ({sign}{abs(row.extra_share):.1%})"
 
 
 def saved_change(row: LessRow) -> str:
-    """How many bytes more or less a plan saves."""
+    """The change of saved bytes, with its sign."""
     more = row.kept_bytes - row.freed_bytes
     return f"{'+' if more > 0 else '−' if more < 0 else ''}{human_bytes(abs(more))}"
 
 
 def _arrays(rows: Sequence[SavedRow]) -> str:
-    """Arrays by op and line, the most bytes first, and the bytes of all of them."""
+    """The bytes of some arrays, in all and by op and line, most bytes first."""
     if not rows:
         return "nothing"
     sizes: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         sizes[f"{row.op} at {file_and_line(row.line)}"].append(row.bytes)
-    found = sorted(sizes.items(), key=lambda item: -sum(item[1]))
-    told = [
-        f"{human_bytes(sum(own))}, {len(own)} × {name}" if len(own) > 1 else f"{human_bytes(sum(own))}, {name}"
-        for name, own in found[:_NAMED]
+    by_size = sorted(sizes.items(), key=lambda item: -sum(item[1]))
+    texts = [
+        f"{human_bytes(sum(group))}, {len(group)} × {name}" if len(group) > 1 else f"{human_bytes(sum(group))}, {name}"
+        for name, group in by_size[:_NAMED]
     ]
-    rest = [size for _, own in found[_NAMED:] for size in own]
+    rest = [size for _, group in by_size[_NAMED:] for size in group]
     more = [f"{human_bytes(sum(rest))}, {len(rest)} more"] if rest else []
-    return f"{human_bytes(sum(row.bytes for row in rows))}: {'; '.join([*told, *more])}"
+    return f"{human_bytes(sum(row.bytes for row in rows))}: {'; '.join([*texts, *more])}"
 
 
 def _work(row: LessRow) -> str:
-    """What runs again beside what ran before: the lines that take longest, and loops in segments."""
+    """The further work of a smaller budget: lines that run again, longest time first, and loops in segments."""
     lines = [r for r in row.lines if r.seconds]
-    told = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
+    texts = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
     if rest := lines[_MOST_LINES:]:
-        told.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
-    if found := [*told, *in_segments(row.segments)]:
-        return "; ".join(found)
+        texts.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
+    if texts := [*texts, *in_segments(row.segments)]:
+        return "; ".join(texts)
     return "what is fused into its readers" if row.again else "nothing"
 
 
 def _few(ops: str) -> str:
-    """The first kinds of ops of a list of them, and how many more there are."""
+    """The first kinds of ops in a list, and the number of further kinds."""
     kinds = ops.split(", ")
     more = [f"{len(kinds) - _KINDS} more kinds"] if len(kinds) > _KINDS + 1 else kinds[_KINDS:]
     return ", ".join([*kinds[:_KINDS], *more])
 
 
 def words() -> JSON:
-    """What the words of a report mean."""
+    """The glossary of a report."""
     return _section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
 
 

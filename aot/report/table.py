@@ -1,7 +1,7 @@
 """Write a report as a table of at most 100 columns.
 
-In a terminal with colours and rules, by the `rich` library; in a pipe the same text without either. A cell that is too
-long loses its head or its end, never its number.
+A terminal gets colours, by the `rich` library; a pipe gets the same text without. A text that is too long for its cell
+loses its beginning or its end; numbers are never cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow, by_line
+from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, saved_change, sentence, within
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.picture import reason, short, times
@@ -24,24 +24,23 @@ from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.plans.plan import alike
 
 WIDTH = 100
-SHOWN = 12  # rows of a kind that are listed
+SHOWN = 12  # rows in a table
 
 
 def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> str:
-    """Parts of a report as text, by default in colour where standard output is a terminal that shows it."""
+    """Parts of a report as text, by default in colour where standard output is a terminal with colours."""
     if in_colour is None:
         in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     out = io.StringIO()
-    system = "truecolor" if in_colour else None
     console = Console(
         file=out,
         width=WIDTH,
         force_terminal=in_colour,
-        force_jupyter=False,  # in a kernel rich would show the text as an output of its own, and write none
-        color_system=system,
+        force_jupyter=False,  # in a notebook rich would display the text and write nothing to `out`
+        color_system="truecolor" if in_colour else None,
         legacy_windows=False,
         highlight=False,
-        markup=False,  # float32[b,8] is no markup
+        markup=False,  # float32[b,8] is not markup
         emoji=False,
     )
     console.print(Group(*parts))
@@ -56,7 +55,7 @@ def headline(text: str, rest: str = "") -> Text:
 def figures(
     first: Sequence[tuple[str, Sequence[str]]], rest: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]
 ) -> Table:
-    """Figures by name, one column of numbers for each thing that they are of; `first` are those that matter most."""
+    """Named figures, with a cell for each of `columns`; the rows of `first` are bold."""
     table = _table()
     table.add_column("", no_wrap=True)
     for name in columns:
@@ -68,9 +67,9 @@ def figures(
 
 
 def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[RenderableType]:
-    """The saved arrays, the largest first, and below them the reasons by number.
+    """The saved arrays, largest first, and below them the numbered reasons.
 
-    Without `everything` rows that read the same, as of layers written one after the other, are one row.
+    Without `everything` rows that read the same, such as those of equal layers, become one row.
     """
     if not rows:
         return
@@ -81,8 +80,8 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     table = (_saved_of_modules if with_modules else _saved_of_lines)(rows, shown, reasons)
     yield Text(f"Saved for the backward, {counted(len(rows), 'array')}", style="bold")
     yield table
-    yield from _rest([row for own in groups[len(shown) :] for row in own], hint)
-    if with_modules and len(lines := {row.line for own in shown for row in own}) == 1:
+    yield from _rest([row for group in groups[len(shown) :] for row in group], hint)
+    if with_modules and len(lines := {row.line for group in shown for row in group}) == 1:
         yield Text(f"  all of them are made at {line_within(lines.pop(), 70)}", style="dim")
     for i, text in enumerate(reasons):
         yield Padding(Text(f"{i + 1}  {text}"), (0, 0, 0, 2))
@@ -96,25 +95,28 @@ def _saved_of_lines(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], r
     for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
         table.add_column(name, no_wrap=True, max_width=width)
     table.add_column("why", justify="right", no_wrap=True)
-    for own in shown:
-        row = own[0]
+    for group in shown:
+        row = group[0]
         cells = tail(row.type, 26), cut_off(row.op, 13), line_within(row.line, 23), cut_off(row.needed_by, 13)
-        table.add_row(times(own) + human_bytes(row.bytes), *cells, str(reasons.index(reason(own)) + 1))
+        table.add_row(times(group) + human_bytes(row.bytes), *cells, str(reasons.index(reason(group)) + 1))
     return table
 
 
 def _saved_of_modules(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
-    """Saved arrays by the module that makes them, and the line where there are several; a module gets what is left."""
-    table, module_of, first = _table(), modules(rows), [own[0] for own in shown]
+    """Saved arrays by the module that makes them, and by line where there are several.
+
+    The column of modules gets the width that the others leave.
+    """
+    table, module_of, first = _table(), modules(rows), [group[0] for group in shown]
     columns = {
-        "bytes": [times(own) + human_bytes(own[0].bytes) for own in shown],
+        "bytes": [times(group) + human_bytes(group[0].bytes) for group in shown],
         "array": [tail(row.type, 24) for row in first],
         "made by": [cut_off(row.op, 11) for row in first],
-        "module": [ends(own, module_of) for own in shown],
+        "module": [ends(group, module_of) for group in shown],
         "at": [line_within(row.line, 18) for row in first],
-        "why": [str(reasons.index(reason(own)) + 1) for own in shown],
+        "why": [str(reasons.index(reason(group)) + 1) for group in shown],
     }
-    if len({row.line for own in shown for row in own}) == 1:
+    if len({row.line for group in shown for row in group}) == 1:
         del columns["at"]
     taken = sum(2 + max(map(len, [name, *cells])) for name, cells in columns.items() if name != "module")
     columns["module"] = [module_within(path, max(WIDTH - taken, 8)) for path in columns["module"]]
@@ -133,37 +135,36 @@ def _rest(rows: Sequence[SavedRow], hint: str) -> Iterator[RenderableType]:
 
 
 def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[RenderableType]:
-    """What runs twice, by line; without `everything` rows that read the same are one."""
+    """The ops that run twice, by line; without `everything` rows that read the same become one."""
     if not rows:
         return
-    found = [[row] for row in rows] if everything else by_line(rows)
-    shown = found if everything else [own for own in found[:SHOWN] if own[0].seconds]
+    groups = [[row] for row in rows] if everything else by_line(rows)
+    shown = groups if everything else [group for group in groups[:SHOWN] if group[0].seconds]
     table, module_of = _table(), modules(rows)
     columns = [("at", 36), ("ops", 36)]
-    if told := len({module_of[row.path] for own in shown for row in own}) > 1:
+    if with_modules := len({module_of[row.path] for group in shown for row in group}) > 1:
         columns = [("module", 32), ("at", 20), ("ops", 20)]
     for name in ("time", "Mflop"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, width in columns:
         table.add_column(name, no_wrap=True, max_width=width)
-    for own in shown:
-        row, widths = own[0], dict(columns)
-        cells = [module_within(ends(own, module_of), widths["module"])] if told else []
+    for group in shown:
+        row, widths = group[0], dict(columns)
+        cells = [module_within(ends(group, module_of), widths["module"])] if with_modules else []
         cells += [line_within(row.line, widths["at"]), names_within(row.ops, widths["ops"])]
-        table.add_row(times(own) + human_seconds(row.seconds), f"{times(own)}{row.flops / 1e6:,.1f}", *cells)
+        table.add_row(times(group) + human_seconds(row.seconds), f"{times(group)}{row.flops / 1e6:,.1f}", *cells)
     yield Text("Computed again in the backward", style="bold")
     if shown:
         yield table
-    if rest := [row for own in found[len(shown) :] for row in own]:
-        taken, count = sum(row.seconds for row in rest), sum(row.count for row in rest)
-        cost = human_seconds(taken) if taken else "fused into what reads them: no time"
+    if rest := [row for group in groups[len(shown) :] for row in group]:
+        seconds, count = sum(row.seconds for row in rest), sum(row.count for row in rest)
+        cost = human_seconds(seconds) if seconds else "fused into what reads them: no time"
         lines = counted(len({row.line for row in rest}), "more line" if shown else "line")
-        told = f"  {'and ' if shown else ''}{counted(count, 'op')} of {lines}, {cost}"
-        yield Text(told, style="dim")
+        yield Text(f"  {'and ' if shown else ''}{counted(count, 'op')} of {lines}, {cost}", style="dim")
 
 
 def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Iterator[RenderableType]:
-    """What less memory costs than `peak_bytes`, the peak of the plan at hand; `tried` is how trying went."""
+    """The cost of less memory than `peak_bytes`, the peak of this plan; `tried` are the budgets that were tried."""
     if not rows and tried is None:
         return
     table = _table()
@@ -175,13 +176,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Itera
         if row.peak_bytes is None:
             table.add_row(bound, "none", "", "", "")
             continue
-        cells = (
-            human_bytes(row.peak_bytes),
-            extra_time(row),
-            saved_change(row),
-            names_within(row.again or "nothing", 31),
-        )
-        table.add_row(bound, *cells)
+        names = names_within(row.again or "nothing", 31)
+        table.add_row(bound, human_bytes(row.peak_bytes), extra_time(row), saved_change(row), names)
     yield Text(f"With less memory than {human_bytes(peak_bytes)}", style="bold")
     if rows:
         yield table
@@ -193,12 +189,12 @@ def _table() -> Table:
 
 
 def cut_off(text: str, width: int) -> str:
-    """The beginning of a text that is too long."""
+    """The text, with its end cut off where it is longer than `width`."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def names_within(names: str, width: int) -> str:
-    """As many of a list's items as there is room for.
+    """A list's first items, as many as fit in `width`.
 
     >>> names_within("4 mul, 3 add, dot_general", 20), names_within("dot_general, transpose", 22)
     ('4 mul, 3 add, …', 'dot_general, transpose')
@@ -211,12 +207,12 @@ def names_within(names: str, width: int) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """The end of a text that is too long."""
+    """The text, with its beginning cut off where it is longer than `width`."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def line_within(line: str, width: int) -> str:
-    """A source line in so many letters: without its folder, and then without the function, if that is too long.
+    """A source line in at most `width` letters: without its function, its folder or both where it is too long.
 
     >>> line_within("/home/me/train/model.py:40 (loss)", 26), line_within("/home/me/train/model.py:40 (loss)", 16)
     ('train/model.py:40 (loss)', 'model.py:40')
@@ -228,7 +224,7 @@ def line_within(line: str, width: int) -> str:
 
 
 def module_within(path: str, width: int) -> str:
-    """A module's path in so many letters: the outer modules go first, each as one letter.
+    """A module's path in at most `width` letters: where it is too long, outer modules are left out.
 
     >>> module_within("FlaxGPT2Model/h/0/attn", 16), module_within("h/0 … 11/attn/c_proj", 16)
     ('…/h/0/attn', '…/attn/c_proj')
@@ -241,7 +237,7 @@ def module_within(path: str, width: int) -> str:
 
 
 def ratio(part: float, whole: float) -> str:
-    """One figure over another, where there is another."""
+    """One figure divided by another; empty where the other is 0."""
     return f"{part / whole:.2f}" if whole else ""
 
 

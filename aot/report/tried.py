@@ -1,7 +1,7 @@
-"""Try smaller budgets, so that a report tells only those that hold.
+"""Try smaller budgets, so that a report lists only those that hold.
 
-A budget is tried in the way in which a user would ask for it: by its text, through the whole search, which compiles
-plans until one holds it. The search of a budget that was tried is not done again when the user asks for it.
+A budget is tried as a user would give it: as text, with the whole search, which compiles plans until one holds it. The
+search is not repeated when the user gives that budget.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from jointcut.partition.plans.plan import Plan
 if TYPE_CHECKING:
     import jointcut.aot.stages.cut
 
-#: The shares of a plan's peak for which other plans are looked for.
+#: The smaller budgets, as shares of a plan's peak.
 SHARES = (0.9, 0.8, 0.6, 0.4)
 
-#: No further budget is tried when trying has taken this long.
+#: No further budget is tried after this time.
 MOST_SECONDS = 60.0
 
-#: A budget is not tried where the least temporaries that are expected are larger by this factor.
+#: A budget is not tried where the least expected temporaries exceed it by this factor.
 _HOPELESS = 1.05
 
-#: The least peak is looked for where it should be below this share of the smallest that is known.
+#: The least peak is searched for where it should be below this share of the smallest known one.
 _WORTH_IT = 0.95
 
-_FIGURES = 3  # of a budget
+_FIGURES = 3  # significant digits of a budget
 
 
 @dataclass(frozen=True)
 class Met:
-    """A budget that was met: as it is typed, its share of the peak at hand (0 for the least that is found), and the
-    plan that holds it, whose compiled step takes `peak_bytes` in all.
+    """A budget that was met, as text, and its plan.
+
+    `share` is its share of the report's peak (0 for the least peak found), `peak_bytes` the peak of the compiled step.
     """
 
     share: float
@@ -50,7 +51,7 @@ class Met:
 class Tried:
     """The budgets that were met, and the first that was not: `refused` by the search, or `hopeless` and not tried.
 
-    `in_time` says whether the time sufficed.
+    `in_time` is False where trying ended after `MOST_SECONDS`.
     """
 
     met: tuple[Met, ...] = ()
@@ -65,7 +66,7 @@ class Tried:
 
 
 def typed(num_bytes: float, up: bool = False) -> str:
-    """A number of bytes as a budget of three figures, rounded down, or up.
+    """A number of bytes as a budget of three digits, rounded down, or up.
 
     >>> typed(31_649_000), typed(31_649_000, up=True), typed(999_999), typed(2.5)
     ('31.6 MB', '31.7 MB', '999.0 kB', '2 B')
@@ -84,32 +85,32 @@ def try_budgets(
 ) -> Tried:
     """Try the budgets of `SHARES` below a compiled step's peak, and at last the least peak that is found.
 
-    `fixed_bytes` of the peak are arguments and results. `least_bytes` are the fewest temporaries to be expected of any
-    plan, given the budget that was met last. `partition` gives the cut within a budget, `seconds` is a clock.
+    `fixed_bytes` of the peak are arguments and results. `least_bytes` gives the fewest temporaries expected of any
+    plan, given the last budget that was met. `partition` gives the cut within a budget, `seconds` is a clock.
     """
-    end, found = seconds() + MOST_SECONDS, Tried()
+    end, tried = seconds() + MOST_SECONDS, Tried()
     for share in SHARES:
         budget, room = typed(share * peak_bytes), share * peak_bytes - fixed_bytes
         if seconds() > end:
-            return replace(found, in_time=False)
-        if least_bytes(found.last) > _HOPELESS * room:
-            found = replace(found, hopeless=budget)
+            return replace(tried, in_time=False)
+        if least_bytes(tried.last) > _HOPELESS * room:
+            tried = replace(tried, hopeless=budget)
             break
-        new = _met(share, budget, partition)
-        if new is None:
-            found = replace(found, refused=budget)
+        met = _met(share, budget, partition)
+        if met is None:
+            tried = replace(tried, refused=budget)
             break
-        found = replace(found, met=(*(row for row in found.met if not _is_same(row, new)), new))
-    known = peak_bytes if found.last is None else found.last.peak_bytes
-    if fixed_bytes + least_bytes(found.last) > _WORTH_IT * known:
-        return found
+        tried = replace(tried, met=(*(other for other in tried.met if not _is_same(other, met)), met))
+    smallest = peak_bytes if tried.last is None else tried.last.peak_bytes
+    if fixed_bytes + least_bytes(tried.last) > _WORTH_IT * smallest:
+        return tried
     if seconds() > end:
-        return replace(found, in_time=False)
-    return replace(found, met=(*found.met, *_least(partition, known)))
+        return replace(tried, in_time=False)
+    return replace(tried, met=(*tried.met, *_least(partition, smallest)))
 
 
 def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.stages.cut.Cut]) -> Met | None:
-    """What holds a budget, None where nothing that was found does."""
+    """The plan that holds a budget, None where the search refuses it."""
     try:
         cut = partition(budget)
     except BudgetError:
@@ -118,10 +119,10 @@ def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.s
 
 
 def _least(partition: Callable[[Budget], jointcut.aot.stages.cut.Cut], below: int) -> Iterable[Met]:
-    """The least that is found, as a budget that holds, where it is less than what is known."""
+    """The least peak as a budget that holds, where it is clearly below a peak that is known."""
     peak = _peak(partition(0.0))
-    found = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
-    return [] if found is None or found.peak_bytes > _WORTH_IT * below else [found]
+    met = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
+    return [] if met is None or met.peak_bytes > _WORTH_IT * below else [met]
 
 
 def _peak(cut: jointcut.aot.stages.cut.Cut) -> int:

@@ -1,8 +1,7 @@
 """Read protocol buffers without their schema.
 
-XLA hands out what it knows of an executable as serialised messages. A message is a list of numbered fields;
-this reader splits it into them and leaves their meaning to the caller, who takes the numbers from
-`xla/service/hlo.proto`.
+XLA describes an executable in serialised messages. A message is a list of numbered fields; `decode` splits it into
+them. The numbers that callers use are those of `xla/service/hlo.proto`.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ FIXED_SIZES = {1: 8, 5: 4}
 def decode(data: bytes) -> Message:
     """Split one message into its fields: integers, or bytes to be decoded in turn."""
     fields: Message = defaultdict(list)
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
+    start = 0
+    while start < len(data):
+        key, start = varint(data, start)
         kind = key & 7
         if kind == 0:
-            value, at = varint(data, at)
+            value, start = varint(data, start)
         else:
-            size, at = varint(data, at) if kind == 2 else (FIXED_SIZES[kind], at)
-            value, at = data[at : at + size], at + size
+            size, start = varint(data, start) if kind == 2 else (FIXED_SIZES[kind], start)
+            value, start = data[start : start + size], start + size
         fields[key >> 3].append(value)
     return fields
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read one variable-length integer; return it and where it ends."""
+def varint(data: bytes, start: int) -> tuple[int, int]:
+    """Read one variable-length integer; return it and the position after it."""
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[start]
+        start += 1
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
-            return value, at
+            return value, start
 
 
 def packed(message: Message, name: int) -> Iterator[int]:
@@ -50,14 +49,14 @@ def packed(message: Message, name: int) -> Iterator[int]:
         if isinstance(value, int):
             yield value
             continue
-        at = 0
-        while at < len(value):
-            item, at = varint(value, at)
+        start = 0
+        while start < len(value):
+            item, start = varint(value, start)
             yield item
 
 
 def number(message: Message, name: int) -> int:
-    """An integer field, zero when absent."""
+    """An integer field, 0 when absent."""
     return message.get(name, [0])[0]
 
 

@@ -12,9 +12,9 @@ from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.limits import Budget
 from jointcut.aot.report import sections
 from jointcut.aot.report.held import held, one_after_the_other
+from jointcut.aot.report.lists import Lists
 from jointcut.aot.report.report import JSON, Account, Report, totals
 from jointcut.aot.report.rivals import rivals
-from jointcut.aot.report.rows import Rows
 from jointcut.aot.report.tried import Met, Tried, try_budgets
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.stages.compiled import Compiled
@@ -82,7 +82,7 @@ def gather(
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
     uncut = planner.priced(save_all(planner.graph))
-    there, rows = point(planner.candidate(uncut)), Rows(planner, outline(planner.graph, name))
+    there, rows = point(planner.candidate(uncut)), Lists(planner, outline(planner.graph, name))
     account, lives = (None, None) if measured is None else (measured.account, measured.lives)
     scale = _Scale.of(account, here, fixed, planner.model.saving_seconds)
     mine, plains = lives or (_replayed(planner, plan), _replayed(planner, uncut))

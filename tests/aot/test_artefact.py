@@ -164,7 +164,7 @@ def test_a_rename_that_fails_puts_the_old_artefact_back(at, folder, tmp_path, mo
 
 def test_a_quota_of_the_system_is_met_as_a_full_disk_is(tmp_path):
     code = (
-        "import resource, sys; from jointcut.aot import artefact\n"
+        "import resource, sys; from jointcut.aot.export import artefact\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "artefact.write(sys.argv[1], {}, {'small': b'0' * 10, 'large': b'0' * 100_000}, False)"
     )

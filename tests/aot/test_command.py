@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jointcut import aot
-from jointcut.aot.cache import caching
+from jointcut.aot.cache import location
 from jointcut.aot.cache.store import Store
 from jointcut.aot.command import cli as command
 from jointcut.aot.command import facts, main, usage
@@ -155,7 +155,7 @@ def place(made_place, monkeypatch) -> Place:
     """Stand in the folder, and leave neither path nor modules behind."""
     monkeypatch.chdir(made_place.folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delenv(caching.FOLDER, raising=False)
+    monkeypatch.delenv(location.FOLDER, raising=False)
     known = set(sys.modules)
     yield made_place
     for name in {"spoken", *sys.modules.keys() - known} & {path.stem for path in made_place.folder.glob("*.py")}:
@@ -806,7 +806,7 @@ def test_a_cache_is_listed_the_last_used_first(cache, monkeypatch):
         f"{sizes[0]:>14,}  {days[0]}  cdcdcdcdcdcd  step",
         f"{sizes[1]:>14,}  {days[1]}  abababababab  loss",
     ]
-    monkeypatch.setenv(caching.FOLDER, str(cache))
+    monkeypatch.setenv(location.FOLDER, str(cache))
     assert json.loads(told("cache", "ls", "--json")) == found
 
 
@@ -825,7 +825,7 @@ def test_a_cache_is_cleared_when_the_answer_is_yes(cache):
 
 def test_the_usual_folder_is_that_of_the_library():
     folder = next(p for p in main.commands["cache"].commands["ls"].params if p.name == "folder")
-    assert folder.default == caching.DEFAULT_FOLDER and folder.envvar == caching.FOLDER
+    assert folder.default == location.DEFAULT_FOLDER and folder.envvar == location.FOLDER
 
 
 def test_a_cache_that_others_may_write_is_refused(cache):

@@ -269,7 +269,7 @@ def test_inside_a_transformation_a_program_is_known_as_the_same(program, monkeyp
         jax.eval_shape(gradient, *program.args)
         here = traced._wanted(limit(0.5))
         inside = replace(here, program=cuts[0], graph=read(cuts[0].closed, cuts[0].roles), leaves=())
-        known, asked = searches._Asked.of(here), searches._Asked.of(inside)
+        known, asked = searches._Lookup.of(here), searches._Lookup.of(inside)
     assert asked.place is known.place and asked.types == known.types
     text = dumps(traced.partition().plan, here.graph)
     assert len(loads(text, inside.graph).values) == len(loads(text, here.graph).values)

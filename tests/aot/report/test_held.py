@@ -13,7 +13,7 @@ from jax import lax
 
 from drawn import rows
 from jointcut.aot.report.held import _slots, held, one_after_the_other
-from jointcut.aot.report.schedule import Assignment, Value, occupied
+from jointcut.aot.report.liveness import Liveness, Value, occupied
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.program.roles import Side
@@ -26,7 +26,7 @@ ALIGNMENT, GAPS = 64, 0.03
 
 def check(compiled) -> None:
     """The laws of what a compiled program holds."""
-    life, found, temp_bytes = held(compiled), Assignment.of(compiled), ProgramMemory.of(compiled).temp_bytes
+    life, found, temp_bytes = held(compiled), Liveness.of(compiled), ProgramMemory.of(compiled).temp_bytes
     most = max(life.totals, default=0)
     assert most == max(found.live_bytes(), default=0)
     assert most <= temp_bytes <= most + ALIGNMENT * len(found.values) + GAPS * temp_bytes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jointcut import aot
 from jointcut.aot.report import table
-from jointcut.aot.report.rows import AgainRow, LessRow, SavedRow
+from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.table import cut_off, module_within, tail
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.figures import counted, human_bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jointcut import aot
 from jointcut.aot.limits import limit
-from jointcut.aot.report.rows import LessRow
+from jointcut.aot.report.lists import LessRow
 from jointcut.aot.report.sections import promises, within
 from jointcut.aot.report.tried import MOST_SECONDS, SHARES, Tried, try_budgets, typed
 from jointcut.partition.errors import BudgetError

@@ -1,6 +1,6 @@
-"""Write what the commands tell as lines of text, at most 100 columns wide.
+"""Print the results of each command as text of at most 100 columns.
 
-Made of the objects that `facts` gathers. A path or a type that is too long for its column loses its middle or its head.
+The text is made from the objects of `facts`. A path or a type that is too long for its column loses its beginning.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
+from jointcut.aot.report.table import tail as _tail
 
-_SHOWN = 12  # arrays of a kind that are listed unless all are wanted
+_SHOWN = 12  # arrays of a kind that are listed without --all
 _WIDTH = 100
 
 
-def report(made: Report, everything: bool, where: Path | None) -> str:
-    """What `jointcut explain` prints."""
-    lines = [made.table(everything, hint="--all")]
-    if where is not None:
-        lines += ["", f"written to {where}"]
+def report(shown: Report, everything: bool, file: Path | None) -> str:
+    """The output of `jointcut explain`."""
+    lines = [shown.table(everything, hint="--all")]
+    if file is not None:
+        lines += ["", f"written to {file}"]
     return "\n".join(lines)
 
 
 def _wrapped(text: str) -> Iterator[str]:
-    """A list on lines that fit."""
+    """The lines of a text, wrapped at `_WIDTH`."""
     line = ""
     for word in text.split(" "):
         if len(line) + 1 + len(word) > _WIDTH:
@@ -42,7 +43,7 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def artefact(facts: JSON, everything: bool) -> str:
-    """What `jointcut show` prints."""
+    """The output of `jointcut show`."""
     lists: list[tuple[str, Callable[[JSON], str]]] = [
         ("inputs", lambda a: f"{a['path']}  ({a['kind'].replace('_', ' ')})"),
         ("outputs", lambda a: f"{a['path']}" + f"  ({a['kind']})" * (a["kind"] != "output")),
@@ -50,9 +51,9 @@ def artefact(facts: JSON, everything: bool) -> str:
         ("gradients", lambda a: a["path"] + f", {a['part']}" * (a["part"] != "whole")),
     ]
     lines = list(_head(facts))
-    for title, told in lists:
+    for title, describe in lists:
         if facts[title]:
-            lines += ["", title, *_arrays(facts[title], told, everything)]
+            lines += ["", title, *_arrays(facts[title], describe, everything)]
     if facts["residuals"]:
         lines += ["", *_residuals(facts["residuals"], everything)]
     lines += ["", f"files in {facts['folder']}, {facts['total_bytes']:,} bytes"]
@@ -73,17 +74,17 @@ def _head(facts: JSON) -> Iterator[str]:
     plan = facts["plan"]
     again = _count(plan["recomputed"], "operation")
     saved = _count([r for r in facts["residuals"] if r["kind"] == "saved"], "array")
-    kept = f"{facts['saved_bytes']:,} bytes in {saved} saved for the backward"
-    yield f"cut by {plan['strategy']}: {kept}, {again} computed again"
+    residuals = f"{facts['saved_bytes']:,} bytes in {saved} saved for the backward"
+    yield f"cut by {plan['strategy']}: {residuals}, {again} computed again"
     if facts["sizes"]:
         yield f"cut for the sizes {', '.join(f'{name} = {size}' for name, size in facts['sizes'].items())}"
     for static in facts["statics"]:
         yield f"{static['path']} is always {static['value']}"
 
 
-def _arrays(arrays: Sequence[JSON], told: Callable[[JSON], str], everything: bool) -> Iterator[str]:
+def _arrays(arrays: Sequence[JSON], describe: Callable[[JSON], str], everything: bool) -> Iterator[str]:
     for a in _first(arrays, everything):
-        yield f"  {a['name']:<14}  {_tail(_type(a), 24):<24}  {_tail(told(a), 56)}"
+        yield f"  {a['name']:<14}  {_tail(_type(a), 24):<24}  {_tail(describe(a), 56)}"
     yield from _rest(arrays, everything)
 
 
@@ -97,7 +98,7 @@ def _type(array: JSON) -> str:
 
 
 def _reasons(arrays: Sequence[JSON]) -> list[str]:
-    """The reasons, each once; a table tells them by number."""
+    """The distinct reasons, which a table gives by number."""
     return list(dict.fromkeys(a["reason"] for a in arrays))
 
 
@@ -110,24 +111,23 @@ def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
     reasons = _reasons(residuals)
     yield f"{'residuals':<42}  {'bytes':>14}  {'made by':<32}  {'why':>3}"
     for r in _first(residuals, everything):
-        made = f"{r['op']} at {_line(r['source'])}" if r["op"] else ""
-        row = f"  {r['name']:<14}  {_tail(_type(r), 24):<24}  {r['bytes']:>14,}  {_tail(made, 32):<32}"
+        maker = f"{r['op']} at {_line(r['source'])}" if r["op"] else ""
+        row = f"  {r['name']:<14}  {_tail(_type(r), 24):<24}  {r['bytes']:>14,}  {_tail(maker, 32):<32}"
         yield f"{row}  {reasons.index(r['reason']) + 1:>3}"
     yield from _rest(residuals, everything)
     yield from _legend(reasons)
 
 
 def exported(facts: JSON) -> str:
-    """What `jointcut export` prints."""
-    where, platforms = facts["folder"], ", ".join(facts["platforms"])
+    """The output of `jointcut export`."""
+    folder, platforms = facts["folder"], ", ".join(facts["platforms"])
     files = f"{facts['total_bytes']:,} bytes in {_count([*facts['files'], SIGNATURE], 'file')}"
-    return (
-        f"{facts['name']} is in {where}, for {platforms}: {files}\njointcut show {where} tells what it takes and gives"
-    )
+    first = f"{facts['name']} is in {folder}, for {platforms}: {files}"
+    return f"{first}\njointcut show {folder} tells what it takes and gives"
 
 
 def trial(facts: JSON) -> str:
-    """What `jointcut run` prints."""
+    """The output of `jointcut run`."""
     lines = [facts["function"]]
     for name, result in facts["results"].items():
         number = f"= {result['value']}" if result["value"] is not None else f"norm {_number(result['norm'])}"
@@ -149,7 +149,7 @@ def _number(x: float | None) -> str:
 
 
 def cache(facts: JSON) -> str:
-    """What `jointcut cache ls` prints."""
+    """The output of `jointcut cache ls`."""
     entries = facts["entries"]
     lines = [f"{facts['folder']}: {_entries(len(entries))}, {facts['total_bytes']:,} bytes"]
     for e in entries:
@@ -159,7 +159,7 @@ def cache(facts: JSON) -> str:
 
 
 def cleared(facts: JSON) -> str:
-    """What `jointcut cache clear` prints."""
+    """The output of `jointcut cache clear`."""
     return f"{facts['folder']}: removed {_entries(facts['removed'])}, {facts['removed_bytes']:,} bytes"
 
 
@@ -170,21 +170,14 @@ def _entries(n: int) -> str:
 # ------------------------------------------------------------------------------------------------------------- texts
 
 
-def _count(found: Sized, noun: str) -> str:
-    return f"{len(found):,} {noun}{'' if len(found) == 1 else 's'}"
+def _count(items: Sized, noun: str) -> str:
+    return f"{len(items):,} {noun}{'' if len(items) == 1 else 's'}"
 
 
-def _first(found: Sequence[Any], everything: bool) -> Iterable[Any]:
-    return found if everything else found[:_SHOWN]
+def _first(items: Sequence[Any], everything: bool) -> Iterable[Any]:
+    return items if everything else items[:_SHOWN]
 
 
 def _line(source: str) -> str:
-    """A line of the user's, its file told from the current folder where it lies in it, without the function."""
-    place = source.rpartition(" (")[0] or source
-    here = f"{Path.cwd()}{os.sep}"
-    return place.removeprefix(here)
-
-
-def _tail(text: str, width: int) -> str:
-    """The end of a text that is too long."""
-    return text if len(text) <= width else f"…{text[1 - width :]}"
+    """File and line of `file:line (function)`; the path is relative to the current folder for files inside it."""
+    return (source.rpartition(" (")[0] or source).removeprefix(f"{Path.cwd()}{os.sep}")

@@ -1,7 +1,7 @@
 """List what is saved, what runs again, and what other budgets would cost.
 
-Made of a cut's graph and plan, priced by its planner. What other budgets cost is predicted, or told of plans that were
-tried.
+The rows come from a cut's graph and plan, with prices by its planner. Those of other budgets hold predictions, or the
+figures of plans that were compiled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_NAMES = 3  # of ops on a line
 
 @dataclass(frozen=True)
 class SavedRow:
-    """One saved array: its `bytes` (all copies of a loop), type, the op, module path and user's line that make it.
+    """One saved array: its `bytes` (all copies of a loop), its type, and the op, module and user's line that make it.
 
-    `needed_by` tells what reads it in the backward, `reason` why it is saved rather than recomputed, `value` its id in
+    `needed_by` names the ops of the backward that read it, `reason` says why it is not recomputed, `value` is its id in
     the graph.
     """
 
@@ -43,7 +43,7 @@ class SavedRow:
 
 @dataclass(frozen=True)
 class AgainRow:
-    """What runs again of one line of the user's: how many ops, which, and what they take in flops and seconds."""
+    """The ops of one line of the user's that run again: how many, their names, flops and seconds."""
 
     path: str
     line: str
@@ -54,7 +54,7 @@ class AgainRow:
 
 
 def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
-    """Rows that differ by their module alone together, in the order given."""
+    """The rows in groups that differ by module alone, in the order given."""
     groups: dict[AgainRow, list[AgainRow]] = defaultdict(list)
     for row in rows:
         groups[replace(row, path="")].append(row)
@@ -65,12 +65,12 @@ def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
 class LessRow:
     """A plan within a `share` of this one's peak, or the smallest plan (a share of 0).
 
-    `budget` is what to type for it: that was tried, and `peak_bytes` is the peak of the compiled step. Without a budget
-    nothing was compiled, and the peak is predicted, None where no plan was found. `extra_seconds` is what the plan
-    takes beyond this one, `extra_share` that over the predicted time of a step with this one. `freed` is what it no
-    longer saves, largest first, `freed_bytes` of all of them, `kept` and `kept_bytes` what it saves instead, `again`
-    the ops that it runs beside this one's, and `lines` the same by the user's line, what takes longest first.
-    `segments` are its loops that run in segments, each as its id and the steps of one.
+    `budget` is the text to type for it; it was tried, and `peak_bytes` is the peak of the compiled step. Without a
+    budget nothing was compiled: the peak is predicted, None where no plan was found. `extra_seconds` is the plan's time
+    beyond this one's, `extra_share` the same over the predicted time of a step. `freed` are the arrays that it no
+    longer saves, `kept` those that it saves instead, both largest first; `freed_bytes` and `kept_bytes` are their
+    sums. `again` names the further ops that it runs again, `lines` lists them by the user's line, longest time first.
+    `segments` are its loops that run in segments: the id of each, and the steps of a segment.
     """
 
     share: float
@@ -87,16 +87,16 @@ class LessRow:
     segments: tuple[tuple[int, int], ...] = ()
 
 
-class Rows:
-    """The rows of one plan of one program."""
+class Lists:
+    """The rows of a report, for plans of one program."""
 
-    def __init__(self, planner: Planner, found: Outline) -> None:
-        """`planner` prices the ops, `found` tells where each stands."""
-        self.planner, self.outline = planner, found
+    def __init__(self, planner: Planner, outline: Outline) -> None:
+        """`planner` prices the ops, `outline` gives the module and line of each."""
+        self.planner, self.outline = planner, outline
         self.graph: Graph = planner.graph
 
     def saved(self, plan: Plan) -> tuple[SavedRow, ...]:
-        """The saved arrays of a plan, the largest first."""
+        """The saved arrays of a plan, largest first."""
         late = {*plan.recomputed, *plan.deferred, *self.planner.problem.sides.backward}
         rows = (self._saved(s, plan, late) for s in plan.saved)
         return tuple(sorted(rows, key=lambda row: (-row.bytes, row.value)))
@@ -105,31 +105,31 @@ class Rows:
         maker = self.graph.values[s.value].maker
         assert maker is not None, "a plan saves no argument"
         type_ = type_of(s.dtype, s.shape, s.copies)
-        where = self.path(maker), self.outline.lines[maker]
-        known = plan.strategy == "save_all" or self.planner.problem.verdicts[s.value].not_recomputed
-        reason = s.reason if known else self._instead(s, plan) or s.reason
-        return SavedRow(s.value, s.bytes, type_, s.op, *where, self._needed_by(s.value, late), reason)
+        path, line = self.path(maker), self.outline.lines[maker]
+        is_final = plan.strategy == "save_all" or self.planner.problem.verdicts[s.value].not_recomputed
+        reason = s.reason if is_final else self._instead(s, plan) or s.reason
+        return SavedRow(s.value, s.bytes, type_, s.op, path, line, self._needed_by(s.value, late), reason)
 
     def _instead(self, s: Saved, plan: Plan) -> str:
-        """What would be saved in the place of a value that could be computed again; empty where nothing would."""
+        """The reason that names what would be saved to compute a value again; empty where nothing would."""
         graph, verdicts, saved = self.graph, self.planner.problem.verdicts, {*plan.values} - {s.value}
 
         def stops(v: int, op: Op) -> bool:
             return v in saved or (bool(verdicts[v].not_recomputed) and op.name not in PSEUDO)
 
-        found = [v for v in graph.first_met([s.value], stops) if v not in saved]
-        if not found:
+        values = [v for v in graph.first_met([s.value], stops) if v not in saved]
+        if not values:
             return ""
-        largest = max(found, key=lambda v: (self.planner.problem.prices[v], -v))
-        size = human_bytes(sum(self.planner.problem.prices[v] for v in found))
+        largest = max(values, key=lambda v: (self.planner.problem.prices[v], -v))
+        size = human_bytes(sum(self.planner.problem.prices[v] for v in values))
         maker = graph.maker_of(largest)
         assert maker is not None, "first_met finds what an op computes"
-        rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        rest = f" and {len(values) - 1} more" if len(values) > 1 else ""
         name = "the loop" if maker.name == OPEN_LOOP else maker.name
         why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
-        at = f"{name} at {file_and_line(self.outline.lines[maker.id])}{rest}"
-        what = f"the heavy {at}" if why == "heavy" else f"{at} ({why})"
-        return f"to compute it again, {size} would be kept in its place: {what}"
+        source = f"{name} at {file_and_line(self.outline.lines[maker.id])}{rest}"
+        source = f"the heavy {source}" if why == "heavy" else f"{source} ({why})"
+        return f"to compute it again, {size} would be kept in its place: {source}"
 
     def path(self, op: int) -> str:
         """The module path of an op."""
@@ -139,9 +139,9 @@ class Rows:
     def _needed_by(self, value: int, late: set[int]) -> str:
         """The ops of the backward that read a value, the first few by name."""
         readers = [op for op in self._readers(value) if op.id in late]
-        told = Counter(op.name for op in readers)
-        names = [name if n == 1 else f"{n} {name}" for name, n in told.most_common(_MOST_NAMES)]
-        more = len(told) - len(names)
+        counts = Counter(op.name for op in readers)
+        names = [name if n == 1 else f"{n} {name}" for name, n in counts.most_common(_MOST_NAMES)]
+        more = len(counts) - len(names)
         return ", ".join([*names, *([f"{more} more"] if more else [])]) or "the caller"
 
     def _readers(self, value: int) -> Iterator[Op]:
@@ -153,11 +153,11 @@ class Rows:
                 yield op
 
     def again(self, plan: Plan) -> tuple[AgainRow, ...]:
-        """What runs twice, by the user's line, what takes longest first."""
+        """The ops that run twice, by the user's line and module, longest time first."""
         return self._by_line(self.twice(plan), self.path)
 
     def _by_line(self, ids: Iterable[int], path_of: Callable[[int], str]) -> tuple[AgainRow, ...]:
-        """Ops that run again by the user's line and by `path_of` each, what takes longest first."""
+        """Ops that run again, grouped by the user's line and by `path_of`, longest time first."""
         groups: dict[tuple[str, str], list[Op]] = defaultdict(list)
         for i in ids:
             groups[self.outline.lines[i], path_of(i)].append(self.graph.ops[i])
@@ -172,22 +172,22 @@ class Rows:
         return [i for i in plan.recomputed if self.graph.ops[i].name not in PSEUDO]
 
     def seconds(self, op: Op) -> float:
-        """What one more run of an op takes, over all steps of its loops, by the model."""
+        """Predicted seconds of one more run of an op, over all steps of its loops."""
         return self.planner.problem.seconds[op.id]
 
     def flops(self, op: Op) -> float:
-        """What an op computes, over all steps of its loops."""
-        one = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
-        return one * self.graph.trips[self.graph.loop_of(op)]
+        """Flops of an op, over all steps of its loops."""
+        once = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
+        return once * self.graph.trips[self.graph.loop_of(op)]
 
     def step_flops(self) -> float:
-        """What the step computes where nothing runs twice."""
-        inside = self.graph.bodies  # they are counted op by op
-        return sum(self.flops(op) for op in self.graph.ops if op.id not in inside)
+        """Flops of a step in which nothing runs twice."""
+        loops = self.graph.bodies  # the ops of their bodies are counted one by one
+        return sum(self.flops(op) for op in self.graph.ops if op.id not in loops)
 
     def tried(self, plan: Plan, met: Iterable[Met], here: ParetoPoint) -> tuple[LessRow, ...]:
-        """What the plans of budgets that were met give up."""
-        return tuple(self._tried(plan, one, here) for one in met)
+        """The differences of the plans of budgets that were met from this one."""
+        return tuple(self._tried(plan, budget, here) for budget in met)
 
     def _tried(self, plan: Plan, met: Met, here: ParetoPoint) -> LessRow:
         other = self.planner.priced(met.plan)
@@ -195,9 +195,9 @@ class Rows:
         return replace(self._less(plan, met.share, place, here), budget=met.budget)
 
     def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
-        """What plans within smaller peaks give up, as predicted, for each of `SHARES`, and the smallest of all.
+        """The differences of the predicted plans for each of `SHARES`, and of the smallest of all, from this one.
 
-        A share that no plan holds has a row that says so, and none below it has one.
+        The first share that no plan holds has a row without a peak; smaller shares have none.
         """
         rows: list[LessRow] = []
         for share in SHARES:
@@ -222,13 +222,13 @@ class Rows:
         extra = other.seconds - here.seconds
         step = self.planner.common_seconds + here.seconds
         segments = other.plan.segments
-        told = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *in_segments(segments)])
+        names = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *in_segments(segments)])
         sizes = sum(row.bytes for row in freed), sum(row.bytes for row in kept)
         lines = self._by_line(again, lambda _: "")
         times = extra, extra / step if step else 0.0
-        return LessRow(share, other.peak_bytes, "", *times, *sizes, freed, kept, told, lines, segments)
+        return LessRow(share, other.peak_bytes, "", *times, *sizes, freed, kept, names, lines, segments)
 
 
 def _names(ops: Sequence[Op]) -> str:
-    """The ops by name, the most frequent first, all of them."""
+    """The names of all ops with their counts, most frequent first."""
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in Counter(op.name for op in ops).most_common())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jointcut.aot.report.frames import Frames
-from jointcut.aot.report.schedule import Assignment, Value, merged, occupied
+from jointcut.aot.report.liveness import Liveness, Value, merged, occupied
 from jointcut.aot.report.wire import decode, number, packed, text, varint
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)
@@ -111,12 +111,12 @@ def looped(length):
     def program(w, x):
         return lax.scan(lambda c, _: (jnp.tanh(c @ w), jnp.sin(c @ w)), x, length=length)
 
-    return Assignment.of(compiled(program, MATRIX, MATRIX))
+    return Liveness.of(compiled(program, MATRIX, MATRIX))
 
 
 def test_a_body_stands_in_the_row_once_and_in_the_bytes_as_often_as_it_runs():
     few, many = looped(4), looped(40)
-    assert len(few.schedule.order) == len(many.schedule.order)
+    assert len(few.order.instructions) == len(many.order.instructions)
     one = (len(many.executed) - len(few.executed)) / 36
     assert one > 0 and one == int(one)
     assert max(map(many.executed.count, many.executed)) == 40
@@ -128,13 +128,13 @@ def test_a_loop_inside_a_loop_is_not_repeated_again():
         inner = lambda c: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), c, length=5)[0]  # noqa: E731
         return lax.scan(lambda c, _: (inner(c), None), x, length=3)[0]
 
-    found = Assignment.of(compiled(program, MATRIX, MATRIX))
+    found = Liveness.of(compiled(program, MATRIX, MATRIX))
     assert {found.executed.count(time) for time in found.executed} <= {1, 3}
 
 
 def test_every_value_lives_within_the_row_and_its_allocation():
     found = looped(4)
-    assert found.values and all(0 <= v.start <= v.end <= len(found.schedule.order) for v in found.values)
+    assert found.values and all(0 <= v.start <= v.end <= len(found.order.instructions) for v in found.values)
     assert all(v.size > 0 for v in found.values)
     assert len(found.live_bytes()) == len(found.executed)
 
@@ -146,8 +146,8 @@ def test_the_calls_of_an_instruction_name_this_file_innermost_first():
     def outer(x):
         return inner(x)
 
-    program = Assignment.of(compiled(outer, MATRIX)).program
-    frames = [program.frames.of(i.frame) for i in program.instructions.values() if i.name.endswith("tanh")]
+    instructions = Liveness.of(compiled(outer, MATRIX)).instructions
+    frames = [instructions.frames.of(i.frame) for i in instructions.by_id.values() if i.name.endswith("tanh")]
     own = [call.rpartition("(")[2].rstrip(")").rpartition(".")[2] for call in frames[0] if __file__ in call]
     assert own[:2] == ["inner", "outer"]
 
@@ -161,6 +161,6 @@ def test_a_device_that_tells_no_assignment_has_none():
         def memory_analysis(self):
             return object()
 
-    assert Assignment.of(Silent()) is None
+    assert Liveness.of(Silent()) is None
     with pytest.raises(AttributeError):
-        Assignment.of(object())
+        Liveness.of(object())

@@ -10,8 +10,8 @@ from jax import lax
 
 from drawn import planned
 from jointcut import aot
+from jointcut.aot.report.lists import SHARES, Lists
 from jointcut.aot.report.rivals import POLICIES, rivals
-from jointcut.aot.report.rows import SHARES, Rows
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.outline import PSEUDO, outline
@@ -24,11 +24,11 @@ NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][3::5] 
 quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 
 
-def rows_of(planner: Planner) -> Rows:
-    return Rows(planner, outline(planner.graph))
+def rows_of(planner: Planner) -> Lists:
+    return Lists(planner, outline(planner.graph))
 
 
-def check(rows: Rows, plan) -> None:
+def check(rows: Lists, plan) -> None:
     """The laws of the rows of a plan."""
     saved, again = rows.saved(plan), rows.again(plan)
     assert sorted(row.value for row in saved) == sorted(plan.values)
