@@ -4,6 +4,14 @@ Start with the decorator `aot.function`; `help(aot.function)` lists its options.
 keeps for its backward. `aot.is_differentiable` reports what stops its gradient. `aot.load` runs an exported function.
 `aot.debug` checks each half while it runs.
 
+Where to add what:
+
+- an option of `aot.function`: a field in `options`, and a line in the docstring of `function`;
+- a figure of a report: `report/lists` and `report/sections`; what XLA says is read in `report/liveness`;
+- a command: `command/cli`;
+- another way in which programs are found, such as a service: a function that returns a `Runner`, as in `calls/cached`;
+- an error: `partition/errors`, for all folders.
+
 Files, in reading order:
 
     limits: Read a memory budget.
@@ -11,14 +19,14 @@ Files, in reading order:
     progress: Show the user what runs, and for how long.
     cache: Keep compiled programs on disk for other processes.
     trace: Trace a function and its gradient, and describe their inputs and outputs.
-    run: Compile the halves, and run them.
+    run: Compile the halves, run them, and pass residuals from forward to backward.
     budget: Find a plan that fits a budget, and remember it.
     export: Write a cut pair to a folder that others can run, and read one back.
-    report: Show what a partition keeps, what it computes again, and what less memory would cost.
+    report: Show what a partition keeps and computes again, by XLA's own account, and what less memory would cost.
     stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
-    calls: Answer a call of a decorated function.
+    calls: Find or compile the programs of a call, and run them.
     function: The decorator, and the object it returns.
-    explain: Tell what any function keeps for its backward, and whether it has one: a function of ours or any other.
+    explain: Tell what any function, decorated or not, keeps for its backward, and whether it has a gradient.
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 

@@ -1,4 +1,4 @@
-"""Tell what any function keeps for its backward, and whether it has one: a function of ours or any other."""
+"""Tell what any function, decorated or not, keeps for its backward, and whether it has a gradient."""
 
 from __future__ import annotations
 

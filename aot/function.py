@@ -333,8 +333,8 @@ def function(
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
             of the argument (a tuple of trees if `argnums` is a tuple). The gradient of any other array is None.
         wrappers: your own steps of the compilation, outermost first. One with `pre_compile` and `post_compile`
-            (`wrappers.wrapper.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
-            (`partition.lower.passes.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
+            (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
+            (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
 
     Raises:

@@ -142,7 +142,7 @@ def _refuse_no_wrappers(wrappers: Any) -> None:
             hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
         ):
             what = f"is a {type(wrapper).__name__}, which has neither pre_compile and post_compile nor pre_lower."
-            cure = "Give objects with the methods of wrappers.wrapper.CompilerWrapper or partition.passes.HalfPass."
+            cure = "Give objects with the methods of jointcut.wrappers.CompilerWrapper or jointcut.partition.HalfPass."
             raise TraceError(message(f"wrappers[{i}]", what, cure))
         if isinstance(wrapper, type):
             what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."

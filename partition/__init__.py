@@ -31,6 +31,7 @@ Files, in reading order:
 """
 
 from jointcut.partition.drawing.displays import graph_page as graph_page
+from jointcut.partition.lower.passes import HalfPass as HalfPass
 from jointcut.partition.plans.plan import Plan as Plan
 from jointcut.partition.plans.plan import Saved as Saved
 from jointcut.partition.plans.plandiff import diff as diff

@@ -54,7 +54,7 @@ def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[...
         simpler = wrapper.pre_compile(replace(target, function=seen))
         if not isinstance(simpler, Target):
             what = f"returned a {type(simpler).__name__}, not a Target."
-            cure = "Return Target(function, convention) of jointcut.wrappers.wrapper, or the one that was given."
+            cure = "Return jointcut.wrappers.Target(function, convention), or the one that was given."
             raise TraceError(message(f"pre_compile of {type(wrapper).__name__}", what, cure))
         steps.append((wrapper, seen, simpler))
         target = simpler

@@ -1,4 +1,4 @@
-"""Answer a call of a decorated function.
+"""Find or compile the programs of a call, and run them.
 
 `alone` runs a function without its gradient. `cached` looks up programs that another process compiled, as an `Entry`,
 and compiles missing ones through the stages. `flow` answers whether a gradient can flow at all. `method` binds a

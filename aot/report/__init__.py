@@ -1,4 +1,4 @@
-"""Show what a partition keeps, what it computes again, and what less memory would cost.
+"""Show what a partition keeps and computes again, by XLA's own account, and what less memory would cost.
 
 Files, in reading order:
 

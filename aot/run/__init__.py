@@ -1,7 +1,6 @@
-"""Compile the halves, and run them.
+"""Compile the halves, run them, and pass residuals from forward to backward.
 
-A `Runner` calls the programs of one signature on flat arrays, and passes residuals from forward to backward. Its
-programs may be just compiled, from the cache, or from an exported pair. A `Binder` finds the signature of a call. A
+A `Runner` calls the programs of one signature on flat arrays. They may be just compiled, from the cache, or from an exported pair. A `Binder` finds the signature of a call. A
 `Pullback` holds the residuals until the cotangent is given. Inside a transformation of the user's, the same programs
 run as part of its trace.
 

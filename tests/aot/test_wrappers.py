@@ -222,7 +222,7 @@ def test_a_pre_compile_that_gives_no_target_is_named():
         aot.function(loss, wrappers=(Forgetful(),))(W, X)
     assert str(caught.value) == (
         "pre_compile of Forgetful returned a NoneType, not a Target.\n"
-        "Return Target(function, convention) of jointcut.wrappers.wrapper, or the one that was given."
+        "Return jointcut.wrappers.Target(function, convention), or the one that was given."
     )
 
 
@@ -230,7 +230,7 @@ def test_a_pre_compile_that_gives_no_target_is_named():
     ("given", "what"),
     [
         (3, "is a int, which has neither pre_compile and post_compile nor pre_lower.\n"
-         "Give objects with the methods of wrappers.wrapper.CompilerWrapper or partition.passes.HalfPass."),
+         "Give objects with the methods of jointcut.wrappers.CompilerWrapper or jointcut.partition.HalfPass."),
         (Doubled, "is the class Doubled.\nGive an object of it, Doubled()."),
     ],
 )  # fmt: skip
