@@ -1,8 +1,8 @@
 """Compile the halves, run them, and pass residuals from forward to backward.
 
-A `Runner` calls the programs of one signature on flat arrays. They may be just compiled, from the cache, or from an exported pair. A `Binder` finds the signature of a call. A
-`Pullback` holds the residuals until the cotangent is given. Inside a transformation of the user's, the same programs
-run as part of its trace.
+A `Runner` calls the programs of one signature on flat arrays. They may be just compiled, from the cache, or from an
+exported pair. A `Binder` finds the signature of a call. A `Pullback` holds the residuals until the cotangent is given.
+Inside a transformation of the user's, the same programs run as part of its trace.
 
 Files, in reading order:
 
