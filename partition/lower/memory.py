@@ -36,8 +36,9 @@ from jointcut.partition.program.primitives import (
 
 BARRIER = "optimization_barrier"
 
-#: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
-FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
+#: Primitives that XLA fuses into their readers, and the readers into which it fuses them. To XLA the bits of a threefry
+#: key are a long elementwise chain, which it runs again in each reader rather than keep them.
+FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS | {"random_bits"}) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
 
 #: Primitives that may write over an operand that nothing reads later.
