@@ -36,10 +36,12 @@ from jointcut.partition.program.primitives import (
 
 BARRIER = "optimization_barrier"
 
-#: Primitives that XLA fuses into their readers, and the readers into which it fuses them. To XLA the bits of a threefry
-#: key are a long elementwise chain, which it runs again in each reader rather than keep them.
-FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS | {"random_bits"}) - RENAMING
+#: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
+FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
+
+#: To XLA the bits of a threefry key are a long elementwise chain: it runs again for a later reader, and keeps nothing.
+_RUN_AGAIN = "random_bits"
 
 #: Primitives that may write over an operand that nothing reads later.
 _IN_PLACE = ELEMENTWISE | CALLS | UPDATING | LOOPS
@@ -161,6 +163,7 @@ class Level:
                 others[b] += fuses_nothing
                 products[b] += is_product
         last, fused = [-1] * len(self.sizes), [False] * len(self.sizes)
+        bits = {b for row in rows if row.name == _RUN_AGAIN for b in row.makes}
         for b in self.stacks:
             last[b] = max(made[b], 0)
             readers[b] += 1
@@ -176,8 +179,9 @@ class Level:
                     fused[out] = True
                     when = max(last[out], i)
             for b in row.reads:
-                if last[b] < when:
-                    last[b] = when
+                end = i if b in bits else when
+                if last[b] < end:
+                    last[b] = end
         return last, fused
 
     def _is_fused(self, row: Row, out: int, readers: int) -> bool:

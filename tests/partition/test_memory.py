@@ -304,6 +304,15 @@ def test_branches_count_as_much_as_the_largest():
     assert in_matrices(replayed(forward)) == 3  # the result, and two products in the branch
 
 
+def test_a_mask_that_is_read_later_keeps_no_random_bits():
+    def forward(x):
+        keep = jax.random.bits(jax.random.key(0), x.shape) < 2**30
+        h = jnp.where(keep, x @ x, 0.0)
+        return (jnp.sum(jnp.where(keep, (h @ h) @ (h @ h), 0.0)),)
+
+    assert in_matrices(replayed(forward)) == 3  # three products; the bits would be a fourth
+
+
 # ------------------------------------------------------------------------------------ on the corpus
 
 
