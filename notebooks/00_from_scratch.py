@@ -450,15 +450,18 @@ plt.show()
 #   `partition/lower/memory.py` and `partition/search/budget.py`.
 # - **The compiler hoists.** Nothing in our backward says *when* to compute again. XLA sees equations that
 #   need no cotangent, may run them all at the very start, and then has in memory what we did not save. Each
-#   has to be tied to the cotangent for which it is needed: `partition/lower/order.py` and `partition/lower/emit.py`.
+#   has to be tied to the cotangent for which it is needed: `partition/lower/order.py` and
+#   `partition/lower/emit.py`.
 #   What is left of the saving once XLA has compiled it is measured in [01_first_cut](01_first_cut.ipynb).
 # - **The compiler fuses.** Cheap operations are merged with those that read them, and never reach memory; a
 #   product always does. Among cuts of equal bytes it is therefore better to save the product. And not all
 #   that is elementwise is cheap: a chain of many `exp` and `tanh` costs more than it saves. See
-#   [02_read_a_plan](02_read_a_plan.ipynb), `partition/prices/rules.py` and `partition/search/mincut.py`, which also
+#   [02_read_a_plan](02_read_a_plan.ipynb), `partition/prices/rules.py` and `partition/search/mincut.py`,
+#   which also
 #   finds exact cuts of more than 32 bits.
 # - **What else is in a program.** Branches, custom derivatives, effects that must happen once, writes to
-#   references, the same array passed twice. The file `partition/program/sides.py` begins where our `late` ends.
+#   references, the same array passed twice. The file `partition/program/sides.py` begins where our `late`
+#   ends.
 #
 # ## 7. The real thing
 #

@@ -483,5 +483,6 @@ tell(everything, planner.plan(planner.front.best(30_000_000), "front"))
 
 # %% [markdown]
 # Each of these was a function of ten or fifteen lines. If yours turns out well, the places where ours stand
-# are `partition/prices/cost.py`, `partition/prices/rules.py`, `wrappers/` and `partition/search/mincut.py`; each folder lists its
+# are `partition/prices/cost.py`, `partition/prices/rules.py`, `wrappers/` and `partition/search/mincut.py`;
+# each folder lists its
 # files in the order in which to read them.

@@ -87,7 +87,7 @@ def test_lines_are_those_of_the_three_folders():
     counts = house.lines(Namespace(), {})
     path = house.ROOT / "wrappers"
     assert counts.keys() == {"aot", "partition", "wrappers"}
-    assert counts["wrappers"] == sum(len(p.read_text("utf-8").splitlines()) for p in path.glob("*.py"))
+    assert counts["wrappers"] == sum(len(p.read_text("utf-8").splitlines()) for p in path.rglob("*.py"))
 
 
 def test_a_work_that_takes_twice_as_long_takes_two_units(monkeypatch):
