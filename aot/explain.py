@@ -21,7 +21,7 @@ def explain(
     cost: CostModel | None = None,
     **kwargs: Any,
 ) -> Report:
-    """What `jax.vjp` of a function keeps of its forward, and what jointcut would keep; nothing is run.
+    """Report what `jax.vjp` of a function keeps of its forward, and what jointcut would keep; nothing is run.
 
     Args:
         fun: the function. One that `aot.function` made explains itself, with its own options.

@@ -192,7 +192,7 @@ class _Scheduler:
         return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def stacked_by_reruns(self, again: Iterable[int]) -> dict[int, list[int]]:
-        """What each loop that may run again would have to stack, by the op id of its scan."""
+        """The values that each loop that may run again would stack, by the id of the loop's op."""
         stacks: dict[int, list[int]] = {scan: [] for scan in self.rerunnable}
         for op in (self.graph.ops[i] for i in again):
             scan = self.graph.regions[op.region].holder
@@ -201,11 +201,11 @@ class _Scheduler:
         return stacks
 
     def inputs(self, op: Op) -> tuple[int, ...]:
-        """What an op that runs again reads at its own level; for a loop, whatever will be read of its steps."""
+        """The values that an op reads at its own level when it runs again; for a loop, all that its steps read."""
         return self.rerun(op, self.stackable[op.id]).reads if op.id in self.rerunnable else op.inputs
 
     def rerun(self, scan: Op, stacks: Iterable[int]) -> Rerun:
-        """What a loop's forward scan takes when it runs again: all that its carry is computed from.
+        """The rerun of a forward loop: all ops that its carry is computed from.
 
         What another scan of the same loop makes at a step is read from that one's stack.
         """
@@ -235,12 +235,12 @@ class _Scheduler:
         return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))
 
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
-        """What an op reads of the elementwise chains that the backward computes in the same region."""
+        """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
         return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
-        """What an op reads at its own level; for a scan also what its body reads from there."""
+        """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
         if op.name != OPEN_LOOP:
             return op.inputs
         body = self.graph.bodies[op.id]
@@ -323,7 +323,7 @@ class _Scheduler:
         return None if scan is None else self.graph.ops[scan]
 
     def repeated(self, v: int) -> int:
-        """What a cotangent repeats, if it does: a barrier would have to write all of it out."""
+        """The value that a cotangent repeats, or the cotangent: a barrier would write all repetitions out."""
         maker = self.graph.values[v].maker
         while maker is not None and self.graph.ops[maker].name in REPEATING and self.graph.ops[maker].inputs:
             v = self.graph.ops[maker].inputs[0]

@@ -158,7 +158,7 @@ def _unwound(loop: _Divided, step: Enter) -> Segments:
 
 
 def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
-    """What a loop that runs again in segments reads from around it, first and last carries apart."""
+    """The values around a loop that it reads when it runs again in segments, without the starts of segments."""
     body = graph.bodies[loop.op]
     starts = dict(zip(body.carried_in, body.starts, strict=True))
     reads: dict[int, None] = {}

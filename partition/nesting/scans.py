@@ -152,8 +152,10 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What runs in a segment of the backward: the reruns, one for each level of segments, and the backward scan, which
-    reads the stacks of the last of them in the order `fed`.
+    """The loops that run in a segment of the backward.
+
+    The `reruns`, one for each level of segments, come first. The `backward` scan reads the stacks of the last of them,
+    in the order `fed`.
     """
 
     reruns: tuple[_Walk, ...]
