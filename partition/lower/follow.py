@@ -96,10 +96,11 @@ class Scope(ABC, Generic[Atom]):
 
     def run(self, steps: Iterable[Step]) -> None:
         """Follow steps, in order."""
+        ops = self.graph.ops
         for step in steps:
             match step:
                 case Run():
-                    self.op(self.graph.ops[step.op], step.apart)
+                    self.op(ops[step.op], step.apart)
                 case Enter():
                     self.loop(step)
                 case Wait():

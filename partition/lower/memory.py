@@ -10,10 +10,12 @@ whether a budget holds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from jointcut.partition.figures import human_bytes
@@ -39,6 +41,7 @@ BARRIER = "optimization_barrier"
 #: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
 FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
+_FUSES_OR_PACKS = READS_FUSED | PACKING
 
 #: To XLA the bits of a threefry key are a long elementwise chain: it runs again for a later reader, and keeps nothing.
 _RUN_AGAIN = "random_bits"
@@ -117,6 +120,10 @@ class Level:
     stacks: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
 
+    def copied(self) -> Level:
+        """The same rows and buffers, to which more may be added."""
+        return Level(*(copy(getattr(self, part.name)) for part in fields(self)))
+
     def buffer(self, size: int, held: Any) -> int:
         """A new buffer."""
         self.sizes.append(size)
@@ -155,18 +162,15 @@ class Level:
 
     def _last_reads(self) -> tuple[list[int], list[bool]]:
         rows, made = self.rows, self.made
-        readers, others, products = ([0] * len(self.sizes) for _ in range(3))  # all, those that fuse nothing, products
-        for row in rows:
-            fuses_nothing, is_product = row.name not in READS_FUSED, row.name in PACKING
-            for b in row.reads:
-                readers[b] += 1
-                others[b] += fuses_nothing
-                products[b] += is_product
+        readers = Counter(chain.from_iterable(row.reads for row in rows))
+        readers.update(self.stacks)
+        # The buffers that products read, and those that others read which fuse nothing.
+        by_products = set[int]().union(*(row.reads for row in rows if row.name in PACKING))
+        by_others = set[int]().union(*(row.reads for row in rows if row.name not in _FUSES_OR_PACKS))
         last, fused = [-1] * len(self.sizes), [False] * len(self.sizes)
         bits = {b for row in rows if row.name == _RUN_AGAIN for b in row.makes}
         for b in self.stacks:
             last[b] = max(made[b], 0)
-            readers[b] += 1
         for b in self.ends | self.carried:
             last[b] = len(rows)
         for i in range(len(rows) - 1, -1, -1):
@@ -174,7 +178,7 @@ class Level:
             if row.name in FUSED_AWAY and len(row.makes) == 1:
                 out = row.makes[0]
                 # A product transposes an operand by itself.
-                in_memory = others[out] - (products[out] if row.name == "transpose" else 0)
+                in_memory = out in by_others or (out in by_products and row.name != "transpose")
                 if not in_memory and self._is_fused(row, out, readers[out]):
                     fused[out] = True
                     when = max(last[out], i)

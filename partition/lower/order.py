@@ -12,6 +12,7 @@ additions would otherwise keep its whole stream from the first reader on (81 MB 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,10 @@ class Turn(NamedTuple):
     written: tuple[int, ...] = ()
 
 
+#: Plans of one program share most of their turns.
+_alone = functools.cache(Turn)
+
+
 @dataclass(frozen=True)
 class Rerun:
     """A loop's forward scan that a step of the loop around it runs again: the ops of its body that it needs for that,
@@ -82,7 +87,7 @@ class Progress:
 
     def has(self, values: Iterable[int]) -> bool:
         """Whether values are at hand, and none of them was recomputed."""
-        return self.have.issuperset(values) and self.made_at.keys().isdisjoint(values)
+        return self.have.issuperset(values) and (not self.made_at or self.made_at.keys().isdisjoint(values))
 
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""
@@ -100,10 +105,10 @@ class Progress:
 
     def is_dropped(self, graph: Graph, v: int) -> bool:
         """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
-        op = graph.maker_of(v)
-        if op is None or not self.is_far(v):
+        if v not in self.made_at or not self.is_far(v):
             return False
-        return self.runs[op.id] < MOST_RUNS and light(graph, op)
+        op = graph.maker_of(v)
+        return op is not None and self.runs[op.id] < MOST_RUNS and light(graph, op)
 
     def note(self, op: Op) -> None:
         """Note that an op of the backward runs."""
@@ -112,7 +117,8 @@ class Progress:
     def note_again(self, op: Op) -> None:
         """Note that an op is recomputed."""
         self.runs[op.id] += 1
-        self.made_at.update(dict.fromkeys(op.outputs, self.passed))
+        for v in op.outputs:
+            self.made_at[v] = self.passed
 
     def is_near(self, v: int) -> bool:
         """Whether a value was recomputed just now."""
@@ -150,11 +156,15 @@ class _Scheduler:
         self.reruns = self.rerunnable.intersection(again)
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
+        given = (v for v, _ in graph.inputs)
+        self.at_hand = frozenset(v for v in (*saved, *given) if graph.values[v].loop == TOP)
         self.backward = {r.id: [i for i in r.ops if i in problem.sides.backward] for r in graph.regions}
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since what they read must be computed before."""
         progress = Progress(self.graph.regions[region_id].loop)
+        if region_id == TOP:
+            progress.have.update(self.at_hand)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
         last = self.missing(results, progress)
         reruns = {scan: self.rerun(self.graph.ops[scan], stacks) for scan, stacks in progress.stacked.items()}
@@ -167,7 +177,7 @@ class _Scheduler:
         if op.name not in self.special and progress.has(op.inputs):
             progress.have.update(op.outputs)
             progress.note(op)
-            return Turn(op.id)
+            return _alone(op.id)
         demands = self.demands(op)
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
@@ -312,7 +322,7 @@ class _Scheduler:
 
         Its stacks last for one step of the loop around it, and are small.
         """
-        scan = self.around(op)
+        scan = self.around(op) if self.reruns else None
         if scan is None or scan.id not in self.reruns:
             return False
         return bool(heavy(self.graph, op)) or op.name in DEAR or (op.name in CALLS and bool(op.inner & DEAR))

@@ -14,7 +14,7 @@ from typing import Any
 
 from jointcut.partition.lower.follow import Scope, lengths_between
 from jointcut.partition.lower.memory import BARRIER, Buffer, Level, Row, Stack, body_of
-from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
+from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments, Step, Write
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.program.primitives import RENAMING, UPDATING
@@ -68,17 +68,14 @@ class Replayer:
         self.graph = graph
         payloads = ((op.id, op.payload) for op in graph.ops if op.payload is not None and op.name not in _CLOSED)
         self.bodies = {i: body for i, payload in payloads if (body := body_of(payload)) is not None}
+        self.kept: tuple[list[Step], _Counter] | None = None
 
     def rows(self, schedule: Schedule) -> Rows:
         """The rows of both halves."""
-        graph, level = self.graph, Level()
-        forward, backward = (
-            _Counter(graph, graph.regions[TOP], None, level=level, bodies=self.bodies) for _ in range(2)
-        )
-        for v in graph.role_inputs(Role.PRIMAL):
-            forward.define(v, forward.given(v))
-        forward.run(schedule.forward)
+        graph, forward = self.graph, self.forward(schedule.forward)
+        level = forward.level
         count = len(level.rows)
+        backward = _Counter(graph, graph.regions[TOP], None, level=level, bodies=self.bodies)
         for v in (*graph.role_inputs(Role.PRIMAL), *schedule.handed):
             backward.define(v, forward.want(v))
         for v in graph.role_inputs(Role.COTANGENT):
@@ -89,6 +86,25 @@ class Replayer:
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
         level.ends.update(b for b in results if b is not None)
         return Rows(level, count)
+
+    def forward(self, steps: Iterable[Step]) -> _Counter:
+        """The rows of a forward.
+
+        The forwards of most plans differ only in what they write, which adds no row. So the last one is kept.
+        """
+        runs: list[Step] = []
+        writes: list[Step] = []
+        for step in steps:
+            (writes if isinstance(step, Write) else runs).append(step)
+        if self.kept is None or self.kept[0] != runs:
+            counter = _Counter(self.graph, self.graph.regions[TOP], None, bodies=self.bodies)
+            for v in self.graph.role_inputs(Role.PRIMAL):
+                counter.define(v, counter.given(v))
+            counter.run(runs)
+            self.kept = runs, counter
+        counter = self.kept[1].copied()
+        counter.run(writes)
+        return counter
 
 
 def handed_bytes(graph: Graph, schedule: Schedule) -> int:
@@ -127,6 +143,10 @@ class _Counter(Scope[int | None]):
     level: Level = field(default_factory=Level)
     bodies: Mapping[int, Level] = field(kw_only=True)
     starts: dict[int, int] = field(default_factory=dict)
+
+    def copied(self) -> _Counter:
+        """The same rows of the top of the program, to be continued."""
+        return replace(self, env=dict(self.env), starts=dict(self.starts), written=set(), level=self.level.copied())
 
     def given(self, v: int) -> int:
         """A buffer of somebody else for a value."""
@@ -172,17 +192,19 @@ class _Counter(Scope[int | None]):
         if op.name in RENAMING:
             self.rename(op)
             return
-        env, level, values = self.env, self.level, self.graph.values
-        reads = dict.fromkeys(b for v in op.inputs if (b := env[v] if v in env else self.want(v)) is not None)
-        first = len(level.sizes)
-        for number, v in enumerate(op.outputs, first):
-            env[v] = number
+        env, level, values, name = self.env, self.level, self.graph.values, op.name
+        atoms = [env[v] if v in env else self.want(v) for v in op.inputs]
+        reads = [b for b in atoms if b is not None]
+        sizes, types, first = level.sizes, level.types, len(level.sizes)
+        for v in op.outputs:
+            env[v] = len(sizes)
             value = values[v]
-            level.sizes.append(value.bytes)
-            level.types.append(value)
-        into = self.want(op.operands[0]) if op.name in UPDATING and op.operands[0] is not None else None
-        makes = (first,) if len(op.outputs) == 1 else tuple(range(first, len(level.sizes)))
-        level.rows.append(Row(op.name, tuple(reads), makes, into, self.bodies.get(op.id), op))
+            sizes.append(value.bytes)
+            types.append(value)
+        into = self.want(op.operands[0]) if name in UPDATING and op.operands[0] is not None else None
+        makes = (first,) if len(sizes) == first + 1 else tuple(range(first, len(sizes)))
+        distinct = tuple(reads if len(reads) < 2 else dict.fromkeys(reads))
+        level.rows.append(Row(name, distinct, makes, into, self.bodies.get(op.id), op))
 
     def rename(self, op: Op) -> None:
         """Let results stand for the buffers of operands, each by its place; those of literals have buffers."""

@@ -16,7 +16,6 @@ from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentab
 from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write, runs
 from jointcut.partition.plans.plan import Plan, runs_forward
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.primitives import MOVEMENT
 from jointcut.partition.program.roles import Role
@@ -69,8 +68,8 @@ class _Halves:
     def schedule(self, lengths: Mapping[int, Lengths]) -> Schedule:
         """The schedule, with loops in segments of these lengths."""
         backward = self.backward()
-        ran = {step.op for step in runs(backward)}
-        handed = [v for v in self.plan.values if v in self.gradients or self.is_read(v, ran)]
+        wanted = self.gradients | self.read(backward)
+        handed = [v for v in self.plan.values if v in wanted]
         divided = self.divided(lengths, handed)
         if divided:
             made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
@@ -98,13 +97,13 @@ class _Halves:
         orders = ordered(self.problem, self.plan)
         return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again).steps(TOP))
 
-    def is_read(self, v: int, ran: set[int]) -> bool:
-        """Whether some ops read a value, or a step of it."""
-        graph = self.graph
-        return any(
-            i in ran or (graph.ops[i].name == STEP and self.is_read(graph.ops[i].outputs[0], ran))
-            for i in graph.consumers[v]
-        )
+    def read(self, steps: Iterable[Step]) -> set[int]:
+        """The values that some steps read, whole or step by step."""
+        ops = self.graph.ops
+        read = set[int]().union(*(ops[step.op].inputs for step in runs(steps)))
+        slices = (op for op in reversed(ops) if op.name == STEP) if len(self.graph.regions) > 1 else ()
+        read.update(op.inputs[0] for op in slices if op.outputs[0] in read)
+        return read
 
     def divided(self, lengths: Mapping[int, Lengths], read: Sequence[int]) -> dict[int, _Divided]:
         """The loops to run in segments, by the op of their backward; `read` is what the backward reads."""
@@ -215,7 +214,7 @@ class _Pass:
             yield _run(op.id, False, op.name in self.apart)
             if touched and not touched.isdisjoint(op.outputs):
                 yield from (Round(v) for v in op.outputs if v in self.rounded)
-                yield from (Write(v) for v in op.outputs if v in self.written and _can_wait(self.graph, v))
+                yield from (Write(v) for v in op.outputs if v in self.written and v in self.graph.arrays)
 
     def loop(self, op: int, again: bool = False) -> Enter:
         """A loop with its steps."""
@@ -238,10 +237,10 @@ class _Turns:
         for turn in order.steps:
             if turn.again or turn.whole:
                 if self.waits:
-                    yield from (Wait(v, anchor) for v, anchor in turn.waits if _can_wait(self.graph, v))
+                    yield from (Wait(v, anchor) for v, anchor in turn.waits if v in self.graph.arrays)
                 yield from (self.run(order, i, again=True) for i in turn.again)
             if self.waits and turn.written:
-                yield from (Write(v) for v in turn.written if _can_wait(self.graph, v))
+                yield from (Write(v) for v in turn.written if v in self.graph.arrays)
             yield self.run(order, turn.op, apart=turn.whole)
         yield from (self.run(order, i, again=True) for i in order.last)
 
@@ -291,9 +290,3 @@ def _rounded(graph: Graph, plan: Plan) -> frozenset[int]:
         return frozenset()
     half = (v for v in plan.values if graph.values[v].dtype in ("bfloat16", "float16"))
     return frozenset(v for v in half if (op := graph.maker_of(v)) is not None and op.name not in MOVEMENT)
-
-
-def _can_wait(graph: Graph, v: int) -> bool:
-    """Whether a value can wait and be written: an array that an op makes or that is given, not a reference or a key."""
-    op, payload = graph.maker_of(v), graph.values[v].payload
-    return (op is None or op.name != LITERAL) and (payload is None or jaxprs.is_plain(payload))

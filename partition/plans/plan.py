@@ -260,7 +260,7 @@ def needed(problem: Problem, saved: frozenset[int]) -> Needed:
 def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:
     """The ops that the forward runs: those that outputs and effects need, and those that compute some values."""
     ops = set(sides.forward)
-    makers = [graph.values[v].maker for v in values]
+    makers = list({graph.values[v].maker for v in values} - ops)
     while makers:
         maker = makers.pop()
         if maker is None or maker in ops:

@@ -168,10 +168,13 @@ def _too_dear(graph: Graph, sides: Sides) -> frozenset[int]:
 
 def rerunnable(graph: Graph) -> frozenset[int]:
     """Ids of the forward scans that may run again in a step of the loop around them: no op in them must run once."""
+    forward = (graph.ops[i] for i in graph.bodies if graph.ops[i].origin is Side.FORWARD)
+    bodies = {op.id: graph.bodies[op.id].region for op in forward if graph.loop_of(op) != TOP}
+    if not bodies:
+        return frozenset()
     run_once = (op for op in graph.ops if op.effects or COLLECTIVES & {op.name, *op.inner})
     closed = {region for op in run_once for region in graph.around[op.region]}
-    bodies = {i: body.region for i, body in graph.bodies.items() if graph.ops[i].origin is Side.FORWARD}
-    return frozenset(i for i, body in bodies.items() if graph.loop_of(graph.ops[i]) != TOP and body not in closed)
+    return frozenset(i for i, body in bodies.items() if body not in closed)
 
 
 def _escapes_into_step(graph: Graph, value: Value, op: Op, rules: _Rules) -> bool:

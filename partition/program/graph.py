@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from jointcut.partition.program.bodies import Body
-from jointcut.partition.program.jaxprs import scope_of
+from jointcut.partition.program.jaxprs import is_plain, scope_of
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.places import line_of
 from jointcut.partition.program.roles import Role, Side
@@ -180,6 +180,13 @@ class Graph(Shown):
             for v in op.inputs:
                 out[v].append(op.id)
         return tuple(map(tuple, out))
+
+    @cached_property
+    def arrays(self) -> frozenset[int]:
+        """The values that are arrays in memory: no literals, references or random keys."""
+        literals = {v for op in self.ops if op.name == LITERAL for v in op.outputs}
+        plain = (v.id for v in self.values if v.payload is None or is_plain(v.payload))
+        return frozenset(plain) - literals
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:

@@ -230,6 +230,7 @@ class Chain:
         # A cut of the front saves a value if it lies between these two ranks.
         self.ranks = [(front.ranks[n].tolist(), front.ranks[n + 1].tolist()) for n in nodes]
         self.known: dict[tuple[Any, ...], Figures] = {}
+        self.passing: dict[tuple[int, int], frozenset[int]] = {}  # what a stretch exports to others from `stop` on
 
     @cached_property
     def ending(self) -> tuple[tuple[Piece, ...], ...]:
@@ -292,8 +293,10 @@ class Chain:
         Of its values those `inside` are saved too, and later stretches of the piece compute from those `asked` for.
         """
         exports = self.row.stretches[number].exports
-        outer = frozenset(v for v, last in exports.items() if last >= stop)
-        inner = asked.intersection(exports) - outer
+        if (number, stop) not in self.passing:
+            self.passing[number, stop] = frozenset(v for v, last in exports.items() if last >= stop)
+        outer = self.passing[number, stop]
+        inner = asked.intersection(exports) - outer if asked else asked
         key = number, inside, outer, inner
         if key not in self.known:
             self.known[key] = figures(self.row, self.row.stretches[number], inside, outer, inner)

@@ -97,7 +97,8 @@ class _Replay:
         again = self.progress.made_at
         self.now = {v: b for v, b in self.now.items() if v not in again or not self.is_light(v)}
         for i in self.stretch.backward:
-            self.compute(self.stretch.reads.get(i, {}))
+            if reads := self.stretch.reads.get(i):
+                self.compute(reads)
             self.run(i)
         self.level.carried.update(self.now[v] for v in self.stretch.passing if v in self.now)
         last, counted = self.level.lives
@@ -130,12 +131,13 @@ class _Replay:
 
     def compute(self, values: Iterable[int]) -> None:
         """Run the ops again that compute some values, where these are not at hand."""
+        made_in, number = self.row.made_in, self.stretch.number
         ops: set[int] = set()
         seen: set[int] = set()
         stack = list(self.sources(values))
         while stack:
             v = stack.pop()
-            if v in seen or v in self.saved or self.row.made_in[v] != self.stretch.number:
+            if v in seen or v in self.saved or made_in[v] != number:
                 continue
             if v in self.now and not self.progress.is_dropped(self.graph, v):
                 continue
@@ -153,15 +155,16 @@ class _Replay:
         op = self.graph.ops[i]
         is_late = i in self.row.problem.sides.backward
         values = self.sources(self.stretch.reads.get(i, {}) if is_late else op.inputs)
-        reads = tuple(dict.fromkeys(self.now[v] for v in values if v in self.now))
+        now = self.now
+        reads = tuple(dict.fromkeys([now[v] for v in values if v in now]))
         if op.name in RENAMING:
-            self.now.update((v, reads[0]) for v in op.outputs[:1] if reads)
+            now.update((v, reads[0]) for v in op.outputs[:1] if reads)
             return
         makes = []
         for v in op.outputs:
             if self.graph.values[v].loop == TOP:
-                self.now[v] = self.buffer(v)
-                makes.append(self.now[v])
+                now[v] = self.buffer(v)
+                makes.append(now[v])
         self.level.rows.append(memory.Row(op.name, reads, tuple(makes), None, None, op))
         if is_late:
             self.progress.note(op)
