@@ -28,7 +28,7 @@ from jointcut.partition.search.budget import Candidate, Planner
 from jointcut.wrappers.record import Record
 
 #: Most plans compiled because their predicted peak fits, and most compiled because they are the smallest.
-MOST_PROPOSED, MOST_SMALLEST = 4, 5
+MOST_PROPOSED, MOST_SMALLEST = 4, 6
 
 #: XLA's bytes for each predicted byte, until a plan was compiled: about the median on CPU.
 CALIBRATION = 1.25
