@@ -28,6 +28,7 @@ Files, in reading order:
     search: Choose what is saved, for a price or a budget; a file for each method.
     drawing: Draw graphs and plans as pages and pictures.
     split: The entry point: a joint jaxpr goes in, forward and backward come out.
+    branches: Cut the branches of conditionals inside a joint program.
 """
 
 from jointcut.partition.drawing.displays import graph_page as graph_page

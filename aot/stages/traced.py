@@ -147,7 +147,7 @@ class Traced:
     @cached_property
     def graph(self) -> Graph:
         """The joint program as ops and values, the bodies of its loops joined."""
-        return read(self.program.closed, self.program.roles)
+        return read(self.program.to_cut, self.program.roles)
 
     @property
     def consts(self) -> tuple[Any, ...]:

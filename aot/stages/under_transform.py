@@ -33,8 +33,8 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """
     how = wanted_plan(options)
     if how.budget is None:
-        return split(program.closed, program.roles, how.strategy, passes=options.passes)
-    problem = Problem.of(read(program.closed, program.roles), backend=Backend.here())
+        return split(program.to_cut, program.roles, how.strategy, passes=options.passes)
+    problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:

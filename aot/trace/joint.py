@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
@@ -168,7 +169,7 @@ class Joint:
     `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
-    (-1), since constants may precede them.
+    (-1), since constants may precede them. `keeps_branches` says that conditionals are left as JAX wrote them.
     """
 
     closed: Any
@@ -177,6 +178,13 @@ class Joint:
     results: Results
     sparse: frozenset[int] = frozenset()
     differentiated: tuple[int, ...] = ()
+    keeps_branches: bool = False
+
+    @cached_property
+    def to_cut(self) -> Any:
+        """The program as it is cut: `closed`, with the branches of its conditionals cut already (see `branches`)."""
+        ahead = self.roles.forward_ops
+        return self.closed if self.keeps_branches or ahead is None else cut_branches(self.closed, ahead)
 
     @property
     def has_traced_consts(self) -> bool:
@@ -199,11 +207,6 @@ class Joint:
     def carries(self) -> tuple[bool, ...]:
         """Whether each output has a cotangent among the inputs; all False without a backward."""
         return self.results.with_cotangent if self.is_train else (False,) * len(self.results.avals)
-
-    @property
-    def uses_references(self) -> bool:
-        """Whether the program reads or writes a `jax.Ref`."""
-        return any(map(jaxprs.touches_references, jaxprs.opened(self.closed)[0].eqns))
 
 
 def joint(
