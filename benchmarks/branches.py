@@ -1,0 +1,141 @@
+"""Weigh what the branches of a `lax.switch` keep for the backward, beside JAX and beside the largest branch alone.
+
+    python -m benchmarks.branches
+
+Eight branches of unequal depth and width, once and in a scan whose steps take one each. Bytes are the same on every
+machine; times are ratios of interleaved paired runs.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from rich import box
+from rich.table import Table
+
+from benchmarks.measure import machine, memory_of, time_together, wide_console
+from jointcut import aot
+from jointcut.partition import Plan, save_all
+from jointcut.partition.nesting.read import read
+
+RESULT = Path(__file__).parent / "results" / "branches.json"
+WIDTH, ROWS, STEPS = 256, 128, 8
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program.
+
+    Attributes:
+        name: of the program.
+        largest_bytes: residuals of its largest branch alone, cut by us; of all steps where there are several.
+        branch_bytes: what all branches keep in our plan.
+        jax_branch_bytes: the same in plain JAX.
+        temp_bytes, jax_temp_bytes: XLA's temporaries of the whole step.
+        time_ratio: seconds of our step over those of plain JAX's, the median of paired runs.
+        error: largest difference of the gradients, relative to the largest gradient.
+    """
+
+    name: str
+    largest_bytes: int
+    branch_bytes: int
+    jax_branch_bytes: int
+    temp_bytes: int
+    jax_temp_bytes: int
+    time_ratio: float
+    error: float
+
+
+def branch(layers: int, width: int, x: Array, w: Array) -> Array:
+    """So many layers, each with hidden arrays of a width of its own."""
+    for _ in range(layers):
+        hidden = jnp.sin(x @ w[:, :width]) * jnp.cos(x[:, :width])
+        x = jnp.tanh(hidden @ w[:width])
+    return x
+
+
+BRANCHES = tuple(partial(branch, 1 + k // 2, 96 + 20 * k) for k in range(8))
+
+
+def once(w: Array, x: Array, index: Array) -> Array:
+    """One of the branches."""
+    return jnp.sum(lax.switch(index, BRANCHES, x, w) ** 2)
+
+
+def in_a_scan(w: Array, x: Array, indices: Array) -> Array:
+    """One of the branches in each step."""
+
+    def step(h: Array, index: Array) -> tuple[Array, None]:
+        return lax.switch(index, BRANCHES, h, w), None
+
+    return jnp.sum(lax.scan(step, x, indices)[0] ** 2)
+
+
+def main() -> None:
+    """Measure both programs, print a table, and keep the figures."""
+    w = 0.05 * jax.random.normal(jax.random.key(0), (WIDTH, WIDTH))
+    x = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
+    rows = [
+        measure("one switch", once, (w, x, jnp.int32(7)), 1),
+        measure(f"a scan of {STEPS} switches", in_a_scan, (w, x, jnp.arange(STEPS, dtype=jnp.int32)), STEPS),
+    ]
+    figures = {"machine": machine(), "rows": [asdict(row) for row in rows]}
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    wide_console(110).print(table_of(rows))
+
+
+def measure(name: str, program: Callable[..., Array], arguments: Sequence[Any], steps: int) -> Row:
+    """The figures of one program."""
+    traced = aot.function(program).trace(*arguments)
+    cut = traced.partition(strategy="min_cut")
+    plain_plan = save_all(read(traced.joint, traced.program.roles))
+    run, plain = cut.compile(), jax.jit(jax.value_and_grad(program)).lower(*arguments).compile()
+    calls = {"plain": partial(plain, *arguments), "jointcut": partial(run.value_and_grad, *arguments)}
+    timed = time_together(calls, "plain", ROUNDS)
+    got, want = run.value_and_grad(*arguments)[1], plain(*arguments)[1]
+    return Row(
+        name,
+        steps * max(alone(f, *arguments[:2]) for f in BRANCHES),
+        kept_by_branches(cut.plan),
+        kept_by_branches(plain_plan),
+        run.memory.step.temp_bytes,
+        memory_of(plain).temp,
+        timed["jointcut"].ratio.median,
+        float(jnp.max(jnp.abs(got - want)) / jnp.max(jnp.abs(want))),
+    )
+
+
+def alone(function: Callable[..., Array], w: Array, x: Array) -> int:
+    """The bytes that one branch keeps when it is the whole program."""
+    loss = aot.function(lambda w, x: jnp.sum(function(x, w) ** 2))
+    return loss.trace(w, x).partition(strategy="min_cut").plan.bytes_saved
+
+
+def kept_by_branches(plan: Plan) -> int:
+    """The bytes of a plan that conditionals make."""
+    return sum(saved.bytes for saved in plan.saved if saved.op == "cond")
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """A line for each program."""
+    table = Table(title="What eight unequal branches keep", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("program")
+    for heading in ("largest alone", "jointcut", "÷ largest", "plain JAX", "÷ largest", "temp ÷ plain", "time ÷ plain"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        ours, theirs = row.branch_bytes / row.largest_bytes, row.jax_branch_bytes / row.largest_bytes
+        figures = f"{row.temp_bytes / row.jax_temp_bytes:.2f}", f"{row.time_ratio:.2f}"
+        sizes = [f"{b / 1e6:.2f} MB" for b in (row.largest_bytes, row.branch_bytes, row.jax_branch_bytes)]
+        table.add_row(row.name, sizes[0], sizes[1], f"{ours:.2f}", sizes[2], f"{theirs:.2f}", *figures)
+    return table
+
+
+if __name__ == "__main__":
+    main()
