@@ -81,11 +81,12 @@ def gather(
     name, plan, fixed = cut.traced.name, cut.plan, cut.traced.program.fixed_bytes
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
-    uncut = planner.priced(save_all(planner.graph))
-    there, rows = point(planner.candidate(uncut)), Lists(planner, outline(planner.graph, name))
+    plain = cut.traced.as_jax.planner
+    uncut = plain.priced(save_all(plain.graph))
+    there, rows = point(plain.candidate(uncut)), Lists(planner, outline(planner.graph, name))
     account, lives = (None, None) if measured is None else (measured.account, measured.lives)
     scale = _Scale.of(account, here, fixed, planner.model.saving_seconds)
-    mine, plains = lives or (_replayed(planner, plan), _replayed(planner, uncut))
+    mine, plains = lives or (_replayed(planner, plan), _replayed(plain, uncut))
     again, tried = rows.again(plan), _tried(account, fixed, front, scale, partition)
     less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
     flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None

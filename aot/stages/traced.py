@@ -189,7 +189,15 @@ class Traced:
             return self._cut(how.strategy)
         return self._within(limit(how.budget))
 
+    @cached_property
+    def as_jax(self) -> Traced:
+        """The same trace with its conditionals as JAX wrote them, for what plain JAX keeps."""
+        kept = replace(self.program, keeps_branches=True)
+        return self if self.program.to_cut is self.program.closed else replace(self, program=kept)
+
     def _cut(self, strategy: Strategy) -> Cut:
+        if strategy == "save_all" and self.as_jax is not self:
+            return self.as_jax._cut(strategy)
         with Stage("cut", self.name) as now, jaxprs.paused_collection():
             problem = self.problem
             read_ms = 1e3 * now.seconds
@@ -253,7 +261,8 @@ class Traced:
             menu = self.planner.menu
             front = ranked(menu)
             candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
-            plain = next((c for c in menu if c.plan.strategy == "save_all"), None)
+            of_jax = menu if self.as_jax is self else self.as_jax.planner.menu
+            plain = next((c for c in of_jax if c.plan.strategy == "save_all"), None)
             now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(front)} on the front")
         points = tuple(map(self._point, front))
         common = self.planner.common_seconds

@@ -33,7 +33,8 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """
     how = wanted_plan(options)
     if how.budget is None:
-        return split(program.to_cut, program.roles, how.strategy, passes=options.passes)
+        closed = program.closed if how.strategy == "save_all" else program.to_cut
+        return split(closed, program.roles, how.strategy, passes=options.passes)
     problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 

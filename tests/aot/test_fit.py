@@ -197,7 +197,7 @@ def test_of_equally_small_plans_the_faster_is_returned():
 
 def test_the_smallest_are_tried_until_xla_finds_no_difference():
     """Three within a percent of the least end it."""
-    menu = Menu([(f"{n} pieces", 100 + n, float(n), taken) for n, taken in enumerate([500, 1000, 1001, 1002, 9])])
+    menu = Menu([(f"{n} pieces", 100 + n, float(n), taken) for n, taken in enumerate([500, 1000, 1001, 1002, 9, 8, 7])])
     assert len(fitted(menu, 0.0).trail) == MOST_SMALLEST
     menu = Menu([(f"{n} pieces", 100 + n, float(n), 1000 + n) for n in range(5)])
     assert len(fitted(menu, 0.0).trail) == 3
