@@ -15,6 +15,7 @@ Where to add what:
 Files, in reading order:
 
     choices: Read what a user may choose: a memory budget, and the options of `aot.function`.
+    loops: Run loops backwards in memory that does not depend on how long they run.
     progress: Show the user what runs, and for how long.
     cache: Keep compiled programs on disk for other processes.
     trace: Trace a function and its gradient, and describe their inputs and outputs.
@@ -37,6 +38,10 @@ from jointcut.aot.export.loaded import Loaded as Loaded
 from jointcut.aot.export.loaded import load as load
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
+from jointcut.aot.loops.loops import Stacked as Stacked
+from jointcut.aot.loops.loops import fori_loop as fori_loop
+from jointcut.aot.loops.loops import while_loop as while_loop
+from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
 from jointcut.aot.progress.progress import progress as progress
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.compiled import Compiled as Compiled
@@ -61,16 +66,20 @@ __all__ = [
     "Options",
     "Pareto",
     "Report",
+    "Stacked",
     "Traced",
     "UncutWarning",
     "debug",
     "explain",
+    "fori_loop",
     "function",
     "is_differentiable",
     "load",
     "progress",
     "register_container",
     "shapes",
+    "while_loop",
+    "while_loop_stack_output",
 ]
 
 
