@@ -7,6 +7,7 @@ Files, in reading order:
 
     memory: Read how much memory the derivative of a loop may have, and count its checkpoints.
     parts: Hold a loop as two jaxprs, and derive other loops from it: its tangent, its form under `jax.vmap`.
+    buffers: Prove that a loop writes an array row by row, so that its earlier states follow from the last one.
     placing: Run a loop forward and leave checkpoints behind, without knowing how long it will run.
     sweeping: Run a loop backward from checkpoints.
     steps: Pull cotangents back through one step of a loop.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jointcut.aot.loops.buffers import known_numbers
 from jointcut.aot.loops.parts import Parts
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
@@ -20,7 +21,7 @@ from jointcut.partition.program.cells import call_text
 class Traced:
     """A loop of flat arrays: its parts, the constants they take first, the first carry, and the tree of the carry.
 
-    `name` is that of the body, for errors.
+    `name` is that of the body, for errors. `known` are the integers among constants and carry whose value is known.
     """
 
     parts: Parts
@@ -28,6 +29,7 @@ class Traced:
     init: list[Any]
     tree: Any
     name: str
+    known: dict[int, int]
 
 
 def traced_loop(
@@ -47,7 +49,7 @@ def traced_loop(
             raise TraceError(message(name, f"is {function!r}, which cannot be called.", cure))
     _check_arrays(init, depth)
     leaves, tree = jax.tree.flatten(init)
-    leaves = [jnp.asarray(x) for x in leaves]
+    given, leaves = leaves, [jnp.asarray(x) for x in leaves]
     where = place_of("body_fun", blamed)
     out, leaves = _traced_body(body_fun, where, init, leaves, depth)
     cond = _traced_cond(cond_fun, tree, leaves)
@@ -61,7 +63,7 @@ def traced_loop(
     avals = [*map(jax.typeof, consts), *map(jax.typeof, leaves)]
     carry = avals[len(consts) :]
     parts = Parts(_lifted(cond, consts, avals, None), _lifted(out, consts, avals, carry), len(consts))
-    return Traced(parts, consts, leaves, tree, where)
+    return Traced(parts, consts, leaves, tree, where, known_numbers([*consts, *given]))
 
 
 def place_of(name: str, function: Callable[..., Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jointcut.aot.loops.functions import Traced, traced_loop
@@ -93,7 +94,9 @@ def fori_loop(
     if not jnp.issubdtype(kind, jnp.integer):
         raise CallError(message("lower and upper", f"are of type {kind}.", "Give integers."))
     _check_trips(max_trips)
-    start, end = jnp.asarray(lower, kind), jnp.asarray(upper, kind)
+    start, end = (
+        np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
+    )
     loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
     out = _program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init)
     return jax.tree.unflatten(loop.tree, out)[1]
@@ -131,7 +134,7 @@ def while_loop_stack_output(
 
 def _program(loop: Traced, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
     carry_bytes = sum(jaxprs.aval_bytes(aval) for aval in loop.parts.carry)
-    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name)
+    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known)
 
 
 def _refuse(loop: Traced, trips: Any, max_trips: int) -> None:

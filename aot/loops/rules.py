@@ -13,13 +13,14 @@ and `J u`. Both are derivatives of `F` again, and are computed as such: by loops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot.loops.buffers import Buffer, buffers
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, led, over, traced
 from jointcut.aot.loops.placing import Checkpoints, placed
@@ -40,12 +41,15 @@ NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the
 
 
 class Loop(Program):
-    """A loop that JAX can differentiate; `name` is that of its body, for errors."""
+    """A loop that JAX can differentiate; `name` is that of its body, for errors.
 
-    def __init__(self, parts: Parts, memory: Memory, name: str) -> None:
-        """Take a loop, how much memory its derivative may have, and its name."""
+    `known` are the values of inputs that are known integers, by their places.
+    """
+
+    def __init__(self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None) -> None:
+        """Take a loop, how much memory its derivative may have, its name, and known values of its inputs."""
         super().__init__(_loop_p, traced(parts.run, parts.avals))
-        self.parts, self.memory, self.name = parts, memory, name
+        self.parts, self.memory, self.name, self.known = parts, memory, name, known or {}
         self._derivatives: Table[Derivative] = Table()
         self._mapped: Table[tuple[Loop, list[bool]]] = Table()
 
@@ -111,12 +115,14 @@ class Derivative:
     """A loop's derivative with respect to the inputs in `mask`.
 
     `moving` are the parts of the carry that have one. `kept` are those that the steps of the reverse sweep read, which
-    alone are in the checkpoints.
+    alone are in the checkpoints, but for `filled`: arrays whose state follows from the last one.
     """
 
-    def __init__(self, loop: Loop, mask: Mask, moving: list[int], kept: list[int]) -> None:
+    def __init__(
+        self, loop: Loop, mask: Mask, moving: list[int], kept: list[int], filled: Sequence[Buffer] = ()
+    ) -> None:
         """As `of` makes it."""
-        self.loop, self.mask, self.moving, self.kept = loop, mask, moving, kept
+        self.loop, self.mask, self.moving, self.kept, self.filled = loop, mask, moving, kept, tuple(filled)
         self._pulls: Table[Pull] = Table()
 
     @classmethod
@@ -126,19 +132,20 @@ class Derivative:
         moving = parts.moving(mask)
         if not moving:
             return cls(loop, mask, [], [])
-        used = Step.of(parts, mask, moving).carry
+        written, used = buffers(parts, loop.known), set(Step.of(parts, mask, moving).carry)
         while True:
-            step, inputs = jaxprs.pruned(parts.quiet, [i in used for i in range(len(parts.carry))])
-            del step
-            found = sorted({*used, *(i for i, on in enumerate(inputs[count:]) if on)})
+            used |= {written[i].counter for i in used if i in written}
+            kept = sorted(used - written.keys())
+            _, inputs = jaxprs.pruned(parts.quiet, [i in kept for i in range(len(parts.carry))])
+            found = used | {i for i, on in enumerate(inputs[count:]) if on}
             if found == used:
-                return cls(loop, mask, moving, used)
+                return cls(loop, mask, moving, kept, [written[i] for i in sorted(used) if i in written])
             used = found
 
     @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
-        return Saving(self.loop, self.loop.parts, self.kept)
+        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled])
 
     @cached_property
     def tangent(self) -> Loop:
@@ -175,14 +182,15 @@ class Derivative:
 
 
 class Saving(Plain):
-    """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are kept.
+    """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are `kept`.
 
-    `run` is the loop that runs: `loop` itself, or its form under `jax.vmap` that also counts the trips of each lane.
+    After them come the last states of the parts `filled`. `run` is the loop that runs: `loop` itself, or its form under
+    `jax.vmap` that also counts the trips of each lane.
     """
 
-    def __init__(self, loop: Loop, run: Parts, kept: Sequence[int]) -> None:
-        """Take the loop, the form of it that runs, and which parts of its carry are kept."""
-        self.loop, self.kept = loop, list(kept)
+    def __init__(self, loop: Loop, run: Parts, kept: Sequence[int], filled: Sequence[int]) -> None:
+        """Take the loop, the form of it that runs, and which parts of its carry are kept, and which are filled."""
+        self.loop, self.kept, self.filled = loop, list(kept), list(filled)
         self._counts = len(run.carry) > len(loop.parts.carry)
         self._ran = run
         super().__init__(traced(self._outputs, loop.parts.avals))
@@ -200,7 +208,7 @@ class Saving(Plain):
         slots = self.loop.memory.slots([run.carry[i] for i in self.kept])
         outs, points = placed(lambda c: run.alive(consts, c), lambda c: run.step(consts, c), carry, self.kept, slots)
         lane = outs.pop() if self._counts else points.trips
-        return [*outs, lane, points.trips, points.plan, points.places, *points.rows]
+        return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
         """As `CallRules.jvp`: the tangents of the loop's results; the checkpoints have none (see above)."""
@@ -222,16 +230,17 @@ class Saving(Plain):
             loop, has = self.loop.over(axis, dims)
             if self._counts:
                 run, marks = self._ran.mapped(axis, (*dims, None))
-                return Saving(loop, run, self.kept), marks
+                return Saving(loop, run, self.kept, self.filled), marks
             run, marks = self._ran.counted().mapped(axis, (*dims, None))
             if marks[-1]:
-                return Saving(loop, run, self.kept), marks
-            return Saving(loop, loop.parts, self.kept), [*has, False]
+                return Saving(loop, run, self.kept, self.filled), marks
+            return Saving(loop, loop.parts, self.kept, self.filled), [*has, False]
 
         saving, has = self._mapped.of((axis, dims), make)
         count = self.loop.parts.num_consts
         figures = [0 if has[-1] else None, *[None] * (NUM_FIGURES - 1)]
-        out_dims = [*(0 if on else None for on in has[:-1]), *figures, *(1 if has[i] else None for i in self.kept)]
+        rows = [*(1 if has[i] else None for i in self.kept), *(0 if has[i] else None for i in self.filled)]
+        out_dims = [*(0 if on else None for on in has[:-1]), *figures, *rows]
         return lambda *flat: saving(*led(axis, count, dims, has[:-1], flat)), out_dims
 
 
@@ -348,21 +357,28 @@ def _sweep(derivative: Derivative, step: Step, given: tuple[int, ...], laned: bo
     parts, count = derivative.loop.parts, derivative.loop.parts.num_consts
     consts, rest = flat[:count], flat[len(parts.avals) :]
     (lane, *figures), rest = rest[:NUM_FIGURES], rest[NUM_FIGURES:]
-    kept, rows = derivative.kept, list(rest[: len(derivative.kept)])
-    cts = dict(zip(given, rest[len(rows) :], strict=True))
+    kept, by_rows = derivative.kept, derivative.filled
+    rows, last, rest = list(rest[: len(kept)]), rest[len(kept) :], rest[len(kept) + len(by_rows) :]
+    cts = dict(zip(given, rest, strict=True))
     less, inputs = jaxprs.pruned(parts.quiet, [i in kept for i in range(len(parts.carry))])
+
+    def whole(carry: list[Any]) -> dict[int, Any]:
+        values = dict(zip(kept, carry, strict=True))
+        for b, end in zip(by_rows, last, strict=False):
+            values[b.part] = b.before(values[b.counter], flat[count + b.part], end)
+        return values
 
     def live(i: Any, new: list[Any], old: list[Any]) -> list[Any]:
         return [jnp.where(i < lane, a, b) for a, b in zip(new, old, strict=True)] if laned else new
 
     def forward(i: Any, carry: list[Any]) -> list[Any]:
-        values = dict(zip(kept, carry, strict=True))
+        values = whole(carry)
         all_ = [*consts, *(values.get(j) for j in range(len(parts.carry)))]
         return live(i, jaxprs.evaluate(less, *(x for x, on in zip(all_, inputs, strict=True) if on)), carry)
 
     def back(i: Any, carry: list[Any], state: Any) -> Any:
         cts, sums = state
-        new, added = step(consts, dict(zip(kept, carry, strict=True)), cts)
+        new, added = step(consts, whole(carry), cts)
         return live(i, new, cts), live(i, [a + b for a, b in zip(sums, added, strict=True)], sums)
 
     avals = [jaxprs.cotangent_aval(parts.carry[i]) for i in step.outputs]
