@@ -86,7 +86,7 @@ def placed(
         return trips + 1, alive(carry), carry
 
     def stretch(state: Any) -> Any:
-        trips, lives, carry, places, rows, _, figures, order = state
+        trips, lives, carry, places, rows, figures, order = state
         plan = Plan.of(figures, order)
         orders = _orders(plan, slots)
 
@@ -102,13 +102,14 @@ def placed(
         trips, lives, carry = lax.while_loop(
             lambda s: (s[0] < end) & s[1], lambda s: advance(s[0], s[2]), (trips, lives, carry)
         )
-        return trips, lives, carry, places, rows, figures, jnp.stack(orders.after[:-1]), orders.after.order
+        figures = jnp.where(lives, jnp.stack(orders.after[:-1]), figures)
+        return trips, lives, carry, places, rows, figures, orders.after.order
 
     carry = list(carry)
     rows = [empty_rows(carry[i], slots + 1) for i in kept]
     figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-    start = (jnp.int32(0), alive(carry), carry, jnp.full(slots, -1, jnp.int32), rows, figures, figures, order)
-    trips, _, carry, places, rows, figures, _, _ = lax.while_loop(lambda s: s[1], stretch, start)
+    start = (jnp.int32(0), alive(carry), carry, jnp.full(slots, -1, jnp.int32), rows, figures, order)
+    trips, _, carry, places, rows, figures, _ = lax.while_loop(lambda s: s[1], stretch, start)
     return list(carry), Checkpoints(trips, figures, places, rows)
 
 

@@ -139,16 +139,14 @@ def _distance(steps: Any, slots: Any) -> Any:
 
     `slots` counts the one at the start; with that alone, all but one step.
     """
-    total, many = jnp.float32(steps), jnp.float32(slots)
+    total, many = jnp.float32(jnp.where(slots > 1, steps, 1)), jnp.float32(slots)
 
     def served(s: State) -> Any:  # by one more repetition
         again, less = s
         return jnp.round(less * (many + again) / again)
 
     one = jnp.float32(1)
-    again, less = lax.while_loop(
-        lambda s: (served(s) < total) & (slots > 1), lambda s: (s[0] + 1, served(s)), (one, one)
-    )  # fmt: skip
+    again, less = lax.while_loop(lambda s: served(s) < total, lambda s: (s[0] + 1, served(s)), (one, one))
     rest = jnp.round(less * many / (many + again - 1))  # what one slot fewer serves with as many repetitions as `less`
     first = jnp.clip(jnp.minimum(less, total - rest), 1, total - 1).astype(jnp.int32)
     return jnp.where(slots > 1, first, steps - 1)
