@@ -96,12 +96,13 @@ def _traced_body(
 
     def flat(*xs: Any) -> Any:
         out = function(jax.tree.unflatten(tree, xs))
-        outs, out_tree = jax.tree.flatten(out)
-        if out_tree != tree:
-            raise TraceError(message(where, _structures(init, out, depth), "Return a carry of the same structure."))
-        return [jnp.asarray(x) for x in outs]
+        differs[:] = [] if jax.tree.structure(out) == tree else [_structures(init, out, depth)]
+        return [jnp.asarray(x) for x in jax.tree.leaves(out)]
 
+    differs: list[str] = []
     closed = jax.make_jaxpr(flat)(*map(_struct, leaves))
+    if differs:  # said here, since JAX adds notes to what is raised above
+        raise TraceError(message(where, differs[0], "Return a carry of the same structure."))
     avals = _out_avals(closed)
     promoted = [_promoted(x, aval) for x, aval in zip(leaves, avals, strict=True)]
     if any(jax.typeof(a) != jax.typeof(b) for a, b in zip(leaves, promoted, strict=True)):

@@ -42,9 +42,10 @@ def while_loop(
     Reverse mode keeps some of the carries and runs the steps between them again. Its memory does not depend on the
     number of trips, which need not be known. Where nothing is differentiated, and in forward mode, the program is a
     `lax.while_loop`. Everything works to second and higher orders and under `jit`, `vmap`, `scan` and `jax.checkpoint`.
-    Values that the functions close over get their gradients. With `c` checkpoints, up to `c` trips run nothing again,
-    up to `(c + 1) (c + 2) / 2` trips each step but `c` once, and `n` trips each step about `n ** (1 / c)` times at most
-    for few checkpoints (Griewank and Walther 2000; Wang, Moin and Iaccarino 2009; Stumm and Walther 2010).
+    Values that the functions close over get their gradients. With `c` checkpoints, up to `c` trips run no step again,
+    less than `(c + 1) (c + 2) / 2` trips each step at most once, and `n` trips each step about `r` times, where
+    `r` is the least number for which `c + r` over `r` is at least `n` (Griewank and Walther 2000; Wang, Moin and
+    Iaccarino 2009; Stumm and Walther 2010).
 
     The body prints (`jax.debug.print`) as often as the forward runs: steps that run again are silent. A body with
     other effects has no reverse mode.

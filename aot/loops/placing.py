@@ -10,8 +10,8 @@ Here the loop passes through stages 0, 1, 2, …; in stage `r` a step is run aga
 stage begin the gaps of lengths `binomial(s - j + r, r)`, `j = 0, 1, …`. Within the last gap stand checkpoints at the
 distances of the stage before; each new checkpoint takes the place of the last one in an earlier gap. Therefore
 
-- up to `s` trips no step is run again, and up to `(s + 1) (s + 2) / 2` trips each is run again at most once, which is
-  optimal: all steps but `s` are;
+- up to `s` trips no step is run again, and with less than `(s + 1) (s + 2) / 2` trips each is run again at most once,
+  which is optimal: all steps but `s` are;
 - after that, few checkpoints are written, and between two of them a loop runs that does nothing but the body.
 """
 
@@ -86,14 +86,14 @@ def placed(
         return trips + 1, alive(carry), carry
 
     def stretch(state: Any) -> Any:
-        trips, lives, carry, places, rows, _, figures, order = state
+        trips, lives, carry, places, rows, figures, order = state
         plan = Plan.of(figures, order)
         orders = _orders(plan, slots)
 
         def fill(state: Any) -> Any:
             done, trips, _, carry, places, rows = state
             row = plan.order[plan.slot + done * plan.way]
-            rows = [written(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
+            rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
             return done + 1, *advance(trips, carry), places.at[row].set(trips), rows
 
         start = (jnp.int32(0), trips, lives, carry, places, rows)
@@ -102,19 +102,24 @@ def placed(
         trips, lives, carry = lax.while_loop(
             lambda s: (s[0] < end) & s[1], lambda s: advance(s[0], s[2]), (trips, lives, carry)
         )
-        return trips, lives, carry, places, rows, figures, jnp.stack(orders.after[:-1]), orders.after.order
+        figures = jnp.where(lives, jnp.stack(orders.after[:-1]), figures)
+        return trips, lives, carry, places, rows, figures, orders.after.order
 
     carry = list(carry)
     rows = [empty_rows(carry[i], slots + 1) for i in kept]
     figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-    start = (jnp.int32(0), alive(carry), carry, jnp.full(slots, -1, jnp.int32), rows, figures, figures, order)
-    trips, _, carry, places, rows, figures, _, _ = lax.while_loop(lambda s: s[1], stretch, start)
+    start = (jnp.int32(0), alive(carry), carry, jnp.full(slots, -1, jnp.int32), rows, figures, order)
+    trips, _, carry, places, rows, figures, _ = lax.while_loop(lambda s: s[1], stretch, start)
     return list(carry), Checkpoints(trips, figures, places, rows)
 
 
 def binomial(slots: Any, again: Any) -> Any:
     """`slots + again` over `again`, as a float: how many steps `slots` can serve, each run again `again` times."""
-    return lax.fori_loop(1, again + 1, lambda i, b: jnp.round(b * (slots + i) / i), jnp.float32(1))
+
+    def more(i: Any, served: Any) -> Any:
+        return jnp.round(served * (slots + jnp.float32(i)) / jnp.float32(i))
+
+    return lax.fori_loop(1, again + 1, more, jnp.float32(1))
 
 
 def empty_rows(like: Any, count: int) -> Any:
@@ -125,7 +130,7 @@ def empty_rows(like: Any, count: int) -> Any:
     return jnp.zeros((count, *aval.shape), aval.dtype)
 
 
-def written(rows: Any, value: Any, row: Any) -> Any:
+def write(rows: Any, value: Any, row: Any) -> Any:
     """The rows, with one replaced."""
     return lax.dynamic_update_index_in_dim(rows, value, row, 0)
 
@@ -153,7 +158,7 @@ def _fill_gap(plan: Plan) -> _Orders:
     """Stage 1: a checkpoint before every step of the gap but the last."""
     free = plan.order.shape[0] - plan.gaps
     ended = plan._replace(gaps=plan.gaps + 1, slot=plan.slot + free * plan.way, way=-plan.way)
-    return _whole(_Orders(free + 1, 1 + (free == 0), _where(free == 0, _new_stage(plan), ended)))
+    return _whole(_Orders(free + 1, 1 + jnp.int32(free == 0), _where(free == 0, _new_stage(plan), ended)))
 
 
 def _place_one(plan: Plan) -> _Orders:
@@ -161,7 +166,7 @@ def _place_one(plan: Plan) -> _Orders:
     free = plan.order.shape[0] - plan.gaps
     ends = plan.inner == free
     length = binomial((free + 1 - plan.inner).astype(jnp.float32), plan.stage - 1)
-    distance = jnp.minimum(length, FOREVER).astype(jnp.int32) - 1 + ends + (free == 0)
+    distance = jnp.minimum(length, FOREVER).astype(jnp.int32) - 1 + jnp.int32(ends) + jnp.int32(free == 0)
     ended = plan._replace(gaps=plan.gaps + 1, inner=jnp.zeros_like(plan.inner), way=-plan.way)
     same = plan._replace(inner=plan.inner + 1, slot=plan.slot + plan.way)
     after = _where(free == 0, _new_stage(plan), _where(ends, ended, same))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.aot.loops.placing import Checkpoints, read, written
+from jointcut.aot.loops.placing import Checkpoints, read, write
 
 State = Any
 
@@ -59,7 +59,7 @@ class _Sweep:
     def push(self, stack: _Stack, place: Any, kept: list[Any]) -> _Stack:
         """Write a checkpoint."""
         used, places, rows = stack
-        rows = [written(r, x, self.order[used]) for r, x in zip(rows, kept, strict=True)]
+        rows = [write(r, x, self.order[used]) for r, x in zip(rows, kept, strict=True)]
         return _Stack(used + 1, places.at[used].set(place), rows)
 
     def top(self, stack: _Stack) -> list[Any]:
@@ -118,19 +118,17 @@ def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
 def _dropped(checkpoints: Checkpoints) -> Any:
     """How many checkpoints within the last gap but one are better used within the last.
 
-    So many that no step behind the last checkpoint is run again more often than the stage before the last allows.
+    So many that no step behind the last checkpoint is run again more often than the stage allows.
     """
     trips, (stage, gaps, inner, *_), places, _ = checkpoints
-    rest = trips - jnp.max(places)
-    most = (
-        jnp.sum(places >= 0, dtype=jnp.int32) - inner - gaps
-    )  # neither within the last gap, nor at the beginning of one
-    again = jnp.maximum(stage - 1, 1)
-    served = again.astype(jnp.float32) + 1  # by the last checkpoint alone
+    rest = jnp.float32(trips - jnp.max(places))
+    written = jnp.sum(places >= 0, dtype=jnp.int32)
+    most = written - inner - gaps  # neither within the last gap, nor at the beginning of one
+    served = jnp.float32(stage) + 1  # by the last checkpoint alone
 
     def more(s: State) -> State:
         count, served = s
-        return count + 1, served * (again + count + 2) / (count + 2)
+        return count + 1, served * jnp.float32(stage + count + 2) / jnp.float32(count + 2)
 
     count, _ = lax.while_loop(lambda s: (s[0] < most) & (s[1] < rest), more, (jnp.zeros_like(most), served))
     return jnp.where(stage >= 2, count, 0)
@@ -141,17 +139,14 @@ def _distance(steps: Any, slots: Any) -> Any:
 
     `slots` counts the one at the start; with that alone, all but one step.
     """
+    total, many = jnp.float32(jnp.where(slots > 1, steps, 1)), jnp.float32(slots)
 
     def served(s: State) -> Any:  # by one more repetition
         again, less = s
-        return jnp.round(less * (slots + again) / again)
+        return jnp.round(less * (many + again) / again)
 
     one = jnp.float32(1)
-    again, less = lax.while_loop(
-        lambda s: (served(s) < steps) & (slots > 1), lambda s: (s[0] + 1, served(s)), (one, one)
-    )  # fmt: skip
-    rest = jnp.round(
-        less * slots / (slots + again - 1)
-    )  # what one slot fewer serves with as many repetitions as `less`
-    first = jnp.clip(jnp.minimum(less, steps - rest), 1, steps - 1).astype(jnp.int32)
+    again, less = lax.while_loop(lambda s: served(s) < total, lambda s: (s[0] + 1, served(s)), (one, one))
+    rest = jnp.round(less * many / (many + again - 1))  # what one slot fewer serves with as many repetitions as `less`
+    first = jnp.clip(jnp.minimum(less, total - rest), 1, total - 1).astype(jnp.int32)
     return jnp.where(slots > 1, first, steps - 1)
