@@ -6,7 +6,7 @@ keeps for its backward. `aot.is_differentiable` reports what stops its gradient.
 
 Where to add what:
 
-- an option of `aot.function`: a field in `options`, and a line in the docstring of `function`;
+- an option of `aot.function`: a field in `choices/options`, and a line in the docstring of `function`;
 - a figure of a report: `report/lists` and `report/sections`; what XLA says is read in `report/liveness`;
 - a command: `command/cli`;
 - another way in which programs are found, such as a service: a function that returns a `Runner`, as in `calls/cached`;
@@ -14,8 +14,8 @@ Where to add what:
 
 Files, in reading order:
 
-    limits: Read a memory budget.
-    options: List every choice a user can make, with its default.
+    choices: Read what a user may choose: a memory budget, and the options of `aot.function`.
+    loops: Run loops backwards in memory that does not depend on how long they run.
     progress: Show the user what runs, and for how long.
     cache: Keep compiled programs on disk for other processes.
     trace: Trace a function and its gradient, and describe their inputs and outputs.
@@ -31,13 +31,17 @@ Files, in reading order:
 """
 
 from jointcut.aot.budget.pareto import Pareto as Pareto
+from jointcut.aot.choices.options import Options as Options
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.export.loaded import Loaded as Loaded
 from jointcut.aot.export.loaded import load as load
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
-from jointcut.aot.options import Options as Options
+from jointcut.aot.loops.loops import Stacked as Stacked
+from jointcut.aot.loops.loops import fori_loop as fori_loop
+from jointcut.aot.loops.loops import while_loop as while_loop
+from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
 from jointcut.aot.progress.progress import progress as progress
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.compiled import Compiled as Compiled
@@ -62,16 +66,20 @@ __all__ = [
     "Options",
     "Pareto",
     "Report",
+    "Stacked",
     "Traced",
     "UncutWarning",
     "debug",
     "explain",
+    "fori_loop",
     "function",
     "is_differentiable",
     "load",
     "progress",
     "register_container",
     "shapes",
+    "while_loop",
+    "while_loop_stack_output",
 ]
 
 

@@ -21,15 +21,15 @@ from typing import Any
 
 import jax
 
-from jointcut.aot import options as choosing
 from jointcut.aot.cache.location import store_for
 from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.method import Method
+from jointcut.aot.choices import options as choosing
+from jointcut.aot.choices.limits import Budget
+from jointcut.aot.choices.options import Options
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
-from jointcut.aot.limits import Budget
-from jointcut.aot.options import Options
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature

@@ -17,8 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from jointcut.aot.budget.rates import rates
-from jointcut.aot.limits import Limit, free_bytes
-from jointcut.aot.options import Options
+from jointcut.aot.choices.limits import Limit, free_bytes
+from jointcut.aot.choices.options import Options
 from jointcut.aot.progress.progress import tell
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.plans.plan import Plan

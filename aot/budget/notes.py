@@ -14,7 +14,7 @@ from typing import Any
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.aot.cache.location import store_for
 from jointcut.aot.cache.store import Store
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.partition.errors import IdentityError
 
 

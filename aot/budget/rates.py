@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.limits import default_device
+from jointcut.aot.choices.limits import default_device
 from jointcut.aot.progress.progress import Stage, size
 from jointcut.partition.errors import JointcutError, PlanError, message
 from jointcut.partition.prices.cost import Roofline

@@ -25,8 +25,8 @@ from jointcut.aot.budget.notes import Held, Note
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
-from jointcut.aot.limits import Limit
-from jointcut.aot.options import Options
+from jointcut.aot.choices.limits import Limit
+from jointcut.aot.choices.options import Options
 from jointcut.aot.progress.progress import Stage, size, tell
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import IdentityError, PlanError

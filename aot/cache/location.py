@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from jointcut.aot.cache.store import Store
-from jointcut.aot.limits import limit
+from jointcut.aot.choices.limits import limit
 
 FOLDER, SIZE = "JOINTCUT_CACHE_DIR", "JOINTCUT_CACHE_SIZE"
 DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.aot.run.flat import handed_back, jitted, of_function
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.stages import pipeline

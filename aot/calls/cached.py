@@ -23,8 +23,8 @@ from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
 from jointcut.aot.cache.store import Store
 from jointcut.aot.calls.entry import Entry, running
-from jointcut.aot.limits import limit
-from jointcut.aot.options import Options
+from jointcut.aot.choices.limits import limit
+from jointcut.aot.choices.options import Options
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.bound import KEPT_SIGNATURES
 from jointcut.aot.run.flat import handed_back, of_function

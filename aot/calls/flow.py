@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options import Options, name_of
+from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.stages import pipeline
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.blame import explained

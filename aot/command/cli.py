@@ -20,13 +20,13 @@ import click
 
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
+from jointcut.aot.choices.limits import Budget, limit
 from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.export import PLATFORMS, known_platforms
-from jointcut.aot.limits import Budget, limit
 from jointcut.partition.errors import CacheError, JointcutError, message
 from jointcut.partition.search.best import STRATEGIES
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jointcut.aot.choices.options import Options
 from jointcut.aot.export import artefact
 from jointcut.aot.export.agreement import CONSTANTS, check
 from jointcut.aot.export.contract import Contract, StaticArgument
@@ -31,7 +32,6 @@ from jointcut.aot.export.descriptors import BOXED, Described, Input, fits, same_
 from jointcut.aot.export.pair import argument_keys
 from jointcut.aot.export.programs import constants, program
 from jointcut.aot.export.written import GivenCall
-from jointcut.aot.options import Options
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.bound import KEPT_SIGNATURES

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jointcut.aot.limits import limit
+from jointcut.aot.choices.limits import limit
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.tried import MOST_SECONDS, Tried
 from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times

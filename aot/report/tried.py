@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jointcut.aot.limits import Budget
+from jointcut.aot.choices.limits import Budget
 from jointcut.partition.errors import BudgetError
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.export.export import refuse_what_stays
 from jointcut.aot.export.pair import Pair
-from jointcut.aot.options import Options, name_of
 from jointcut.aot.stages import pipeline
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.partition.errors import ArtefactError, message

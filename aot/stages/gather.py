@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
-from jointcut.aot.limits import Budget
+from jointcut.aot.choices.limits import Budget
 from jointcut.aot.report import sections
 from jointcut.aot.report.held import held, one_after_the_other
 from jointcut.aot.report.lists import Lists

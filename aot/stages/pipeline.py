@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jointcut.aot.options import Options, name_of
+from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options import Options, name_of
+from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.stages import pipeline
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced

@@ -19,8 +19,8 @@ from jointcut.aot.budget.fit import CALIBRATION, Weighed, planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
-from jointcut.aot.limits import Budget, Limit, limit
-from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.choices.limits import Budget, Limit, limit
+from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.stages.compiled import Compiled

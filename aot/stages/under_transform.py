@@ -10,8 +10,8 @@ from typing import Any
 from jointcut.aot.budget.fit import Weighed, planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.searches import Wanted, settled, way
-from jointcut.aot.limits import limit
-from jointcut.aot.options import Options, wanted_plan
+from jointcut.aot.choices.limits import limit
+from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.run.meshed import memory_of
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.lower import verify

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import treedef_tuple
 
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.aot.trace.joint import Joint, Results
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs

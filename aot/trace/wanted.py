@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs

@@ -44,6 +44,7 @@ try:  # JAX 0.11 and later describe a scan's operands by flat trees
 except ModuleNotFoundError:  # JAX 0.10
     _flattree = None
 
+_DEBUG = ("DebugEffect", "OrderedDebugEffect")
 _INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect")  # effects that nobody outside can see
 
 Jaxpr = jex.Jaxpr
@@ -224,6 +225,48 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, consts = opened(_discharge.discharge_state(closed, lower=False))
     assert not consts, "JAX's rules for references make no constants"
     return build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns)
+
+
+def pruned(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """A jaxpr that computes only the wanted outputs from only the inputs that they need, and which inputs these are."""
+    jaxpr, consts = opened(closed)
+    whole = build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    less, used = pe.dce_jaxpr(opened(whole)[0], list(wanted))
+    count = len(consts)
+    front = less.invars[: sum(used[:count])]
+    values = [c for c, on in zip(consts, used[:count], strict=True) if on]
+    rest = less.invars[len(front) :]
+    open_ = Jaxpr(list(front), list(rest), less.outvars, less.eqns, less.effects, _no_debug_info(rest, less.outvars))
+    return ClosedJaxpr(open_, values), list(used[count:])
+
+
+def silenced(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr without `jax.debug.print` and `jax.debug.callback`, however deep."""
+    jaxpr, consts = opened(closed)
+    return ClosedJaxpr(_silenced(jaxpr), consts) if _prints(jaxpr.effects) else closed
+
+
+def _prints(effects: Any) -> bool:
+    return any(type(effect).__name__ in _DEBUG for effect in effects)
+
+
+def _silenced(jaxpr: Jaxpr) -> Jaxpr:
+    def quiet(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(quiet, value))
+        if isinstance(value, Jaxpr):  # where JAX merged the two classes, a closed one too
+            return _silenced(value)
+        return ClosedJaxpr(_silenced(value.jaxpr), value.consts) if isinstance(value, ClosedJaxpr) else value
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if not _prints(eqn.effects):
+            eqns.append(eqn)
+        elif any(map(_may_hold_jaxpr, eqn.params.values())):
+            effects = frozenset(e for e in eqn.effects if type(e).__name__ not in _DEBUG)
+            eqns.append(eqn.replace(params={k: quiet(v) for k, v in eqn.params.items()}, effects=effects))
+    effects = frozenset(e for e in jaxpr.effects if type(e).__name__ not in _DEBUG)
+    return jaxpr.replace(eqns=eqns, effects=effects)
 
 
 def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
@@ -467,6 +510,11 @@ def mapped(closed: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[
     if consts:
         made = build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     return made, consts, list(out_dims)
+
+
+def with_axis(axis: Any, dim: int | None, aval: Any) -> Any:
+    """The abstract value with the axis that is mapped over at a position; unchanged if that is None."""
+    return aval if dim is None else _core.unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
 
 
 class CallRules(abc.ABC):

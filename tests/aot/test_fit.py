@@ -21,8 +21,8 @@ from jax.experimental import io_callback
 
 from jointcut import aot
 from jointcut.aot.budget.fit import CALIBRATION, MOST_PROPOSED, MOST_SMALLEST, Attempt, Weighed, fit, room_for
-from jointcut.aot.limits import Limit, limit
-from jointcut.aot.options import Options
+from jointcut.aot.choices.limits import Limit, limit
+from jointcut.aot.choices.options import Options
 from jointcut.partition import Plan
 from jointcut.partition.errors import BudgetError, PlanError
 from jointcut.partition.lower.memory import Buffer

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jointcut.aot import limits
-from jointcut.aot.limits import Limit, limit
+from jointcut.aot.choices import limits
+from jointcut.aot.choices.limits import Limit, limit
 from jointcut.partition.errors import BudgetError
 
 CURE = (

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 
 from jointcut import aot
 from jointcut.aot.budget.rates import rates
-from jointcut.aot.options import Options
+from jointcut.aot.choices.options import Options
 from jointcut.aot.progress import screens
 from jointcut.aot.progress.progress import WORDS, Stage, progress, shortened, size, tell, text
 from jointcut.partition import Plan

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export, lax
 
+from jointcut.aot.choices.options import Options, checked
 from jointcut.aot.function import function
-from jointcut.aot.options import Options, checked
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes
 from jointcut.partition.errors import CallError, GraphError, JointcutError, PlanError, TraceError

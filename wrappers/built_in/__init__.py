@@ -13,5 +13,6 @@ Files, in reading order:
     alias: Let an array that is passed twice enter once; return inputs as they are.
     refs: Turn writes to references into extra results, then write them back.
     zeros: Run a smaller backward if some cotangents are zero.
+    programs: Let a flat program be one call to JAX's transformations, with rules of its own.
     autograd: Let JAX's transformations use the forward and backward programs.
 """

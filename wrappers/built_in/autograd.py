@@ -24,17 +24,15 @@ from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.wrappers.built_in.zeros import Backwards, filled
+from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed
+from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
-
-Mask = tuple[bool, ...]
 
 #: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the constants that the halves take first.
 Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 
 _call_p = jaxprs.call_primitive("jointcut_call")
-_waiting_p = jaxprs.call_primitive("jointcut_waiting", lambda rules: rules.early)
 _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
 
@@ -75,57 +73,23 @@ class Differential:
         return cls(forward, extra, moving, _rules(primal, mask, moving, backwards, twice))
 
 
-class _Plain(jaxprs.CallRules):
-    """A jaxpr that JAX itself differentiates."""
-
-    def __init__(self, closed: Any) -> None:
-        self.closed = closed
-        self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # JAX prints a partial
-
-    def run(self, *flat: Any) -> list[Any]:
-        """As `CallRules.run`."""
-        return self._run(*flat)
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """As `CallRules.jvp`."""
-        mask, picked = _picked(primals, tangents)
-        return _pushed(self.closed, mask, primals, picked)
-
-    def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """As `CallRules.mapped`."""
-        closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-        return functools.partial(jaxprs.evaluate, closed, *consts), out_dims
-
-    @property
-    def forward(self) -> jaxprs.CallRules:
-        """As `CallRules.forward`."""
-        return self
-
-
-class _Program(_Plain):
+class _Program(Program):
     """A jaxpr, the halves of its cuts as its derivative, and its mapped forms."""
 
     def __init__(self, closed: Any, cut: Cutter, twice: Callable[[], None]) -> None:
-        super().__init__(closed)
+        super().__init__(_call_p, closed)
         self._cut, self._twice = cut, twice
         self._has_effects = any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: Table[Differential] = Table()
-        self._waiting: Table[_Waiting] = Table()
         self._mapped: Table[tuple[_Program, list[Any], list[Any]]] = Table()
-
-    def __call__(self, *flat: Any) -> list[Any]:
-        """Run the jaxpr, or its form under the current transformation."""
-        return _call_p.bind(*flat, jaxpr=self.closed, rules=self)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
         """As `CallRules.jvp`, by the halves; with effects, once the direction is known."""
-        mask, picked = _picked(primals, tangents)
-        if not picked:
-            return self(*primals), [None] * len(jaxprs.opened(self.closed)[0].outvars)
-        if not self._has_effects:
-            outputs, move = self.halved(mask, primals)
-            return outputs, move(*picked)
-        return self._waiting.of(mask, lambda: _Waiting(self, mask))(primals, picked)
+        mask, picked = picked_of(primals, tangents)
+        if self._has_effects or not picked:
+            return super().jvp(primals, tangents)
+        outputs, move = self.halved(mask, primals)
+        return outputs, move(*picked)
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """Run the forward half; return its outputs, and the linear map from the given tangents to theirs."""
@@ -158,72 +122,7 @@ class _Program(_Plain):
     @property
     def forward(self) -> jaxprs.CallRules:
         """As `CallRules.forward`: JAX's own derivative, which computes what it can before it has tangents."""
-        return _Plain(self.closed)
-
-
-class _Waiting(_Plain):
-    """Outputs and tangents of a program with effects, until the direction of differentiation is known.
-
-    Forward mode runs both together, and so the effects once. In reverse mode JAX separates known values from unknown
-    ones; then the forward half of a cut runs instead, and the linear map gives the tangents.
-    """
-
-    def __init__(self, program: _Program, mask: Mask) -> None:
-        primal, _ = jaxprs.opened(program.closed)
-        self._outvars = primal.outvars
-        tangents = [jaxprs.tangent_aval(v.aval) for v, wanted in zip(primal.invars, mask, strict=True) if wanted]
-
-        def push(*flat: Any) -> list[Any]:
-            outs, moved = _pushed(program.closed, mask, flat[: len(mask)], flat[len(mask) :])
-            return [*outs, *(t for t in moved if t is not None)]
-
-        structs = [*jaxprs.input_structs(program.closed), *map(jaxprs.struct, tangents)]
-        jaxpr, self._consts = jaxprs.opened(jax.make_jaxpr(push)(*structs))
-        super().__init__(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns))
-        self._mask, self._program = mask, program
-        inputs = slice(len(self._consts), len(self._consts) + len(mask))
-        self.early = jaxprs.Early(_call_p, program.closed, program, inputs)
-
-    def __call__(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any | None]]:
-        """The outputs and their tangents."""
-        outs = _waiting_p.bind(*self._consts, *primals, *tangents, jaxpr=self.closed, rules=self)
-        moved = iter(outs[len(self._outvars) :])
-        return outs[: len(self._outvars)], [next(moved) if is_inexact(v.aval.dtype) else None for v in self._outvars]
-
-    def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
-        """As `CallRules.parted`: the halves, if all primals are known; else None."""
-        end = self.early.inputs.stop
-        if any(x is None for x in known[:end]):
-            return None
-        outputs, move = self._program.halved(self._mask, known[self.early.inputs])
-
-        def rest(*unknown: Any) -> list[Any]:
-            tangents = iter(unknown)
-            moved = move(*(next(tangents) if t is None else t for t in known[end:]))
-            inexact = [(t, v.aval) for t, v in zip(moved, self._outvars, strict=True) if is_inexact(v.aval.dtype)]
-            return filled([t for t, _ in inexact], [jaxprs.tangent_aval(aval) for _, aval in inexact])
-
-        return outputs, rest
-
-
-def _picked(primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Mask, list[Any]]:
-    """Which inputs are differentiated, and their tangents."""
-    mask = tuple(t is not None and is_inexact(_dtype(x)) for x, t in zip(primals, tangents, strict=True))
-    return mask, [t for t, wanted in zip(tangents, mask, strict=True) if wanted]
-
-
-def _pushed(
-    primal: Any, mask: Mask, primals: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[list[Any], list[Any | None]]:
-    """Outputs of a jaxpr and their tangents by JAX's own derivative; None for an output that can have none."""
-
-    def chosen(*differentiated: Any) -> list[Any]:
-        xs = iter(differentiated)
-        return jaxprs.evaluate(primal, *(next(xs) if on else x for x, on in zip(primals, mask, strict=True)))
-
-    picked = tuple(x for x, on in zip(primals, mask, strict=True) if on)
-    outs, moved = jax.jvp(chosen, picked, tuple(tangents))
-    return outs, [t if is_inexact(_dtype(out)) else None for out, t in zip(outs, moved, strict=True)]
+        return Plain(self.closed)
 
 
 def _rules(
@@ -238,7 +137,7 @@ def _rules(
         return [jaxprs.tangent_aval(aval) for aval, moves in zip(avals_of, moving, strict=True) if moves]
 
     def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
-        _, moved = _pushed(primal, mask, residuals[count:], linear)
+        _, moved = pushed(functools.partial(jaxprs.evaluate, primal), mask, residuals[count:], linear)
         return [t for t, moves in zip(moved, moving, strict=True) if moves]
 
     def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
@@ -251,8 +150,3 @@ def _rules(
         return backwards(list(residuals[:count]), full)
 
     return jaxprs.LinearRules(avals, apply, transpose, twice)
-
-
-def _dtype(x: Any) -> Any:
-    aval: Any = jax.typeof(x)
-    return aval.dtype

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointcut import aot
-from jointcut.aot.limits import limit
+from jointcut.aot.choices.limits import limit
 from jointcut.aot.report.lists import LessRow
 from jointcut.aot.report.sections import promises, within
 from jointcut.aot.report.tried import MOST_SECONDS, SHARES, Tried, try_budgets, typed

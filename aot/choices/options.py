@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.aot.limits import Budget, limit, plain_number
+from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.lower.passes import HalfPass
 from jointcut.partition.plans import planfile

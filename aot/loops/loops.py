@@ -1,0 +1,152 @@
+"""Make loops like those of `jax.lax` that run backwards too."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jointcut.aot.loops.functions import Traced, traced_loop
+from jointcut.aot.loops.memory import Memory
+from jointcut.aot.loops.parts import Parts
+from jointcut.aot.loops.rules import Loop
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.program import jaxprs
+
+
+class Stacked(NamedTuple):
+    """What `while_loop_stack_output` returns.
+
+    Attributes:
+        carries: the carry after each trip, stacked; zeros behind the last.
+        trips: the number of trips that the loop makes in all.
+        exceeded: whether that is more than `max_trips`, so that the later carries are not in the stack.
+    """
+
+    carries: Any
+    trips: Any
+    exceeded: Any
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init: Any,
+    *, max_trips: int | None = None, memory: int | str | None = None,
+) -> Any:  # fmt: skip
+    """Run `body_fun` while `cond_fun` is true, as `lax.while_loop`; differentiable in reverse and forward mode.
+
+    Reverse mode keeps some of the carries and runs the steps between them again. Its memory does not depend on the
+    number of trips, which need not be known. Where nothing is differentiated, and in forward mode, the program is a
+    `lax.while_loop`. Everything works to second and higher orders and under `jit`, `vmap`, `scan` and `jax.checkpoint`.
+    Values that the functions close over get their gradients. With `c` checkpoints, up to `c` trips run no step again,
+    less than `(c + 1) (c + 2) / 2` trips each step at most once, and `n` trips each step about `r` times, where
+    `r` is the least number for which `c + r` over `r` is at least `n` (Griewank and Walther 2000; Wang, Moin and
+    Iaccarino 2009; Stumm and Walther 2010).
+
+    The body prints (`jax.debug.print`) as often as the forward runs: steps that run again are silent. A body with
+    other effects has no reverse mode.
+
+    Args:
+        cond_fun: a function of the carry that returns one boolean.
+        body_fun: a function of the carry that returns the next, of the same structure, shapes and dtypes.
+        init: the first carry, any tree of arrays; integers, booleans and random keys among them are carried along.
+        max_trips: how many trips the loop makes at most, where that is known. Where the loop makes more, `CallError` is
+            raised if it is called outside of all of JAX's transformations. Inside, results and gradients are
+            right nevertheless, and the backward takes longer.
+        memory: what reverse mode may keep: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
+            which is `max_trips` checkpoints; `"sqrt"`, their square root. By default what fits into 64 MiB, but
+            at least 16 checkpoints and at most 1024.
+
+    >>> def halved(x):
+    ...     return while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
+    >>> print(*jax.value_and_grad(halved)(6.0))
+    0.75 0.125
+    """
+    _check_trips(max_trips)
+    loop = traced_loop(cond_fun, body_fun, init, body_fun)
+    program = _program(loop, loop.parts, max_trips, memory)
+    if max_trips is None or jaxprs.tracing():
+        return jax.tree.unflatten(loop.tree, program(*loop.consts, *loop.init))
+    counting = _program(loop, loop.parts.counted(), max_trips, memory)
+    *out, trips = counting(*loop.consts, *loop.init, jnp.int32(0))
+    _refuse(loop, trips, max_trips)
+    return jax.tree.unflatten(loop.tree, out)
+
+
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init: Any,
+    *, max_trips: int | None = None, memory: int | str | None = None,
+) -> Any:  # fmt: skip
+    """Run `body_fun(i, carry)` for `i` from `lower` to `upper - 1`, as `lax.fori_loop`; see `while_loop`.
+
+    The bounds may be arrays. Where both are Python integers, `max_trips` follows from them.
+
+    >>> power = lambda x, n: fori_loop(0, n, lambda i, y: x * y, 1.0)
+    >>> print(jax.grad(power)(2.0, 3))
+    12.0
+    """
+    if isinstance(lower, numbers.Integral) and isinstance(upper, numbers.Integral) and max_trips is None:
+        max_trips = max(int(upper) - int(lower), 0)
+    kind = jnp.result_type(lower, upper)
+    if not jnp.issubdtype(kind, jnp.integer):
+        raise CallError(message("lower and upper", f"are of type {kind}.", "Give integers."))
+    _check_trips(max_trips)
+    start, end = (
+        np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
+    )
+    loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
+    out = _program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init)
+    return jax.tree.unflatten(loop.tree, out)[1]
+
+
+def while_loop_stack_output(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init: Any, *, max_trips: int
+) -> Stacked:
+    """Run a loop as `while_loop`, and return the carries after each trip, the trips, and whether they fit.
+
+    The stack has `max_trips` rows. A loop that makes more trips runs on: `trips` counts them all, and `exceeded` says
+    so. Where it is called outside of all of JAX's transformations, `CallError` is raised instead.
+
+    >>> stack = while_loop_stack_output(lambda x: x > 1.0, lambda x: x / 2, 6.0, max_trips=5)
+    >>> print(stack.carries, stack.trips, stack.exceeded)
+    [3.   1.5  0.75 0.   0.  ] 3 False
+    """
+    _check_trips(max_trips)
+    loop = traced_loop(cond_fun, body_fun, init, body_fun)
+    parts, consts = loop.parts, loop.consts
+    once = Loop(parts.once(), Memory(1), loop.name)
+
+    def trip(carry: list[Any], _: None) -> tuple[list[Any], Any]:
+        *carry, waits = once(*consts, *carry, jnp.bool_(True))
+        rows = [jnp.where(waits, jnp.zeros_like(x), x) if jaxprs.is_plain(jax.typeof(x)) else x for x in carry]
+        return carry, (rows, ~waits)
+
+    carry, (rows, made) = lax.scan(trip, loop.init, length=max_trips)
+    rest = parts.counted().run(*map(lax.stop_gradient, [*consts, *carry]), jnp.int32(0))[-1]
+    trips = jnp.sum(made, dtype=jnp.int32) + rest
+    if not jaxprs.tracing():
+        _refuse(loop, trips, max_trips)
+    return Stacked(jax.tree.unflatten(loop.tree, rows), trips, rest > 0)
+
+
+def _program(loop: Traced, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
+    carry_bytes = sum(jaxprs.aval_bytes(aval) for aval in loop.parts.carry)
+    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known)
+
+
+def _refuse(loop: Traced, trips: Any, max_trips: int) -> None:
+    """Raise `CallError` if a loop made too many trips."""
+    if trips > max_trips:
+        what = f"is run {trips} times, and max_trips is {max_trips}."
+        raise CallError(message(loop.name, what, f"Give max_trips={trips} or more, or leave it out."))
+
+
+def _check_trips(max_trips: int | None) -> None:
+    if max_trips is None:
+        return
+    if isinstance(max_trips, bool) or not isinstance(max_trips, numbers.Integral) or max_trips < 0:
+        raise CallError(message("max_trips", f"is {max_trips!r}.", "Give a whole number of trips, or leave it out."))

@@ -1,0 +1,152 @@
+"""Run a loop backward from checkpoints.
+
+The number of steps is known now, and so is the number of checkpoints that have become free. Between two checkpoints
+steps are run again as revolve does (Griewank and Walther 2000, "Algorithm 799: revolve"), which makes as few steps as
+possible: `again * steps - binomial(slots + again, again - 1)`, where `again` is the least number with
+`steps <= binomial(slots + again, again)`, and `slots` counts the free checkpoints and the one at the start.
+
+The checkpoints are a stack, ordered by place. The sweep takes the last one and goes forward from there, leaving
+checkpoints on the stack, until the free ones suffice for the rest of the way, one before each step. Then it pulls the
+cotangent back through these steps in one short loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jointcut.aot.loops.placing import Checkpoints, read, write
+
+State = Any
+
+
+def swept(
+    step: Callable[[Any, list[Any]], list[Any]], back: Callable[[Any, list[Any], State], State],
+    checkpoints: Checkpoints, state: State,
+) -> State:  # fmt: skip
+    """Pull `state` back through all steps, the last first, by `back(i, kept, state)`.
+
+    `step(i, kept)` makes step `i` of those parts of the carry that the checkpoints hold.
+    """
+    if not checkpoints.rows:
+        return _unkept(back, checkpoints.trips, state)
+    order, places, used = _ordered(checkpoints)
+    sweep = _Sweep(step, back, order)
+    whole = (checkpoints.trips, _Stack(used, places, checkpoints.rows), state)
+    return lax.while_loop(lambda s: s[0] > 0, lambda s: sweep.stretch(*s), whole)[-1]
+
+
+class _Stack(NamedTuple):
+    """The checkpoints: `used` are in use, the first ones of `places`; `rows` are as they were written."""
+
+    used: Any
+    places: Any
+    rows: list[Any]
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A sweep that makes steps by `step` and pulls back by `back`; checkpoint `i` is in row `order[i]`."""
+
+    step: Callable[[Any, list[Any]], list[Any]]
+    back: Callable[[Any, list[Any], State], State]
+    order: Any
+
+    def push(self, stack: _Stack, place: Any, kept: list[Any]) -> _Stack:
+        """Write a checkpoint."""
+        used, places, rows = stack
+        rows = [write(r, x, self.order[used]) for r, x in zip(rows, kept, strict=True)]
+        return _Stack(used + 1, places.at[used].set(place), rows)
+
+    def top(self, stack: _Stack) -> list[Any]:
+        """Read the last checkpoint."""
+        return [read(r, self.order[stack.used - 1]) for r in stack.rows]
+
+    def stretch(self, end: Any, stack: _Stack, state: State) -> tuple[Any, _Stack, State]:
+        """Pull back through the last steps before `end`, and return the new end."""
+        slots = len(self.order) - 1
+
+        def far(s: State) -> State:
+            place, kept, stack = s
+            there = place + _distance(end - place, slots - stack.used + 1)
+            _, kept = lax.while_loop(lambda m: m[0] < there, lambda m: (m[0] + 1, self.step(*m)), (place, kept))
+            return there, kept, self.push(stack, there, kept)
+
+        def fill(s: State) -> State:
+            place, kept, stack = s
+            kept = self.step(place, kept)
+            return place + 1, kept, self.push(stack, place + 1, kept)
+
+        def pull(s: State) -> State:
+            end, used, state = s
+            return end - 1, used - 1, self.back(end - 1, self.top(stack._replace(used=used)), state)
+
+        start = (stack.places[stack.used - 1], self.top(stack), stack)
+        start = lax.while_loop(lambda s: end - s[0] > slots - s[2].used + 2, far, start)
+        _, _, stack = lax.while_loop(lambda s: s[0] < end - 1, fill, start)
+        end, used, state = lax.while_loop(
+            lambda s: (s[1] > 0) & (stack.places[s[1] - 1] == s[0] - 1), pull, (end, stack.used, state)
+        )
+        return end, stack._replace(used=used), state
+
+
+def _unkept(back: Callable[[Any, list[Any], State], State], trips: Any, state: State) -> State:
+    """The sweep over steps whose derivative is the same at every carry."""
+    return lax.fori_loop(0, trips, lambda i, s: back(trips - 1 - i, [], s), state)
+
+
+def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
+    """The rows in the order of their places, then unused ones and the spare row; the places; the number in use."""
+    trips, plan, places, _ = checkpoints
+    number, spare = jnp.arange(len(places), dtype=jnp.int32), jnp.array([len(places)], jnp.int32)
+    written, dropped = jnp.sum(places >= 0, dtype=jnp.int32), _dropped(checkpoints)
+    used = written - dropped
+    order = lax.cond(
+        trips <= len(places), lambda: number,
+        lambda: jnp.argsort(jnp.where(places < 0, trips, places)).astype(jnp.int32),
+    )  # fmt: skip
+    start = used - 1 - plan[2]  # of the dropped ones
+    moved = jnp.where(number < used, number + dropped, number - used + start)
+    order = order[jnp.where((number < start) | (number >= written), number, moved)]
+    return jnp.concatenate([order, spare]), jnp.concatenate([places[order], spare]), used
+
+
+def _dropped(checkpoints: Checkpoints) -> Any:
+    """How many checkpoints within the last gap but one are better used within the last.
+
+    So many that no step behind the last checkpoint is run again more often than the stage allows.
+    """
+    trips, (stage, gaps, inner, *_), places, _ = checkpoints
+    rest = jnp.float32(trips - jnp.max(places))
+    written = jnp.sum(places >= 0, dtype=jnp.int32)
+    most = written - inner - gaps  # neither within the last gap, nor at the beginning of one
+    served = jnp.float32(stage) + 1  # by the last checkpoint alone
+
+    def more(s: State) -> State:
+        count, served = s
+        return count + 1, served * jnp.float32(stage + count + 2) / jnp.float32(count + 2)
+
+    count, _ = lax.while_loop(lambda s: (s[0] < most) & (s[1] < rest), more, (jnp.zeros_like(most), served))
+    return jnp.where(stage >= 2, count, 0)
+
+
+def _distance(steps: Any, slots: Any) -> Any:
+    """How far to go from a checkpoint before the next, to run back `steps` steps with `slots` checkpoints.
+
+    `slots` counts the one at the start; with that alone, all but one step.
+    """
+    total, many = jnp.float32(jnp.where(slots > 1, steps, 1)), jnp.float32(slots)
+
+    def served(s: State) -> Any:  # by one more repetition
+        again, less = s
+        return jnp.round(less * (many + again) / again)
+
+    one = jnp.float32(1)
+    again, less = lax.while_loop(lambda s: served(s) < total, lambda s: (s[0] + 1, served(s)), (one, one))
+    rest = jnp.round(less * many / (many + again - 1))  # what one slot fewer serves with as many repetitions as `less`
+    first = jnp.clip(jnp.minimum(less, total - rest), 1, total - 1).astype(jnp.int32)
+    return jnp.where(slots > 1, first, steps - 1)

@@ -1,0 +1,180 @@
+"""Derivatives of `aot.while_loop` are those of the unrolled loop: any memory, number type, mode, order and map."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointcut import aot
+from looped import MATRIX, VECTOR, masked, near, ours, unrolled
+
+MEMORIES = [1, 2, 3, 7, None, "stack", "sqrt", "1KiB"]
+LANES = np.random.default_rng(1).uniform(0.1, 0.9, (4, 4))
+TRIPS = np.array([0, 3, 1, 9], np.int32)
+ARGS = (VECTOR, MATRIX)
+
+
+@pytest.fixture(autouse=True)
+def in_double():
+    """In float64, so that a wrong derivative is no rounding."""
+    with jax.enable_x64(True):
+        yield
+
+
+def loss(loop):
+    return lambda x, w, n: (loop(x, w, n) ** 2).sum()
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=str)
+def test_gradients_equal_those_of_the_unrolled_loop_in_every_memory(memory):
+    most = 50 if memory in ("stack", "sqrt") else None
+    grads = jax.jit(jax.value_and_grad(loss(lambda x, w, n: ours(x, w, n, memory, most)), (0, 1)))
+    for n in (0, 1, 2, 3, 8, 21, 50):
+        near(grads(*ARGS, n), jax.value_and_grad(loss(unrolled), (0, 1))(*ARGS, n))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 5e-2), ("complex64", 1e-5)])
+def test_gradients_equal_those_of_the_unrolled_loop_in_every_number_type(dtype, rtol):
+    x, w = (jnp.asarray(v, dtype) for v in ARGS)
+
+    def total(loop):
+        return lambda x, w, n: jnp.abs(loop(x, w, n)).sum().astype(jnp.float32)
+
+    for n in (0, 1, 6):
+        grads = [jax.grad(total(loop), (0, 1))(x, w, n) for loop in (ours, unrolled)]
+        assert [g.dtype for g in grads[0]] == [x.dtype, w.dtype]
+        near(*grads, rtol=rtol)
+
+
+ORDERS = {
+    "forward": lambda f: jax.jacfwd(f, (0, 1)),
+    "reverse": lambda f: jax.jacrev(f, (0, 1)),
+    "forward over reverse": lambda f: jax.jacfwd(jax.grad(f, (0, 1)), (0, 1)),
+    "reverse over reverse": lambda f: jax.jacrev(jax.grad(f, (0, 1)), (0, 1)),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(f, (0, 1)), (0, 1)),
+    "forward over forward": lambda f: jax.jacfwd(jax.jacfwd(f, (0, 1)), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_mode_to_second_order_equals_that_of_the_unrolled_loop(order):
+    for n in (0, 1, 4):
+        near(ORDERS[order](loss(ours))(*ARGS, n), ORDERS[order](loss(unrolled))(*ARGS, n))
+
+
+def test_the_third_derivative_is_right():
+    def power(x):
+        return aot.fori_loop(0, jnp.int32(5), lambda i, y: y * x, x, memory=2)
+
+    assert jax.grad(jax.grad(jax.grad(power)))(2.0) == 6 * 5 * 4 * 8.0
+
+
+GRADS = jax.grad(loss(ours), (0, 1)), jax.grad(loss(masked), (0, 1))
+MAPPED = {
+    "values": lambda f, g: jax.vmap(f, (0, None, 0))(LANES, MATRIX, TRIPS),
+    "map of gradients": lambda f, g: jax.vmap(g, (0, None, 0))(LANES, MATRIX, TRIPS),
+    "map of gradients, same trips": lambda f, g: jax.vmap(g, (0, None, None))(LANES, MATRIX, 5),
+    "gradient of a map": lambda f, g: jax.grad(
+        lambda x, w: (jax.vmap(f, (0, None, 0))(x, w, TRIPS) ** 2).sum(), (0, 1)
+    )(LANES, MATRIX),
+    "gradient of a map, same trips": lambda f, g: jax.grad(
+        lambda x, w: (jax.vmap(f, (0, None, None))(x, w, 4) ** 2).sum(), (0, 1)
+    )(LANES, MATRIX),
+    "map of maps": lambda f, g: jax.vmap(lambda m: jax.vmap(g, (0, None, 0))(LANES, MATRIX, TRIPS * m))(jnp.arange(3)),
+    "map of a gradient of a map": lambda f, g: jax.vmap(
+        lambda m: jax.grad(lambda x: jax.vmap(f, (0, None, 0))(x, MATRIX, TRIPS * m).sum())(LANES)
+    )(jnp.arange(3)),
+    "map of pullbacks": lambda f, g: jax.vmap(lambda p, c: p(c))(
+        jax.vmap(lambda x, n: jax.vjp(lambda x: f(x, MATRIX, n), x)[1])(LANES, TRIPS), jnp.ones((4, 4))
+    ),
+    "map of hessians": lambda f, g: jax.vmap(jax.hessian(lambda x, n: f(x, MATRIX, n).sum()))(LANES, TRIPS),
+    "gradient of a map of gradients": lambda f, g: jax.grad(
+        lambda x: (jax.vmap(g, (0, None, 0))(x, MATRIX, TRIPS)[0] ** 2).sum()
+    )(LANES),
+}
+
+
+@pytest.mark.parametrize("case", MAPPED)
+def test_under_vmap_each_lane_makes_its_own_number_of_trips(case):
+    near(MAPPED[case](ours, GRADS[0]), MAPPED[case](masked, GRADS[1]))
+
+
+AROUND = {
+    "jit of grad of jit": lambda f: jax.jit(jax.grad(jax.jit(loss(f)), (0, 1)))(*ARGS, 6),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(loss(f)), (0, 1))(*ARGS, 6),
+    "scan": lambda f: jax.grad(
+        lambda x, w: jax.lax.scan(lambda c, n: (f(c, w, n), None), x, jnp.asarray(TRIPS))[0].sum(), (0, 1)
+    )(*ARGS),
+    "cond": lambda f: jax.grad(lambda x: jax.lax.cond(x[0] > 0, lambda: f(x, MATRIX, 3), lambda: x).sum())(VECTOR),
+    "linearize": lambda f: jax.linearize(lambda x: f(x, MATRIX, 6), VECTOR)[1](VECTOR),
+    "transpose of linearize": lambda f: jax.linear_transpose(
+        jax.linearize(lambda x: f(x, MATRIX, 6), VECTOR)[1], VECTOR
+    )(VECTOR),
+    "aot.function": lambda f: jax.grad(aot.function(lambda x, w: loss(f)(x, w, 6)), (0, 1))(*ARGS),
+}
+
+
+@pytest.mark.parametrize("case", AROUND)
+def test_inside_of_other_transformations(case):
+    near(AROUND[case](ours), AROUND[case](masked))
+
+
+def test_a_finished_lane_puts_no_nan_into_a_gradient():
+    def roots(x, n):
+        return aot.fori_loop(0, n, lambda i, y: jnp.sqrt(y) - 1.0, x, memory=2)
+
+    x, n = jnp.array([4.0, 0.0, 30.0]), jnp.array([1, 0, 2])
+    apart = np.array([0.25, 1.0, 0.25 / (np.sqrt(30) * np.sqrt(np.sqrt(30) - 1))])
+    near(jax.grad(lambda x: jax.vmap(roots)(x, n).sum())(x), apart)
+    near(jax.vmap(jax.grad(roots))(x, n), apart)
+
+
+def test_nested_loops():
+    def nest(loop):
+        return lambda x, n: loop(n, lambda i, y: loop(i, lambda j, z: jnp.sin(z) * x, y), x)
+
+    kept = nest(lambda n, body, y: aot.fori_loop(0, n, body, y, memory=2))
+
+    def by_python(n, body, y):
+        for i in range(n):
+            y = body(i, y)
+        return y
+
+    for order in (jax.grad, lambda f: jax.grad(jax.grad(f))):
+        near(order(kept)(1.3, jnp.int32(4)), order(nest(by_python))(1.3, 4))
+    near(jax.vmap(jax.grad(kept), (None, 0))(1.3, jnp.array([0, 3]))[1], jax.grad(nest(by_python))(1.3, 3))
+
+
+UNARY = [jnp.sin, jnp.tanh, lambda v: v * v * 0.3, lambda v: v[::-1], lambda v: jnp.where(v > 0.4, v, 0.5 * v), jnp.cos]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    chosen=st.lists(st.integers(0, len(UNARY) - 1), min_size=1, max_size=4),
+    trips=st.integers(0, 50),
+    memory=st.sampled_from([1, 2, 3, 5, 9, 60]),
+    mixes=st.booleans(),
+)
+def test_random_bodies(chosen, trips, memory, mixes):
+    with jax.enable_x64(True):
+
+        def body(y, z, w):
+            for i in chosen:
+                y = UNARY[i](y) + 0.1 * w
+            return (y + 0.2 * z, z * 0.9) if mixes else (y, z)
+
+        def kept(x, w, n):
+            y, z = aot.fori_loop(0, n, lambda i, c: body(*c, w), (x, x[::-1]), memory=memory)
+            return (y * z).sum()
+
+        def plain(x, w):
+            y, z = x, x[::-1]
+            for _ in range(trips):
+                y, z = body(y, z, w)
+            return (y * z).sum()
+
+        near(
+            jax.jit(jax.grad(kept, (0, 1)))(VECTOR, VECTOR * 0.7, trips), jax.grad(plain, (0, 1))(VECTOR, VECTOR * 0.7)
+        )

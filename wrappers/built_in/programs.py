@@ -1,0 +1,155 @@
+"""Let a flat program be one call to JAX's transformations, with rules of its own.
+
+`Plain` is a jaxpr that JAX differentiates. `Program` is one with a derivative of its own: `halved` runs its forward and
+returns a linear map, `pushed` gives outputs and tangents at once. `Waiting` holds both back until it is known which of
+the two is wanted, so that forward mode does not pay for residuals, and effects happen once.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.built_in.zeros import filled
+from jointcut.wrappers.metadata.convention import is_inexact
+from jointcut.wrappers.table import Table
+
+Mask = tuple[bool, ...]
+
+_waiting_p = jaxprs.call_primitive("jointcut_waiting", lambda rules: rules.early)
+
+
+class Plain(jaxprs.CallRules):
+    """A jaxpr that JAX itself differentiates."""
+
+    def __init__(self, closed: Any) -> None:
+        """Take the jaxpr, which has no constants."""
+        self.closed = closed
+        self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # JAX prints a partial
+
+    def run(self, *flat: Any) -> list[Any]:
+        """As `CallRules.run`."""
+        return self._run(*flat)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
+        """As `CallRules.jvp`."""
+        mask, picked = picked_of(primals, tangents)
+        return pushed(functools.partial(jaxprs.evaluate, self.closed), mask, primals, picked)
+
+    def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
+        """As `CallRules.mapped`."""
+        closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
+        return functools.partial(jaxprs.evaluate, closed, *consts), out_dims
+
+    @property
+    def forward(self) -> jaxprs.CallRules:
+        """As `CallRules.forward`."""
+        return self
+
+
+class Program(Plain):
+    """A jaxpr with a derivative of its own. `prim` is the primitive that it is called by."""
+
+    def __init__(self, prim: Any, closed: Any) -> None:
+        """Take the primitive, made by `jaxprs.call_primitive`, and the jaxpr, which has no constants."""
+        super().__init__(closed)
+        self.prim = prim
+        self._waiting: Table[Waiting] = Table()
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """Run the jaxpr, or its form under the current transformation."""
+        return self.prim.bind(*flat, jaxpr=self.closed, rules=self)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
+        """As `CallRules.jvp`, once the direction is known."""
+        mask, picked = picked_of(primals, tangents)
+        if not picked:
+            return self(*primals), [None] * len(jaxprs.opened(self.closed)[0].outvars)
+        return self._waiting.of(mask, lambda: Waiting(self, mask))(primals, picked)
+
+    @abc.abstractmethod
+    def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
+        """Run the forward with residuals; return its outputs, and the linear map from the given tangents to theirs."""
+
+    def pushed(self, mask: Mask, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any | None]]:
+        """The outputs and their tangents; None for an output that has none. By default JAX's own derivative."""
+        return pushed(functools.partial(jaxprs.evaluate, self.closed), mask, primals, tangents)
+
+
+class Waiting(Plain):
+    """Outputs and tangents of a program, until the direction of differentiation is known.
+
+    Forward mode runs both together, and so the effects once. In reverse mode JAX separates known values from unknown
+    ones; then the program's forward runs instead, and the linear map gives the tangents.
+    """
+
+    def __init__(self, program: Program, mask: Mask) -> None:
+        """Take the program, and one flag for each input: whether it is differentiated."""
+        primal, _ = jaxprs.opened(program.closed)
+        tangents = [jaxprs.tangent_aval(v.aval) for v, wanted in zip(primal.invars, mask, strict=True) if wanted]
+        moving: list[bool] = []
+
+        def push(*flat: Any) -> list[Any]:
+            outs, moved = program.pushed(mask, flat[: len(mask)], flat[len(mask) :])
+            moving.extend(t is not None for t in moved)
+            return [*outs, *(t for t in moved if t is not None)]
+
+        structs = [*jaxprs.input_structs(program.closed), *map(jaxprs.struct, tangents)]
+        jaxpr, self._consts = jaxprs.opened(jax.make_jaxpr(push)(*structs))
+        super().__init__(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns))
+        self._mask, self._program, self._moving, self._outvars = mask, program, tuple(moving), primal.outvars
+        inputs = slice(len(self._consts), len(self._consts) + len(mask))
+        self.early = jaxprs.Early(program.prim, program.closed, program, inputs)
+
+    def __call__(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any | None]]:
+        """The outputs and their tangents."""
+        outs = _waiting_p.bind(*self._consts, *primals, *tangents, jaxpr=self.closed, rules=self)
+        moved = iter(outs[len(self._outvars) :])
+        return outs[: len(self._outvars)], [next(moved) if moves else None for moves in self._moving]
+
+    def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
+        """As `CallRules.parted`: the halves, if all primals are known; else None."""
+        end = self.early.inputs.stop
+        if any(x is None for x in known[:end]):
+            return None
+        outputs, move = self._program.halved(self._mask, known[self.early.inputs])
+
+        def rest(*unknown: Any) -> list[Any]:
+            tangents = iter(unknown)
+            moved = move(*(next(tangents) if t is None else t for t in known[end:]))
+            pairs = zip(moved, self._outvars, self._moving, strict=True)
+            inexact = [(t, jaxprs.tangent_aval(v.aval)) for t, v, moves in pairs if moves]
+            return filled([t for t, _ in inexact], [aval for _, aval in inexact])
+
+        return outputs, rest
+
+
+def picked_of(primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Mask, list[Any]]:
+    """Which inputs are differentiated, and their tangents."""
+    mask = tuple(t is not None and is_inexact(dtype_of(x)) for x, t in zip(primals, tangents, strict=True))
+    return mask, [t for t, wanted in zip(tangents, mask, strict=True) if wanted]
+
+
+def pushed(
+    function: Callable[..., list[Any]], mask: Mask, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any | None]]:
+    """Outputs of a flat function and their tangents by JAX's own derivative; None for an output that can have none."""
+
+    def chosen(*differentiated: Any) -> list[Any]:
+        xs = iter(differentiated)
+        return function(*(next(xs) if on else x for x, on in zip(primals, mask, strict=True)))
+
+    picked = tuple(x for x, on in zip(primals, mask, strict=True) if on)
+    outs, moved = jax.jvp(chosen, picked, tuple(tangents))
+    return outs, [t if is_inexact(dtype_of(out)) else None for out, t in zip(outs, moved, strict=True)]
+
+
+def dtype_of(x: Any) -> Any:
+    """The dtype of an array or tracer."""
+    aval: Any = jax.typeof(x)
+    return aval.dtype
