@@ -18,7 +18,7 @@ from jointcut.partition.program.cells import call_text
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedLoop:
     """A loop of flat arrays: its parts, the constants they take first, the first carry, and the tree of the carry.
 
     `name` is that of the body, for errors. `known` are the integers among constants and carry whose value is known.
@@ -38,7 +38,7 @@ def traced_loop(
     init: Any,
     blamed: Callable[..., Any],
     depth: int = 0,
-) -> Traced:
+) -> TracedLoop:
     """Trace both functions. Raises `TraceError`, which blames the user's function `blamed` for what the body does.
 
     `depth` is how many keys the user's carry lies below that of the body.
@@ -63,7 +63,7 @@ def traced_loop(
     avals = [*map(jax.typeof, consts), *map(jax.typeof, leaves)]
     carry = avals[len(consts) :]
     parts = Parts(_lifted(cond, consts, avals, None), _lifted(out, consts, avals, carry), len(consts))
-    return Traced(parts, consts, leaves, tree, where, known_numbers([*consts, *given]))
+    return TracedLoop(parts, consts, leaves, tree, where, known_numbers([*consts, *given]))
 
 
 def place_of(name: str, function: Callable[..., Any]) -> str:

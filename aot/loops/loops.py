@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.aot.loops.functions import Traced, traced_loop
+from jointcut.aot.loops.functions import TracedLoop, traced_loop
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
@@ -133,12 +133,12 @@ def while_loop_stack_output(
     return Stacked(jax.tree.unflatten(loop.tree, rows), trips, rest > 0)
 
 
-def _program(loop: Traced, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
+def _program(loop: TracedLoop, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
     carry_bytes = sum(jaxprs.aval_bytes(aval) for aval in loop.parts.carry)
     return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known)
 
 
-def _refuse(loop: Traced, trips: Any, max_trips: int) -> None:
+def _refuse(loop: TracedLoop, trips: Any, max_trips: int) -> None:
     """Raise `CallError` if a loop made too many trips."""
     if trips > max_trips:
         what = f"is run {trips} times, and max_trips is {max_trips}."
