@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.choices.options import Options, name_of
+from jointcut.aot.loops import plain
 from jointcut.aot.stages import pipeline
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.blame import explained
@@ -26,7 +27,11 @@ from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import is_inexact
 
 _NO_DERIVATIVE = (NotImplementedError, ValueError, TraceError)  # for a missing derivative
-_WHOLE = ("custom_jvp_call", "custom_vjp_call", "while")  # their bodies are not searched: the op itself stops it
+_WHOLE = (
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "while_loop",
+)  # their bodies are not searched: the op itself stops it
 _RAISES, _IS_ZERO, _IS_INTEGER = range(3)  # ranks of stops, worst first
 
 
@@ -94,7 +99,7 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
         shapes = bound.abstract()
         target = pipeline.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
         source = primal(target.function, shapes.leaves, options.has_aux)
-    program = _closed(simplify.inlined(source.closed))
+    program = _closed(simplify.inlined(plain.looped(source.closed)))
     jaxpr, _ = jaxprs.opened(program)
     start, main = len(jaxpr.invars) - len(bound.leaves), len(source.results.main)
     places = {start + i: paths[i] for i in wanted}

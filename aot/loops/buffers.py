@@ -126,12 +126,14 @@ class _Body:
     def is_negative(self, predicate: Atom, atom: Atom) -> bool:
         """Whether a predicate is `atom < 0`."""
         eqn = None if isinstance(predicate, Literal) else self.makers.get(predicate)
-        return eqn is not None and eqn.primitive.name == "lt" and eqn.invars[0] is atom and _value(eqn.invars[1]) == 0
+        return (
+            eqn is not None and eqn.primitive.name == "lt" and eqn.invars[0] is atom and number_in(eqn.invars[1]) == 0
+        )
 
     def number(self, atom: Atom) -> int | None:
         """A number that is written in the program, or known of a constant of the loop."""
         if isinstance(atom, Literal):
-            return _value(atom)
+            return number_in(atom)
         place = self.inputs.index(atom) if atom in self.inputs else len(self.inputs)
         return self.known.get(place) if place < self.parts.num_consts else None
 
@@ -161,7 +163,7 @@ class _Body:
                 one, other = (_same_number(v, makers) for v in eqn.invars)
                 if other is variable:
                     name, one, other = _SWAPPED[name], other, one
-                number = _value(other) if isinstance(other, Literal) else known.get(other)
+                number = number_in(other) if isinstance(other, Literal) else known.get(other)
                 limits += [(name, number)] if one is variable and number is not None else []
         return limits
 
@@ -208,8 +210,8 @@ def _same_number(atom: Atom, makers: Mapping[Any, Equation]) -> Atom:
     return atom
 
 
-def _value(literal: Any) -> int | None:
-    """The number of an integer literal."""
+def number_in(literal: Any) -> int | None:
+    """The number of an integer literal, None of anything else."""
     if not isinstance(literal, Literal) or not np.issubdtype(np.asarray(literal.val).dtype, np.integer):
         return None
     return int(literal.val)

@@ -184,6 +184,8 @@ def _lifted(closed: Any, consts: Sequence[Any], avals: Sequence[Any], outs: Sequ
 
     def flat(*xs: Any) -> list[Any]:
         results = jaxprs.evaluate(open_, *(xs[place[id(c)]] for c in own), *xs[len(consts) :])
-        return results if outs is None else [jaxprs.typed(x, a) for x, a in zip(results, outs, strict=True)]
+        if outs is None:
+            return results
+        return [jaxprs.typed(x, a) if jaxprs.is_plain(a) else x for x, a in zip(results, outs, strict=True)]
 
     return jax.make_jaxpr(flat)(*map(jaxprs.struct, avals))

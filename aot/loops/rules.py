@@ -32,10 +32,10 @@ from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of,
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
 
-_loop_p = jaxprs.call_primitive("jointcut_loop")
-_saving_p = jaxprs.call_primitive("jointcut_saving_loop")
-_pull_p = jaxprs.call_primitive("jointcut_loop_pullback")
-_linear_p = jaxprs.linear_primitive("jointcut_loop_linear")
+_loop_p = jaxprs.call_primitive("while_loop")
+_saving_p = jaxprs.call_primitive("while_loop_with_checkpoints")
+_pull_p = jaxprs.call_primitive("while_loop_backward")
+_linear_p = jaxprs.linear_primitive("while_loop_linear")
 
 NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the lane, of all, plan and places
 
@@ -69,7 +69,7 @@ class Loop(Program):
         for eqn in jaxprs.opened(self.parts.quiet)[0].eqns:
             names = jaxprs.effect_names(eqn)
             if names:
-                where = f"{self.name}, the body of a loop,"
+                where = f"{self.name}"
                 what = f"has the effect {names[0]}, in {jaxprs.source_of(eqn)}; so the loop has no derivative."
                 cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
                 raise DerivativeError(message(where, what, cure))

@@ -16,7 +16,8 @@ from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
-from jointcut.aot.trace.joint import joint, with_rows
+from jointcut.aot.trace.joint import joint
+from jointcut.aot.trace.rows import with_rows
 from jointcut.aot.trace.wanted import differentiated
 from jointcut.partition.errors import TraceError, choices, message
 from jointcut.partition.program import jaxprs

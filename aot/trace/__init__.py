@@ -8,6 +8,7 @@ Files, in reading order:
 
     shapes: Make arguments with symbolic sizes.
     joint: Trace the function and its gradient as one jaxpr.
+    rows: Split gradients of tables into the rows that were read, and their places.
     trees: Put flat results back into the caller's trees.
     analyse: Find what a traced function reads, writes and aliases.
     blame: Add the user's function, its arguments and a cure to JAX's errors.

@@ -7,7 +7,7 @@ Calls are inlined, constants become inputs, and a computation in both phases is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jointcut.aot.loops import plain
 from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import simplify, sparse, views
+from jointcut.partition.rewrite import simplify, views
 from jointcut.wrappers.arguments import objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -222,21 +223,28 @@ def joint(
     `places` gives the index in `leaves` of each argument of the function (by default its own). An array at two places
     is one input with a gradient for each place. `paths` are the names of the leaves. If `mask` chooses none, the
     program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
-    the function is traced again as a jaxpr whose equations under it are marked, and that jaxpr is differentiated.
+    or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its equations
+    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated.
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
-    program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
-    if not has_checkpoint:
-        return replace(program, differentiated=differentiated)
+    try:
+        program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
+    except ValueError as error:
+        if not plain.is_about_loops(error):
+            raise
+    else:
+        if not has_checkpoint:
+            return replace(program, differentiated=differentiated)
     source = primal(function, [leaves[p] for p in places], has_aux)
+    closed = plain.looped(source.closed)
     count = len(source.consts)
     results = source.results
 
     def again(*xs: Any) -> Any:
-        out = jaxprs.evaluate(source.closed, *xs)
+        out = jaxprs.evaluate(closed, *xs)
         main, end = len(results.main), results.num_returned
         trees = jax.tree.unflatten(results.out_tree, out[:main])
         whole = (trees, jax.tree.unflatten(results.aux_tree, out[main:end])) if has_aux else trees
@@ -247,37 +255,6 @@ def joint(
     shifted = [*range(count), *(count + p for p in places)]
     program, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
     return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
-
-
-def with_rows(program: Joint, chosen: Mapping[int, str]) -> Joint:
-    """Split some gradients of a program into rows and places.
-
-    `chosen` maps their positions among the gradients to paths. Raises `TraceError` for one that is not a sum of rows.
-    """
-    jaxpr, _ = jaxprs.opened(program.closed)
-    count = len(program.results.avals)
-    outvars, eqns = list(jaxpr.outvars[:count]), list(jaxpr.eqns)
-    for k, end in enumerate(jaxpr.outvars[count:]):
-        scatters = sparse.scatters(jaxpr.eqns, end) if k in chosen else None
-        if k not in chosen:
-            outvars.append(end)
-        elif scatters is not None:
-            more, pair = sparse.taken_apart(scatters, end.aval)
-            eqns.extend(more)
-            outvars.extend(pair)
-        else:
-            what = "has a gradient that is not a sum of rows: only a table that is read by rows, table[indices], has."
-            raise TraceError(message(chosen[k], what, "Take it out of sparse_gradients."))
-    roles = program.roles
-    outputs = (Role.OUTPUT,) * count + (Role.GRADIENT,) * (len(outvars) - count)
-    live = simplify.live(eqns, outvars).places
-    boundary = None if roles.forward_ops is None else sum(i in live for i in range(roles.forward_ops))
-    return replace(
-        program,
-        closed=jaxprs.build(jaxpr.invars, outvars, [eqns[i] for i in sorted(live)]),
-        roles=replace(roles, outputs=outputs, forward_ops=boundary),
-        sparse=frozenset(chosen),
-    )
 
 
 def _inference(source: Primal, paths: Sequence[str]) -> Joint:

@@ -59,6 +59,22 @@ def holds(closed: ClosedJaxpr, name: str) -> bool:
     return any(name == eqn.primitive.name or name in inner_primitives(eqn) for eqn in opened(closed)[0].eqns)
 
 
+def replaced(closed: ClosedJaxpr, name: str, change: Callable[[Equation], Equation]) -> ClosedJaxpr:
+    """Change every equation of a primitive, however deep, the innermost first; one in a derivative rule stays."""
+    jaxpr, consts = opened(closed)
+    return ClosedJaxpr(_replaced(jaxpr, name, change), consts) if holds(closed, name) else closed
+
+
+def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation], Equation]) -> Jaxpr:
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if name in inner_primitives(eqn):
+            params = {k: _in_bodies(v, lambda j: _replaced(j, name, change)) for k, v in eqn.params.items()}
+            eqn = eqn.replace(params=params)
+        eqns.append(change(eqn) if eqn.primitive.name == name else eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
 

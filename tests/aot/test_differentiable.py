@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from jointcut import aot
 from jointcut.aot.calls.flow import Stop
@@ -18,6 +20,14 @@ X = jnp.arange(1.0, 4.0)
 
 def in_a_while(x):
     return jnp.sum(lax.while_loop(lambda c: jnp.sum(c) < 10, lambda c: c * 2, x))
+
+
+def called_back_in_a_while(x):
+    def body(c):
+        io_callback(lambda: None, None, ordered=True)
+        return c * 2
+
+    return jnp.sum(lax.while_loop(lambda c: jnp.sum(c) < 10, body, x))
 
 
 def in_a_while_in_a_scan(x):
@@ -63,7 +73,6 @@ def ruled(x):
     return jnp.sum(no_gradient(x))
 
 
-WHILE = "Reverse-mode differentiation does not work for lax.while_loop or lax.fori_loop with dynamic start/stop values."
 ZERO = "its derivative is zero."
 
 
@@ -72,8 +81,6 @@ def integer(shown):
 
 
 STOPS = {
-    in_a_while: [("while", "in_a_while", 1, WHILE)],
-    in_a_while_in_a_scan: [("while", "in_a_while_in_a_scan.<locals>.step", 2, WHILE)],
     stopped: [("stop_gradient", "stopped", 1, ZERO)],
     rounded_in_a_scan: [("round", "rounded_in_a_scan.<locals>.<lambda>", 1, ZERO)],
     in_a_branch: [
@@ -85,6 +92,23 @@ STOPS = {
     counted: [("convert_element_type", "counted", 1, integer("int32[3]"))],
     ruled: [("custom_vjp_call", "ruled", 1, ZERO)],
 }
+
+
+def test_a_while_loop_with_an_effect_stops_it():
+    (stop,) = aot.is_differentiable(called_back_in_a_while, X).stops
+    assert stop.op == "while_loop" and "(called_back_in_a_while)" in stop.source
+    place = r"\S*test_differentiable\.py:\d+"
+    assert re.fullmatch(
+        rf"the lax\.while_loop at {place} \(called_back_in_a_while\) has the effect OrderedIO, "
+        rf"in {place} \(\S*body\); so the loop has no derivative\.",
+        stop.why,
+    )
+
+
+@pytest.mark.parametrize("function", [in_a_while, in_a_while_in_a_scan])
+def test_a_while_loop_does_not_stop_it(function):
+    found = aot.is_differentiable(function, X)
+    assert found and str(found) == f"{function.__name__} is differentiable."
 
 
 @pytest.mark.parametrize(("function", "stops"), STOPS.items(), ids=[f.__name__ for f in STOPS])

@@ -444,16 +444,6 @@ def test_a_primitive_without_derivative(way):
     assert isinstance(error.__cause__, NotImplementedError)
 
 
-@pytest.mark.parametrize("way", ["value_and_grad", "grad", "vjp", "trace", "jax.grad"])
-def test_a_while_loop_run_backwards(way):
-    def doubled(x):
-        return jnp.sum(lax.while_loop(lambda v: jnp.sum(v) < 100.0, lambda v: v * 2, x))
-
-    with pytest.raises(ValueError, match=r"^Reverse-mode differentiation does not work for lax\.while_loop"):
-        transformed(way, doubled)(X)
-    assert aot.function(doubled)(X) == 192
-
-
 def test_what_the_function_raises_comes_through():
     def refuses(x):
         raise LookupError("no such layer")

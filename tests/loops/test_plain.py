@@ -1,0 +1,164 @@
+"""A `lax.while_loop` or a dynamic `fori_loop` in the user's or a library's code runs backwards as it stands."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from jointcut import aot
+from jointcut.partition.errors import DerivativeError
+
+X = jnp.array([0.4, 1.1, 2.0])
+
+
+def root(a):
+    """The square root by Newton's method, until it stands still."""
+
+    def closer(carry):
+        x, _ = carry
+        return 0.5 * (x + a / x), jnp.max(jnp.abs(x * x - a))
+
+    return lax.while_loop(lambda carry: carry[1] > 1e-5, closer, (jnp.maximum(a, 1.0), jnp.array(jnp.inf, a.dtype)))[0]
+
+
+@jax.custom_jvp
+def by_rule(x):
+    return jnp.exp(x)
+
+
+@by_rule.defjvp
+def _(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return by_rule(x), root(by_rule(x) ** 2) * dx  # a loop in the rule itself
+
+
+def in_a_scan(x):
+    return jnp.sum(lax.scan(lambda c, row: (c + root(row + c**2), c), jnp.float32(1), x)[1])
+
+
+def in_a_branch(x):
+    return jnp.sum(lax.cond(x[0] > 0, root, jnp.sin, x))
+
+
+def in_a_loop(x):
+    return jnp.sum(lax.fori_loop(0, jnp.int32(3), lambda i, y: root(y + i), x))
+
+
+def in_jit(x):
+    return jnp.sum(jnp.sin(jax.jit(root)(x)))
+
+
+def under_checkpoint(x):
+    return jnp.sum(jax.checkpoint(lambda v: jnp.sin(root(v)))(x))
+
+
+def in_a_rule(x):
+    return jnp.sum(by_rule(x))
+
+
+def zero_trips(x):
+    return jnp.sum(lax.while_loop(lambda v: jnp.sum(v) < 0, lambda v: v * 2, jnp.cos(x)))
+
+
+EXACT = {
+    in_a_scan: lambda x: jnp.sum(lax.scan(lambda c, r: (c + jnp.sqrt(r + c**2), c), jnp.float32(1), x)[1]),
+    in_a_branch: lambda x: jnp.sum(jnp.sqrt(x)),
+    in_a_loop: lambda x: jnp.sum(jnp.sqrt(jnp.sqrt(jnp.sqrt(x) + 1) + 2)),
+    in_jit: lambda x: jnp.sum(jnp.sin(jnp.sqrt(x))),
+    under_checkpoint: lambda x: jnp.sum(jnp.sin(jnp.sqrt(x))),
+    in_a_rule: lambda x: jnp.sum(jnp.exp(x)),
+    zero_trips: lambda x: jnp.sum(jnp.cos(x)),
+}
+
+
+def near(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("program", EXACT, ids=lambda f: f.__name__)
+def test_the_gradient_is_that_of_what_the_loop_computes(program):
+    cut = aot.function(program)
+    want = jax.value_and_grad(EXACT[program])(X)
+    near(cut.value_and_grad(X), want)
+    near(jax.jit(jax.value_and_grad(cut))(X), want)
+
+
+def test_all_ways_of_calling():
+    cut, exact = aot.function(in_a_loop), EXACT[in_a_loop]
+    out, pullback = cut.vjp(X)
+    near((out, *pullback(jnp.float32(2))), (exact(X), 2 * jax.grad(exact)(X)))
+    near(cut.trace(X).partition().compile().value_and_grad(X), jax.value_and_grad(exact)(X))
+    near(jax.vmap(jax.grad(cut))(jnp.stack([X, 2 * X])), jax.vmap(jax.grad(exact))(jnp.stack([X, 2 * X])))
+    near(jax.jvp(cut, (X,), (X,)), jax.jvp(exact, (X,), (X,)))
+
+
+def test_exported(tmp_path):
+    aot.function(in_a_loop).export(tmp_path / "artefact", X, platforms="cpu")
+    near(aot.load(tmp_path / "artefact").value_and_grad(X), jax.value_and_grad(EXACT[in_a_loop])(X))
+
+
+def test_bounds_that_are_arrays():
+    def power(x, n):
+        return jnp.sum(lax.fori_loop(0, n, lambda i, y: y * x, jnp.ones_like(x)))
+
+    cut = aot.function(power)
+    for n in (0, 1, 5):
+        np.testing.assert_allclose(cut.grad(X, jnp.int32(n)), n * X ** max(n - 1, 0), rtol=1e-5)
+
+
+def test_an_array_that_is_filled_is_in_no_checkpoint():
+    def filled(w):
+        def step(i, array):
+            return array.at[i].set(jnp.tanh(array @ w).sum(0))
+
+        rows = lax.while_loop(lambda c: c[0] < 500, lambda c: (c[0] + 1, step(*c)), (1, jnp.ones((500, 4))))[1]
+        return jnp.sum(rows)
+
+    memory = aot.function(filled).trace(jnp.eye(4)).partition().compile().memory
+    assert memory.step.temp_bytes < 40 * 500 * 4 * 4
+
+
+def test_a_function_without_such_loops_is_traced_once():
+    calls = []
+
+    def loss(x):
+        calls.append(1)
+        return jnp.sum(lax.fori_loop(0, 3, lambda i, y: jnp.sin(y), x))
+
+    aot.function(loss).trace(X)
+    assert len(calls) == 1
+
+
+def test_a_loop_with_an_effect_is_refused():
+    def loud(x):
+        def body(v):
+            io_callback(lambda: None, None, ordered=True)
+            return v * 2
+
+        return jnp.sum(lax.while_loop(lambda v: jnp.sum(v) < 100, body, x))
+
+    with pytest.raises(DerivativeError) as caught:
+        aot.function(loud).grad(X)
+    place = r"\S*test_plain\.py:\d+"
+    assert re.fullmatch(
+        rf"the lax\.while_loop at {place} \(\S*loud\) has the effect OrderedIO, in {place} \(\S*body\); "
+        r"so the loop has no derivative\.\n"
+        r"Steps would be run again\. Return the value in the carry, and have the effect after the loop\.",
+        str(caught.value),
+    )
+
+
+def test_other_errors_of_jax_come_through():
+    def mixed(x):
+        y = lax.while_loop(lambda v: jnp.sum(v) < 9, lambda v: v * 2, x)
+        return jnp.sum(jax.pure_callback(np.sin, y, y))
+
+    with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
+        aot.function(mixed).grad(X)
