@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.scipy.optimize import minimize
 
 from jointcut import aot
 from jointcut.partition.errors import DerivativeError
@@ -97,6 +98,21 @@ def test_all_ways_of_calling():
     near(cut.trace(X).partition().compile().value_and_grad(X), jax.value_and_grad(exact)(X))
     near(jax.vmap(jax.grad(cut))(jnp.stack([X, 2 * X])), jax.vmap(jax.grad(exact))(jnp.stack([X, 2 * X])))
     near(jax.jvp(cut, (X,), (X,)), jax.jvp(exact, (X,), (X,)))
+
+
+def test_loops_of_a_library():
+    """JAX's own BFGS, whose gradient JAX refuses."""
+
+    def fitted(theta):
+        def distance(x):
+            return (theta[0] - x[0]) ** 2 + (x[1] - x[0] * theta[1]) ** 2
+
+        return jnp.sum(minimize(distance, jnp.zeros(2), method="BFGS").x)
+
+    theta = jnp.array([1.3, 0.7])
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.grad(fitted)(theta)
+    near(aot.function(fitted).grad(theta), jnp.array([1.7, 1.3]))
 
 
 def test_exported(tmp_path):
