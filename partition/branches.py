@@ -99,7 +99,9 @@ def _cut(forward: Equation, backward: Equation, public: set[Var]) -> tuple[Equat
     """Both conditionals cut; `public` are the results that others read. None where that cannot be done."""
     ahead, behind = forward.params["branches"], backward.params["branches"]
     same = forward.invars[0] is backward.invars[0] and len(ahead) == len(behind)
-    if not same or forward.effects or backward.effects or not all(map(_is_usual, (*forward.outvars, *backward.invars))):
+    if not same or forward.effects or backward.effects or any(jaxprs.opened(b)[1] for b in (*ahead, *behind)):
+        return None
+    if not all(map(_is_usual, (*forward.outvars, *backward.invars))):
         return None
     meeting = _Meeting.of(forward, backward, public)
     try:
@@ -201,7 +203,9 @@ class _Meeting:
 def _branches(function: Any, cuts: Sequence[Split], atoms: Sequence[Atom]) -> tuple[Any, ...]:
     """The programs of a function of each cut and its number, on inputs of the types of some atoms."""
     structs = [jaxprs.struct(v.aval) for v in atoms]
-    return tuple(jax.make_jaxpr(partial(function, cut, k))(*structs) for k, cut in enumerate(cuts))
+    branches = tuple(jax.make_jaxpr(partial(function, cut, k))(*structs) for k, cut in enumerate(cuts))
+    assert not any(jaxprs.opened(branch)[1] for branch in branches), "halves have no constants of their own"
+    return branches
 
 
 def _conditional(like: Equation, invars: Sequence[Atom], outvars: Sequence[Var], branches: tuple[Any, ...]) -> Equation:

@@ -205,9 +205,8 @@ class Cut:
         traced, inputs = self.traced, self.traced.structs
         closed = self.split.backward
         structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
-        if any(
-            map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)
-        ):  # then `output_shardings` below would also count references
+        if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
+            # `output_shardings` below would also count references.
             references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}
             return [inputs[references[i]] if i in references else s for i, s in enumerate(structs)]
         before = [getattr(s, "sharding", None) for s in inputs]
