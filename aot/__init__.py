@@ -38,6 +38,7 @@ from jointcut.aot.export.loaded import Loaded as Loaded
 from jointcut.aot.export.loaded import load as load
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
+from jointcut.aot.loops.expected import trips as trips
 from jointcut.aot.loops.loops import Stacked as Stacked
 from jointcut.aot.loops.loops import fori_loop as fori_loop
 from jointcut.aot.loops.loops import while_loop as while_loop
@@ -78,6 +79,7 @@ __all__ = [
     "progress",
     "register_container",
     "shapes",
+    "trips",
     "while_loop",
     "while_loop_stack_output",
 ]

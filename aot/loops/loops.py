@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.functions import TracedLoop, traced_loop
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts
@@ -135,7 +136,8 @@ def while_loop_stack_output(
 
 def _program(loop: TracedLoop, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
     carry_bytes = sum(jaxprs.aval_bytes(aval) for aval in loop.parts.carry)
-    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known)
+    trips = expected_trips(jaxprs.scope_here())
+    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known, trips)
 
 
 def _refuse(loop: TracedLoop, trips: Any, max_trips: int) -> None:

@@ -75,6 +75,11 @@ class Memory:
             raise BudgetError(message("memory", what, cure))
         return cls(num_bytes=num_bytes, most=max_trips)
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody said how many checkpoints there are."""
+        return self.checkpoints is None and self.num_bytes is None
+
     def slots(self, kept: Sequence[Any]) -> int:
         """The number of checkpoints of arrays of these types."""
         row = max(1, sum(map(jaxprs.aval_bytes, kept)))
@@ -85,3 +90,15 @@ class Memory:
         else:
             found = min(max(DEFAULT_BYTES // row, FEWEST), MOST)
         return max(1, found if self.most is None else min(found, self.most))
+
+
+def steps_again(trips: int, slots: int) -> int:
+    """How many steps at least run again to pull back `trips` steps from so many checkpoints; see `sweeping`.
+
+    >>> steps_again(10, 10), steps_again(10, 3)
+    (0, 7)
+    """
+    if trips <= slots:
+        return 0
+    again = next(r for r in range(1, trips + 1) if math.comb(slots + r, r) >= trips)
+    return max(again * trips - math.comb(slots + again, again - 1) - trips, trips - slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jointcut.aot.loops.buffers import number_in
+from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.rules import Loop
@@ -24,7 +25,7 @@ def is_about_loops(error: ValueError) -> bool:
     return _JAX_ON_LOOPS in str(error)
 
 
-def _loop(eqn: jaxprs.Equation) -> jaxprs.Equation:
+def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     count = num_cond + num_body
@@ -43,5 +44,5 @@ def _loop(eqn: jaxprs.Equation) -> jaxprs.Equation:
     parts = Parts(traced(alive, avals), traced(step, avals), count)
     numbers = ((i, number_in(v)) for i, v in enumerate(eqn.invars))
     known = {i: n for i, n in numbers if n is not None}
-    program = Loop(parts, Memory(), f"the lax.while_loop at {jaxprs.source_of(eqn)}", known)
+    program = Loop(parts, Memory(), f"the lax.while_loop at {jaxprs.source_of(eqn)}", known, expected_trips(scope))
     return eqn.replace(primitive=program.prim, params={"jaxpr": program.closed, "rules": program})

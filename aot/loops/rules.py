@@ -14,20 +14,20 @@ and `J u`. Both are derivatives of `F` again, and are computed as such: by loops
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jointcut.aot.loops.buffers import Buffer, buffers
-from jointcut.aot.loops.memory import Memory
+from jointcut.aot.loops.memory import Memory, steps_again
 from jointcut.aot.loops.parts import Parts, led, over, traced
-from jointcut.aot.loops.placing import Checkpoints, placed
+from jointcut.aot.loops.placing import placed
+from jointcut.aot.loops.reverse import NUM_FIGURES, runs_of, sweep
 from jointcut.aot.loops.steps import Step
-from jointcut.aot.loops.sweeping import swept
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import Nested
 from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
@@ -37,25 +37,30 @@ _saving_p = jaxprs.call_primitive("while_loop_with_checkpoints")
 _pull_p = jaxprs.call_primitive("while_loop_backward")
 _linear_p = jaxprs.linear_primitive("while_loop_linear")
 
-NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the lane, of all, plan and places
-
 
 class Loop(Program):
     """A loop that JAX can differentiate; `name` is that of its body, for errors.
 
-    `known` are the values of inputs that are known integers, by their places.
+    `known` are the values of inputs that are known integers, by their places; `trips` is how often it is expected to
+    run, None where nobody said.
     """
 
-    def __init__(self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None) -> None:
-        """Take a loop, how much memory its derivative may have, its name, and known values of its inputs."""
+    def __init__(
+        self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None, trips: int | None = None
+    ) -> None:
+        """Take a loop, how much memory its derivative may have, its name, and what is known of its inputs and trips."""
         super().__init__(_loop_p, traced(parts.run, parts.avals))
-        self.parts, self.memory, self.name, self.known = parts, memory, name, known or {}
+        self.parts, self.memory, self.name, self.known, self.trips = parts, memory, name, known or {}, trips
         self._derivatives: Table[Derivative] = Table()
         self._mapped: Table[tuple[Loop, list[bool]]] = Table()
 
     def derivative(self, mask: Mask) -> Derivative:
         """What belongs to the derivative with respect to the inputs in `mask`."""
         return self._derivatives.of(mask, lambda: Derivative.of(self, mask))
+
+    def runs(self) -> Sequence[tuple[Any, int]]:
+        """As `CallRules.runs`: predicate and body, once where nobody said how often."""
+        return runs_of(self.parts, self.trips)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
         """As `CallRules.jvp`. Raises `DerivativeError` if the body has effects that must not happen twice."""
@@ -101,7 +106,7 @@ class Loop(Program):
 
         def make() -> tuple[Loop, list[bool]]:
             parts, has = self.parts.mapped(axis, dims)
-            return Loop(parts, self.memory, self.name), has
+            return Loop(parts, self.memory, self.name, trips=self.trips), has
 
         return self._mapped.of((axis, dims), make)
 
@@ -142,6 +147,11 @@ class Derivative:
                 return cls(loop, mask, moving, kept, [written[i] for i in sorted(used) if i in written])
             used = found
 
+    @property
+    def types(self) -> list[Any]:
+        """The types of what a checkpoint holds."""
+        return [self.loop.parts.carry[i] for i in self.kept]
+
     @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
@@ -150,7 +160,7 @@ class Derivative:
     @cached_property
     def tangent(self) -> Loop:
         """The loop that also carries tangents."""
-        return Loop(self.loop.parts.tangent(self.mask), self.loop.memory, self.loop.name)
+        return Loop(self.loop.parts.tangent(self.mask), self.loop.memory, self.loop.name, trips=self.loop.trips)
 
     def linear(self, residuals: Sequence[Any]) -> Callable[..., list[Any | None]]:
         """The linear map from tangents of the inputs in `mask` to those of the loop's results."""
@@ -195,6 +205,10 @@ class Saving(Plain):
         self._ran = run
         super().__init__(traced(self._outputs, loop.parts.avals))
         self._mapped: Table[tuple[Saving, list[bool]]] = Table()
+
+    def runs(self) -> Sequence[tuple[Any, int]]:
+        """As `CallRules.runs`."""
+        return runs_of(self._ran, self.loop.trips)
 
     def __call__(self, *flat: Any) -> list[Any]:
         """Run the loop, or its form under the current transformation."""
@@ -252,12 +266,12 @@ class Pull(Program):
 
     def __init__(
         self, derivative: Derivative, given: tuple[int, ...], sources: list[int], closed_for: Callable[[bool], Any],
-        linear: Callable[[Mask], jaxprs.LinearRules] | None = None, laned: bool = False,
+        linear: Callable[[Mask], jaxprs.LinearRules] | None = None, laned: bool = False, step: Step | None = None,
     ) -> None:  # fmt: skip
-        """As `of` and `mapped` make it. `linear` is the derivative with respect to some inputs."""
+        """As `of` and `mapped` make it. `linear` is the derivative with respect to some inputs, `step` one step."""
         super().__init__(_pull_p, closed_for(laned))
         self.derivative, self.given, self.sources = derivative, given, sources
-        self._closed_for, self._laned = closed_for, laned
+        self._closed_for, self._laned, self._step = closed_for, laned, step
         self._linear = linear or self._second
         self._mapped: Table[Pull] = Table()
 
@@ -272,9 +286,28 @@ class Pull(Program):
         avals = [*parts.avals, *(v.aval for v in saved), *cts]
 
         def closed_for(laned: bool) -> Any:
-            return traced(lambda *flat: _sweep(derivative, step, given, laned, flat), avals)
+            run = partial(sweep, derivative, step, given, laned)  # pyright: ignore[reportArgumentType]
+            return traced(lambda *flat: run(flat), avals)
 
-        return cls(derivative, given, [*step.consts, *starts], closed_for)
+        return cls(derivative, given, [*step.consts, *starts], closed_for, step=step)
+
+    def nested(self) -> Nested | None:
+        """As `CallRules.nested`: the step that is pulled back; None under `jax.vmap`, where it has more axes."""
+        if self._step is None:
+            return None
+        split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
+        row = sum(map(jaxprs.aval_bytes, kept))
+        return Nested(loop.trips, split.graph, split.plan, loop.name, loop.memory.slots(kept), row)
+
+    def runs(self) -> Sequence[tuple[Any, int]] | None:
+        """As `CallRules.runs`: each step back, and those that run again between checkpoints."""
+        if self._step is None:
+            return None
+        loop = self.derivative.loop
+        back = (self._step.program, 1 if loop.trips is None else loop.trips)
+        if loop.trips is None:
+            return [back]
+        return [back, *runs_of(loop.parts, steps_again(loop.trips, loop.memory.slots(self.derivative.types)))]
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the outputs by the sweep, their tangents as in `_second`."""
@@ -350,43 +383,6 @@ class Pull(Program):
             return [*back(list(cts)), *nothing, *(m for m, on in zip(moves, marks, strict=True) if on)]
 
         return jaxprs.LinearRules(lambda *_: avals, apply, transpose)
-
-
-def _sweep(derivative: Derivative, step: Step, given: tuple[int, ...], laned: bool, flat: Sequence[Any]) -> list[Any]:
-    """Run the reverse sweep on the flat inputs of a `Pull`."""
-    parts, count = derivative.loop.parts, derivative.loop.parts.num_consts
-    consts, rest = flat[:count], flat[len(parts.avals) :]
-    (lane, *figures), rest = rest[:NUM_FIGURES], rest[NUM_FIGURES:]
-    kept, by_rows = derivative.kept, derivative.filled
-    rows, last, rest = list(rest[: len(kept)]), rest[len(kept) :], rest[len(kept) + len(by_rows) :]
-    cts = dict(zip(given, rest, strict=True))
-    less, inputs = jaxprs.pruned(parts.quiet, [i in kept for i in range(len(parts.carry))])
-
-    def whole(carry: list[Any]) -> dict[int, Any]:
-        values = dict(zip(kept, carry, strict=True))
-        for b, end in zip(by_rows, last, strict=False):
-            values[b.part] = b.before(values[b.counter], flat[count + b.part], end)
-        return values
-
-    def live(i: Any, new: list[Any], old: list[Any]) -> list[Any]:
-        return [jnp.where(i < lane, a, b) for a, b in zip(new, old, strict=True)] if laned else new
-
-    def forward(i: Any, carry: list[Any]) -> list[Any]:
-        values = whole(carry)
-        all_ = [*consts, *(values.get(j) for j in range(len(parts.carry)))]
-        return live(i, jaxprs.evaluate(less, *(x for x, on in zip(all_, inputs, strict=True) if on)), carry)
-
-    def back(i: Any, carry: list[Any], state: Any) -> Any:
-        cts, sums = state
-        new, added = step(consts, whole(carry), cts)
-        return live(i, new, cts), live(i, [a + b for a, b in zip(sums, added, strict=True)], sums)
-
-    avals = [jaxprs.cotangent_aval(parts.carry[i]) for i in step.outputs]
-    start = filled([cts.get(i) for i in step.outputs], avals)
-    sums = [jaxprs.full(jaxprs.cotangent_aval(parts.avals[i]), 0) for i in step.consts]
-    cts_out, sums = swept(forward, back, Checkpoints(figures[0], figures[1], figures[2], rows), (start, sums))
-    ends = [ct for i, ct in zip(step.outputs, cts_out, strict=True) if derivative.mask[count + i]]
-    return [*sums, *ends]
 
 
 def _put(values: Sequence[Any], mask: Sequence[bool], xs: Sequence[Any]) -> list[Any]:

@@ -29,7 +29,8 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.plan import Plan, in_steps
+from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
@@ -216,6 +217,7 @@ class Report:
         if self.plan.segments:
             loops = ", ".join(f"loop {loop} of {steps} steps" for loop, steps in self.plan.segments)
             lines.append(f"loops that run in segments: {loops}")
+        lines += in_steps(self.plan.nested)
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
@@ -325,6 +327,7 @@ class Report:
             "recomputed": [asdict(row) for row in self.again],
             "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
             "segments": _segments(self.plan.segments),
+            "loops": [_loop(loop) for loop in self.plan.nested],
             "bound_bytes": self.plan.bound_bytes,
             "account": None if self.account is None else asdict(self.account),
         }
@@ -359,6 +362,18 @@ class Report:
         if ending == ".txt":
             return (self.table(everything=True, in_colour=False) + "\n").encode()
         return drawing.picture(self.name, self.sections[0], ending.removeprefix("."), dpi=150)
+
+
+def _loop(loop: Nested) -> JSON:
+    """A loop whose steps are cut on their own, as plain JSON; bytes and ops are those of one step."""
+    return {
+        "name": loop.name,
+        "trips": loop.trips,
+        "checkpoints": loop.checkpoints,
+        "checkpoint_bytes": loop.checkpoint_bytes,
+        "saved_bytes": loop.plan.bytes_saved,
+        "recomputed": len(loop.plan.recomputed),
+    }
 
 
 def _segments(loops: Iterable[tuple[int, int]]) -> list[JSON]:

@@ -16,7 +16,7 @@ from typing import Any
 from jointcut.partition.errors import GraphError, message
 from jointcut.partition.nesting.kinds import inside
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.bodies import Body, Inside
+from jointcut.partition.program.bodies import Body, Inside, Nested
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
 from jointcut.partition.program.roles import Role, Roles, Side
 
@@ -72,6 +72,7 @@ class _Builder:
     copies: list[int] = field(default_factory=lambda: [1])
     alias: dict[int, int] = field(default_factory=dict)
     steps: dict[tuple[int, int], int] = field(default_factory=dict)
+    nested: dict[int, Nested] = field(default_factory=dict)
 
     def find(self, v: int) -> int:
         while v in self.alias:
@@ -127,6 +128,8 @@ class _Builder:
             payload=eqn,
         )
         self.regions[member.region]["ops"].append(op)
+        if (step := jaxprs.nested_in(eqn)) is not None:
+            self.nested[op] = step
 
     def groups(self, members: Sequence[_Member]) -> list[list[_Holder]]:
         """Equations that run equally often and read each other's stacks step by step, where both sides take part.
@@ -275,7 +278,8 @@ class _Builder:
         bodies = sorted((_body(fields, resolve) for fields in self.bodies), key=lambda body: body.regions)
         ends = tuple((None if v is None else resolve[v], role) for v, role in outputs)
         held = {body.op: body for body in bodies}
-        return Graph(tuple(values), tuple(ops), tuple(regions), tuple(self.loops), inputs, ends, literals, held)
+        parts = tuple(values), tuple(ops), tuple(regions), tuple(self.loops)
+        return Graph(*parts, inputs, ends, literals, held, self.nested)
 
 
 def read(joint: Any, roles: Roles) -> Graph:

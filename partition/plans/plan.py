@@ -11,13 +11,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.figures import counted
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import STEP, TOP, Graph
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.sides import Sides
@@ -92,6 +93,16 @@ def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
     return (f"loop {loop} in segments of {counted(steps, 'step')}" for loop, steps in loops)
 
 
+def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
+    """A text for each loop whose steps are cut on their own: its checkpoints, and what a step keeps for itself."""
+    for loop in loops:
+        count = "a checkpoint of" if loop.checkpoints == 1 else f"at most {loop.checkpoints:,} checkpoints, each of"
+        again = f" and runs {counted(len(loop.plan.recomputed), 'op')} again" if loop.plan.recomputed else ""
+        kept = f"a step keeps {human_bytes(loop.plan.bytes_saved)} for its own backward{again}"
+        trips = "trips unknown" if loop.trips is None else f"expected trips {loop.trips:,}"
+        yield f"{loop.name}: {count} {human_bytes(loop.checkpoint_bytes)}; {kept}; {trips}"
+
+
 def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
     """The lines that list saved values, one for each group that reads the same: its bytes and its text."""
     for own in grouped(saved):
@@ -115,6 +126,7 @@ class Plan(Shown):
         segments: the loops that run in segments, each as its id and the steps of one segment.
         peak_bytes: the peak of the whole step, as the memory model predicts it.
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
+        nested: the loops whose steps are cut on their own, each with its own plan.
     """
 
     strategy: str
@@ -127,6 +139,7 @@ class Plan(Shown):
     segments: tuple[tuple[int, int], ...] = ()
     peak_bytes: int | None = None
     bytes_spared: int = 0
+    nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -157,7 +170,7 @@ class Plan(Shown):
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
-        """A line of totals, and one of seconds and peak where they are known."""
+        """A line of totals, one of seconds and peak where they are known, and one for each loop cut by its steps."""
         total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
         bound = ""
         if self.bound_bytes is not None:
@@ -165,7 +178,7 @@ class Plan(Shown):
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        return lines
+        return [*lines, *in_steps(self.nested)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -208,7 +221,8 @@ class Plan(Shown):
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared
-        plan = cls(strategy, records, recomputed, deferred, *figures)
+        nested = tuple(graph.nested.values())
+        plan = cls(strategy, records, recomputed, deferred, *figures, nested)
         return _lawful(problem, plan, runs)
 
 

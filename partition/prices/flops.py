@@ -43,7 +43,7 @@ def work(eqn: jaxprs.Equation) -> Work | None:
 
     A call counts the equations inside, a scan counts its body once per trip. Of several branches, each kind of work
     counts as in the branch that has most of it. How often a `while` runs is unknown: its body and its condition count
-    once, so its count is a lower bound.
+    once, so its count is a lower bound. A loop of ours counts as often as it is expected to run (`CallRules.runs`).
     """
     name = eqn.primitive.name
     if name in OPAQUE:
@@ -52,6 +52,8 @@ def work(eqn: jaxprs.Equation) -> Work | None:
     if name == "scan":
         layout = jaxprs.scan_layout(eqn)
         return _sequence(layout.body).times(layout.length)
+    if (runs := jaxprs.runs_of(eqn)) is not None:
+        return Work.sum(_sequence(jaxprs.opened(closed)[0]).times(count) for closed, count in runs)
     if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = map(_sequence, inner)
         return Work.sum(parts) if name == "while" else Work.largest(parts)
@@ -84,6 +86,8 @@ def moved_bytes(eqn: jaxprs.Equation) -> int:
     if name == "scan":
         layout = jaxprs.scan_layout(eqn)
         return layout.length * _moved_inside(layout.body)
+    if (runs := jaxprs.runs_of(eqn)) is not None:
+        return sum(count * _moved_inside(jaxprs.opened(closed)[0]) for closed, count in runs)
     if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = [_moved_inside(jaxpr) for jaxpr in inner]
         return sum(parts) if name == "while" else max(parts)

@@ -95,6 +95,29 @@ class Body:
         return region
 
 
+@dataclass(frozen=True)
+class Nested:
+    """The step of a loop that is cut on its own: a joint program, whose halves run one after the other in each step.
+
+    A loop whose trips only a run can tell keeps checkpoints, so its steps share no values with the program around it.
+
+    Attributes:
+        trips: how often it is expected to run, None where nobody said.
+        graph: the joint program of one step.
+        plan: what the forward half of a step keeps for the backward half; None where the graph was read from text.
+        name: what the user calls the loop.
+        checkpoints: how many checkpoints the loop may keep.
+        checkpoint_bytes: the bytes of one.
+    """
+
+    trips: int | None
+    graph: Any
+    plan: Any = field(default=None, compare=False)
+    name: str = field(default="", compare=False)
+    checkpoints: int = field(default=0, compare=False)
+    checkpoint_bytes: int = field(default=0, compare=False)
+
+
 class Kind(ABC):
     """How equations of one primitive are read and written."""
 

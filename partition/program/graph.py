@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition.program.bodies import Body
+from jointcut.partition.program.bodies import Body, Nested
 from jointcut.partition.program.jaxprs import is_plain, scope_of
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.places import line_of
@@ -153,6 +153,7 @@ class Graph(Shown):
         outputs: ids of the values that leave, with their roles; None where an output is a literal of the program.
         literals: the outputs that are literals.
         bodies: the programs that ops hold, by op id, in the order of their regions.
+        nested: the steps that are cut on their own, by the id of the op that runs them.
     """
 
     values: tuple[Value, ...]
@@ -163,6 +164,7 @@ class Graph(Shown):
     outputs: tuple[tuple[int | None, Role], ...]
     literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
+    nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""

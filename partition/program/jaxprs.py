@@ -155,6 +155,11 @@ def dtype_bytes(dtype: Any) -> int:
     return 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
 
+def scope_here() -> str:
+    """The name stack under which the caller traces."""
+    return str(_source.current_name_stack())
+
+
 def scope_of(eqn: Equation) -> str:
     """The name stack of an equation, such as `jvp(block)/attention`."""
     return str(eqn.source_info.name_stack)
@@ -537,6 +542,14 @@ class CallRules(abc.ABC):
     def forward(self) -> CallRules:
         """The rules for `jax.linearize`, which asks for no backward."""
 
+    def nested(self) -> Any:
+        """The step of a loop that is cut on its own (`bodies.Nested`), None in other calls."""
+        return None
+
+    def runs(self) -> Sequence[tuple[ClosedJaxpr, int]] | None:
+        """The programs that a call runs, and how often it is expected to; None where that is its jaxpr, once."""
+        return None
+
     def parted(self, known: Sequence[Any | None]) -> tuple[list[Any], Callable[..., list[Any]]] | None:
         """The leading outputs, computed from the known inputs, and a function of the other inputs for the rest.
 
@@ -548,6 +561,18 @@ class CallRules(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Make JAX's caches hold objects of this class weakly, although they are parameters of a primitive."""
         _util.weakref_cache_key_types.add(cls)
+
+
+def nested_in(eqn: Equation) -> Any:
+    """As `CallRules.nested`, None for an equation that is no such call."""
+    rules = eqn.params.get("rules")
+    return rules.nested() if isinstance(rules, CallRules) else None
+
+
+def runs_of(eqn: Equation) -> Sequence[tuple[ClosedJaxpr, int]] | None:
+    """As `CallRules.runs`, None for an equation that is no such call."""
+    rules = eqn.params.get("rules")
+    return rules.runs() if isinstance(rules, CallRules) else None
 
 
 @dataclass(frozen=True)

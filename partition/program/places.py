@@ -30,6 +30,9 @@ _NOBODY = frozenset(
     + ("dynamic_update_index_in_dim", "remat", "rematted_computation", "while")
 )
 
+#: A name on a name stack that begins so says how often the loops under it are expected to run.
+TRIPS_SCOPE = "jointcut.trips="
+
 _SHARE = 0.6  # of the equations: a first name that so many have is taken for the model
 
 
@@ -109,7 +112,8 @@ def modules_of(name_stack: str) -> tuple[str, ...]:
         if c == ")" and is_wrapping and is_wrapping.pop():
             continue
         text.append(c)
-    return tuple(name for name in "".join(text).split("/") if name not in _NOBODY)
+    names = "".join(text).split("/")
+    return tuple(name for name in names if name not in _NOBODY and not name.startswith(TRIPS_SCOPE))
 
 
 @lru_cache(maxsize=4096)

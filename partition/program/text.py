@@ -11,6 +11,8 @@
     %9:float32[8] = dot %3 %4 takes 0.0125s         one run takes so many seconds; `takes` precedes `holds`
     %6:float32[8] = loop %3 %7 body 1 of loop 1 {   a scan: its body is region 1, which ends with `}`; before the `{`
                                                     another kind of op than a scan says its name: `as steps`
+    %8:float32[4] = back %5 steps x? {              a loop whose steps are cut on their own: up to `}` stands the
+                                                    program of one step; `x?` are its trips, where nobody knows them
     next %7                                         in a body: what its next step is handed; also `stacks` (its
                                                     results step by step) and `repeats` (those that stay the same)
     spare %8:float32[8]                             a value that nothing makes
@@ -46,7 +48,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jointcut.partition.errors import GraphError, choices, message
-from jointcut.partition.program.bodies import SCAN, Body
+from jointcut.partition.program.bodies import SCAN, Body, Nested
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
 from jointcut.partition.program.roles import Role, Side
 
@@ -56,8 +58,8 @@ _VALUE = re.compile(rf"%(\d+):(?:(\d+)x)?({_NAME}|{_QUOTED})\[((?:\d+(?:,\d+)*)?
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)s")
 _LOOP = re.compile(r"loop (\d+) x(\d+)(?: in (\d+))?")
 _NOTES = re.compile(
-    r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body )\S+)+))? ?"
-    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?"
+    r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body |steps x)\S+)+))? ?"
+    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?(?:steps x(?P<trips>\d+|\?) \{)?"
 )
 _TOKEN = re.compile(rf'(?:{_QUOTED}|[^\s"])+|"')
 _SIZED = re.compile(r"(bool|u?int\d|b?float\d|complex\d)\w*")
@@ -95,6 +97,9 @@ def _block(graph: Graph, region: Region, by_region: dict[int, list[Op]], pad: st
             ends = (body.carried, body.stacks, body.own)
             yield from (f"{pad}    {word} {_used(vs)}" for word, vs in zip(_ENDS, ends, strict=True) if vs)
             yield pad + "}"
+        elif op.id in graph.nested:
+            yield from (f"{pad}    {line}" for line in show(graph.nested[op.id].graph).splitlines())
+            yield pad + "}"
 
 
 def _line(graph: Graph, op: Op, loop: int) -> str:
@@ -107,6 +112,9 @@ def _line(graph: Graph, op: Op, loop: int) -> str:
     if body is not None:
         kind = "" if body.kind == SCAN else f" as {body.kind}"
         words.append(f"body {body.region} of loop {body.loop}{kind} {{")
+    if op.id in graph.nested:
+        trips = graph.nested[op.id].trips
+        words.append(f"steps x{'?' if trips is None else trips} {{")
     return " ".join(words)
 
 
@@ -169,6 +177,15 @@ class _Block:
 
 
 @dataclass
+class _Step:
+    """A step that is cut on its own while its lines are read."""
+
+    op: int
+    trips: int | None
+    reader: _Reader
+
+
+@dataclass
 class _Reader:
     """Read line by line; what may stand further down, such as the maker of a value, is checked at the end."""
 
@@ -182,6 +199,8 @@ class _Reader:
     blocks: list[_Block] = field(default_factory=list)
     inputs: list[tuple[int, Role]] = field(default_factory=list)
     outputs: list[tuple[int | None, Role]] = field(default_factory=list)
+    nested: dict[int, Nested] = field(default_factory=dict)
+    step: _Step | None = None
 
     def __post_init__(self) -> None:
         self.open(_Block({"id": TOP, "loop": TOP, "ops": ()}, Side.FORWARD, 0))
@@ -193,7 +212,15 @@ class _Reader:
     def fail(self, what: str, cure: str, number: int = 0) -> NoReturn:
         raise GraphError(message(f"line {number or self.number}", what, cure))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a body has not ended."""
+        return len(self.blocks) > 1 or self.step is not None
+
     def read(self, tokens: list[str]) -> None:
+        if self.step is not None:
+            self.read_step(self.step, tokens)
+            return
         block = self.blocks[-1]
         match tokens:
             case [*_] if "=" in tokens:
@@ -212,6 +239,15 @@ class _Reader:
                 block.ends[_ENDS[end]] = tuple(ids)
             case _:
                 self.loop(" ".join(tokens))
+
+    def read_step(self, step: _Step, tokens: list[str]) -> None:
+        """Read a line of a step that is cut on its own, or its end."""
+        step.reader.number = self.number
+        if tokens != ["}"] or step.reader.is_open:
+            step.reader.read(tokens)
+            return
+        self.nested[step.op] = Nested(step.trips, step.reader.finish())
+        self.step = None
 
     def loop(self, line: str) -> None:
         found = _LOOP.fullmatch(line)
@@ -268,8 +304,8 @@ class _Reader:
         name, operands = _unquoted(call[0]), list(takewhile(lambda token: token[0] in "%_", call[1:]))
         notes = _NOTES.fullmatch(" ".join(call[1 + len(operands) :]))
         if notes is None or (notes["region"] is None) == (name == OPEN_LOOP):
-            words = "`effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, `body 1 of loop 1 {`"
-            cure = f"Write nothing, {words}."
+            words = "`effects`, `takes 0.0125s`, `holds sin cos`, `steps x6 {`"
+            cure = f"Write nothing, {words}, or, of a loop and only of one, `body 1 of loop 1 {{`."
             self.fail(f"ends with {' '.join(call[1 + len(operands) :])!r}.", cure)
         region, side = block.region["id"], Side.FORWARD if name in _PSEUDO else block.side
         block.region["ops"] += () if name in _PSEUDO else (number,)
@@ -279,6 +315,8 @@ class _Reader:
         self.ops[number] = Op(number, name, reads, outputs, region, side, bool(notes["effects"]), inner, seconds)
         if name == OPEN_LOOP:
             self.body(int(notes["region"]), int(notes["loop"]), notes["kind"] or SCAN, self.ops[number])
+        if notes["trips"]:
+            self.step = _Step(number, None if notes["trips"] == "?" else int(notes["trips"]), _Reader())
 
     def seconds(self, figure: str) -> float:
         found = _SECONDS.fullmatch(figure)
@@ -301,7 +339,7 @@ class _Reader:
         return Body(op.id, block.kind, (region.id,), region.loop, trips, *at_op, stacks, own)
 
     def finish(self) -> Graph:
-        if len(self.blocks) > 1:
+        if self.is_open:
             self.fail("ends the text inside a body.", "Close it by a line `}`.")
         for v, number in self.used.items():
             if v not in self.values:
@@ -309,7 +347,8 @@ class _Reader:
         regions = {i: Region(**block.region) for i, block in self.regions.items()}
         parts = (self.in_order("value", self.values), self.in_order("op", self.ops), self.in_order("body", regions))
         bodies = {r.holder: self.held(r, self.ops[r.holder]) for r in parts[2] if r.holder is not None}
-        return Graph(*parts, tuple(self.loops), tuple(self.inputs), tuple(self.outputs), bodies=bodies)
+        ends = tuple(self.inputs), tuple(self.outputs)
+        return Graph(*parts, tuple(self.loops), *ends, bodies=bodies, nested=self.nested)
 
     def in_order(self, kind: str, items: dict[int, Any]) -> tuple[Any, ...]:
         """The items by number, which must have no gap."""

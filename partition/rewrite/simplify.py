@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from jointcut.partition.program.jaxprs import (
     is_dropped,
     opened,
     rebound,
+    scope_of,
     source_of,
 )
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
@@ -59,19 +61,23 @@ def holds(closed: ClosedJaxpr, name: str) -> bool:
     return any(name == eqn.primitive.name or name in inner_primitives(eqn) for eqn in opened(closed)[0].eqns)
 
 
-def replaced(closed: ClosedJaxpr, name: str, change: Callable[[Equation], Equation]) -> ClosedJaxpr:
-    """Change every equation of a primitive, however deep, the innermost first; one in a derivative rule stays."""
+def replaced(closed: ClosedJaxpr, name: str, change: Callable[[Equation, str], Equation]) -> ClosedJaxpr:
+    """Change every equation of a primitive, however deep, the innermost first; one in a derivative rule stays.
+
+    `change` is also given the names on the name stacks around the equation.
+    """
     jaxpr, consts = opened(closed)
-    return ClosedJaxpr(_replaced(jaxpr, name, change), consts) if holds(closed, name) else closed
+    return ClosedJaxpr(_replaced(jaxpr, name, change, ""), consts) if holds(closed, name) else closed
 
 
-def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation], Equation]) -> Jaxpr:
+def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equation], around: str) -> Jaxpr:
     eqns = []
     for eqn in jaxpr.eqns:
+        scope = f"{around}/{scope_of(eqn)}"
         if name in inner_primitives(eqn):
-            params = {k: _in_bodies(v, lambda j: _replaced(j, name, change)) for k, v in eqn.params.items()}
-            eqn = eqn.replace(params=params)
-        eqns.append(change(eqn) if eqn.primitive.name == name else eqn)
+            deeper = partial(_replaced, name=name, change=change, around=scope)
+            eqn = eqn.replace(params={k: _in_bodies(v, deeper) for k, v in eqn.params.items()})
+        eqns.append(change(eqn, scope) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
 
 

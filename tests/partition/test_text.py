@@ -163,17 +163,17 @@ REFUSED = {
     ),
     "%0:float32[] = iota held by": (
         "line 1 ends with 'held by'.",
-        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, `steps x6 {`, or, of a loop and only of one, "
         "`body 1 of loop 1 {`.",
     ),
     "loop 1 x2\n= loop": (
         "line 2 ends with ''.",
-        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, `steps x6 {`, or, of a loop and only of one, "
         "`body 1 of loop 1 {`.",
     ),
     "%0:float32[] = iota takes": (
         "line 1 ends with 'takes'.",
-        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, or, of a loop and only of one, "
+        "Write nothing, `effects`, `takes 0.0125s`, `holds sin cos`, `steps x6 {`, or, of a loop and only of one, "
         "`body 1 of loop 1 {`.",
     ),
     **{

@@ -1,0 +1,81 @@
+"""Cut one step of a reverse sweep: what its forward part keeps for its backward part.
+
+The pullback of a step is a joint program of its own, and the sweep runs both of its halves at once, step by step. What
+the one keeps for the other is a temporary of the step. The minimum cut makes it smaller where the step is large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jointcut.partition.errors import PlanError
+from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.nesting.read import read
+from jointcut.partition.plans.backend import PORTABLE
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.rewrite import simplify
+from jointcut.partition.search.mincut import min_cut, save_all
+from jointcut.partition.split import Split, halved
+
+#: The cut must take so many bytes less at its peak than the step as JAX derives it, and so much of the peak. Below that
+#: a barrier costs more than it gives: a small step stays in the cache, and XLA makes one loop of it.
+LEAST_BYTES, LEAST_SHARE = 2**20, 0.1
+
+
+@dataclass(frozen=True)
+class CutStep:
+    """A step and its pullback, `(constants, primals, cotangents) -> gradients`, cut in two.
+
+    Attributes:
+        split: both halves; they return the step's results as well, which a sweep does not need.
+        constants: arrays of the program's own, its first inputs.
+    """
+
+    split: Split
+    constants: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, closed: Any, num_primals: int, num_outputs: int) -> CutStep:
+        """Cut a program `(primals, cotangents) -> (outputs, gradients)`.
+
+        The plan is that of the minimum cut where this is worth its barriers, else what JAX keeps.
+        """
+        jaxpr, constants = jaxprs.opened(simplify.inlined(closed))
+        eqns, outvars, _ = simplify.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
+        invars = [*jaxpr.constvars, *jaxpr.invars]
+        num_primals += len(constants)
+        roles = Roles(
+            (Role.PRIMAL,) * num_primals + (Role.COTANGENT,) * (len(invars) - num_primals),
+            (Role.OUTPUT,) * num_outputs + (Role.GRADIENT,) * (len(outvars) - num_outputs),
+        )
+        problem = Problem.of(read(jaxprs.build(invars, outvars, eqns), roles), backend=PORTABLE)
+        return cls(halved(problem, lambda _: _chosen(problem)), tuple(constants))
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """The gradients, by both halves."""
+        count = len(self.split.graph.role_inputs(Role.PRIMAL)) - len(self.constants)
+        return self.split([*self.constants, *flat[:count]], flat[count:])[1]
+
+
+def is_large(closed: Any) -> bool:
+    """Whether a step makes arrays enough for a cut to be worth a thought."""
+    jaxpr, _ = jaxprs.opened(simplify.inlined(closed))
+    return sum(jaxprs.aval_bytes(v.aval) for eqn in jaxpr.eqns for v in eqn.outvars) >= LEAST_BYTES
+
+
+def _chosen(problem: Problem) -> Plan:
+    kept = save_all(problem)
+    if kept.bytes_saved < LEAST_BYTES:
+        return kept
+    try:
+        less = min_cut(problem)
+    except PlanError:  # no plan fits the rules
+        return kept
+    replayer = Replayer(problem.graph)
+    before, after = (replayer.rows(schedule(problem, plan)).peak_bytes for plan in (kept, less))
+    return less if before - after >= max(LEAST_BYTES, LEAST_SHARE * before) else kept

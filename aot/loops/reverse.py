@@ -1,0 +1,63 @@
+"""Take a loop apart into what its reverse sweep needs, and run the sweep on flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from jointcut.aot.loops.parts import Parts
+from jointcut.aot.loops.placing import Checkpoints
+from jointcut.aot.loops.steps import Step
+from jointcut.aot.loops.sweeping import swept
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.built_in.zeros import filled
+
+if TYPE_CHECKING:
+    from jointcut.aot.loops.rules import Derivative
+
+NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the lane, of all, plan and places
+
+
+def runs_of(parts: Parts, trips: int | None) -> list[tuple[Any, int]]:
+    """The programs of a loop, and how often each is expected to run."""
+    count = 1 if trips is None else trips
+    return [(parts.cond, count), (parts.body, count)]
+
+
+def sweep(derivative: Derivative, step: Step, given: tuple[int, ...], laned: bool, flat: Sequence[Any]) -> list[Any]:
+    """Run the reverse sweep on the flat inputs of a `rules.Pull`."""
+    parts, count = derivative.loop.parts, derivative.loop.parts.num_consts
+    consts, rest = flat[:count], flat[len(parts.avals) :]
+    (lane, *figures), rest = rest[:NUM_FIGURES], rest[NUM_FIGURES:]
+    kept, by_rows = derivative.kept, derivative.filled
+    rows, last, rest = list(rest[: len(kept)]), rest[len(kept) :], rest[len(kept) + len(by_rows) :]
+    cts = dict(zip(given, rest, strict=True))
+    less, inputs = jaxprs.pruned(parts.quiet, [i in kept for i in range(len(parts.carry))])
+
+    def whole(carry: list[Any]) -> dict[int, Any]:
+        values = dict(zip(kept, carry, strict=True))
+        for b, end in zip(by_rows, last, strict=False):
+            values[b.part] = b.before(values[b.counter], flat[count + b.part], end)
+        return values
+
+    def live(i: Any, new: list[Any], old: list[Any]) -> list[Any]:
+        return [jnp.where(i < lane, a, b) for a, b in zip(new, old, strict=True)] if laned else new
+
+    def forward(i: Any, carry: list[Any]) -> list[Any]:
+        values = whole(carry)
+        all_ = [*consts, *(values.get(j) for j in range(len(parts.carry)))]
+        return live(i, jaxprs.evaluate(less, *(x for x, on in zip(all_, inputs, strict=True) if on)), carry)
+
+    def back(i: Any, carry: list[Any], state: Any) -> Any:
+        cts, sums = state
+        new, added = step(consts, whole(carry), cts)
+        return live(i, new, cts), live(i, [a + b for a, b in zip(sums, added, strict=True)], sums)
+
+    avals = [jaxprs.cotangent_aval(parts.carry[i]) for i in step.outputs]
+    start = filled([cts.get(i) for i in step.outputs], avals)
+    sums = [jaxprs.full(jaxprs.cotangent_aval(parts.avals[i]), 0) for i in step.consts]
+    cts_out, sums = swept(forward, back, Checkpoints(figures[0], figures[1], figures[2], rows), (start, sums))
+    ends = [ct for i, ct in zip(step.outputs, cts_out, strict=True) if derivative.mask[count + i]]
+    return [*sums, *ends]
