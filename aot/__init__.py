@@ -43,6 +43,7 @@ from jointcut.aot.loops.loops import Stacked as Stacked
 from jointcut.aot.loops.loops import fori_loop as fori_loop
 from jointcut.aot.loops.loops import while_loop as while_loop
 from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
+from jointcut.aot.loops.scans import scan as scan
 from jointcut.aot.progress.progress import progress as progress
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.compiled import Compiled as Compiled
@@ -78,6 +79,7 @@ __all__ = [
     "load",
     "progress",
     "register_container",
+    "scan",
     "shapes",
     "trips",
     "while_loop",

@@ -18,4 +18,5 @@ Files, in reading order:
     plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.
     functions: Trace the predicate and the body of a loop, and say where they do not fit each other.
     loops: Make loops like those of `jax.lax` that run backwards too.
+    scans: Run a function over the rows of arrays, as `lax.scan`, in the memory of a loop.
 """

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -48,9 +49,20 @@ class Buffer:
 
     def before(self, counter: Any, first: Any, last: Any) -> Any:
         """The array before the step that begins with this counter, from its first and its last state."""
-        row = lax.broadcasted_iota(counter.dtype, first.shape, self.axis)
-        is_done = row < counter + self.offset if self.change > 0 else row >= counter + (self.offset - self.change)
-        return lax.select(is_done, last, first)
+        return lax.select(self._is_done(counter, first), last, first)
+
+    def cleared(self, counter: Any, start: Any, cotangent: Any) -> Any:
+        """The cotangent of the first state, from that of the last one, if the steps read nothing of the array.
+
+        The loop wrote the rows from the counter `start` on up to `counter`, and they have no cotangent before.
+        """
+        is_written = self._is_done(counter, cotangent) & ~self._is_done(start, cotangent)
+        return lax.select(is_written, jnp.zeros_like(cotangent), cotangent)
+
+    def _is_done(self, counter: Any, like: Any) -> Any:
+        """Which elements lie in rows that are written before the step that begins with this counter."""
+        row = lax.broadcasted_iota(counter.dtype, like.shape, self.axis)
+        return row < counter + self.offset if self.change > 0 else row >= counter + (self.offset - self.change)
 
 
 def buffers(parts: Parts, known: Mapping[int, int]) -> dict[int, Buffer]:

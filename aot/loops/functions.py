@@ -38,19 +38,20 @@ def traced_loop(
     init: Any,
     blamed: Callable[..., Any],
     depth: int = 0,
+    called: str = "body_fun",
 ) -> TracedLoop:
     """Trace both functions. Raises `TraceError`, which blames the user's function `blamed` for what the body does.
 
-    `depth` is how many keys the user's carry lies below that of the body.
+    `depth` is how many keys the user's carry lies below that of the body, and `called` the argument that `blamed` is.
     """
-    for name, function in (("cond_fun", cond_fun), ("body_fun", blamed)):
+    for name, function in (("cond_fun", cond_fun), (called, blamed)):
         if not callable(function):
             cure = "Pass a function of the carry."
             raise TraceError(message(name, f"is {function!r}, which cannot be called.", cure))
     _check_arrays(init, depth)
     leaves, tree = jax.tree.flatten(init)
     given, leaves = leaves, [jnp.asarray(x) for x in leaves]
-    where = place_of("body_fun", blamed)
+    where = place_of(called, blamed)
     out, leaves = _traced_body(body_fun, where, init, leaves, depth)
     cond = _traced_cond(cond_fun, tree, leaves)
     consts = _same([*_consts(cond), *_consts(out)])
@@ -104,9 +105,9 @@ def _traced_body(
     if differs:  # said here, since JAX adds notes to what is raised above
         raise TraceError(message(where, differs[0], "Return a carry of the same structure."))
     avals = _out_avals(closed)
-    promoted = [_promoted(x, aval) for x, aval in zip(leaves, avals, strict=True)]
-    if any(jax.typeof(a) != jax.typeof(b) for a, b in zip(leaves, promoted, strict=True)):
-        leaves, closed = promoted, jax.make_jaxpr(flat)(*map(_struct, promoted))
+    widened = [promoted(x, aval) for x, aval in zip(leaves, avals, strict=True)]
+    if any(jax.typeof(a) != jax.typeof(b) for a, b in zip(leaves, widened, strict=True)):
+        leaves, closed = widened, jax.make_jaxpr(flat)(*map(_struct, widened))
     for (keys, _), x, aval in zip(tree_flatten_with_path(init)[0], leaves, _out_avals(closed), strict=True):
         given, keys = jax.typeof(x), keys[depth:]
         if given.shape != aval.shape or given.dtype != aval.dtype:
@@ -116,7 +117,7 @@ def _traced_body(
     return closed, leaves
 
 
-def _promoted(x: Any, aval: Any) -> Any:
+def promoted(x: Any, aval: Any) -> Any:
     """A first value that came from a Python number, in the dtype that the body makes of it."""
     given: Any = jax.typeof(x)
     if not given.weak_type or given.shape != aval.shape or (given.dtype == aval.dtype and aval.weak_type):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from jointcut.aot.loops.buffers import Buffer
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.placing import Checkpoints
 from jointcut.aot.loops.steps import Step
@@ -52,12 +53,23 @@ def sweep(derivative: Derivative, step: Step, given: tuple[int, ...], laned: boo
 
     def back(i: Any, carry: list[Any], state: Any) -> Any:
         cts, sums = state
-        new, added = step(consts, whole(carry), cts)
+        after = {**still, **dict(zip(step.moved, cts, strict=True))}
+        new, added = step(consts, whole(carry), [after[j] for j in step.outputs])
         return live(i, new, cts), live(i, [a + b for a, b in zip(sums, added, strict=True)], sums)
 
     avals = [jaxprs.cotangent_aval(parts.carry[i]) for i in step.outputs]
-    start = filled([cts.get(i) for i in step.outputs], avals)
+    start = dict(zip(step.outputs, filled([cts.get(i) for i in step.outputs], avals), strict=True))
+    still = {i: start[i] for i in step.still}
     sums = [jaxprs.full(jaxprs.cotangent_aval(parts.avals[i]), 0) for i in step.consts]
-    cts_out, sums = swept(forward, back, Checkpoints(figures[0], figures[1], figures[2], rows), (start, sums))
-    ends = [ct for i, ct in zip(step.outputs, cts_out, strict=True) if derivative.mask[count + i]]
-    return [*sums, *ends]
+    begin = [start[i] for i in step.moved], sums
+    moved, sums = swept(forward, back, Checkpoints(figures[0], figures[1], figures[2], rows), begin)
+    trips = lane if laned else figures[0]
+    ends = {i: _cleared(derivative.written[i], flat[count:], trips, ct) for i, ct in still.items()}
+    ends |= zip(step.moved, moved, strict=True)
+    return [*sums, *(ends[i] for i in step.outputs if derivative.mask[count + i])]
+
+
+def _cleared(buffer: Buffer, carry: Sequence[Any], trips: Any, cotangent: Any) -> Any:
+    """The cotangent of an array's first state, if so many steps read nothing of it; the first carry comes first."""
+    first = carry[buffer.counter]
+    return buffer.cleared(first + trips.astype(first.dtype) * buffer.change, first, cotangent)

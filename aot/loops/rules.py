@@ -124,10 +124,12 @@ class Derivative:
     """
 
     def __init__(
-        self, loop: Loop, mask: Mask, moving: list[int], kept: list[int], filled: Sequence[Buffer] = ()
-    ) -> None:
-        """As `of` makes it."""
+        self, loop: Loop, mask: Mask, moving: list[int], kept: list[int], filled: Sequence[Buffer] = (),
+        written: Mapping[int, Buffer] | None = None,
+    ) -> None:  # fmt: skip
+        """As `of` makes it; `written` are all arrays that are filled row by row, whether a step reads them or not."""
         self.loop, self.mask, self.moving, self.kept, self.filled = loop, mask, moving, kept, tuple(filled)
+        self.written = written or {}
         self._pulls: Table[Pull] = Table()
 
     @classmethod
@@ -137,14 +139,15 @@ class Derivative:
         moving = parts.moving(mask)
         if not moving:
             return cls(loop, mask, [], [])
-        written, used = buffers(parts, loop.known), set(Step.of(parts, mask, moving).carry)
+        written = buffers(parts, loop.known)
+        used = set(Step.of(parts, mask, moving, written).carry)
         while True:
             used |= {written[i].counter for i in used if i in written}
             kept = sorted(used - written.keys())
             _, inputs = jaxprs.pruned(parts.quiet, [i in kept for i in range(len(parts.carry))])
             found = used | {i for i, on in enumerate(inputs[count:]) if on}
             if found == used:
-                return cls(loop, mask, moving, kept, [written[i] for i in sorted(used) if i in written])
+                return cls(loop, mask, moving, kept, [written[i] for i in sorted(used) if i in written], written)
             used = found
 
     @property
@@ -279,7 +282,7 @@ class Pull(Program):
     def of(cls, derivative: Derivative, given: tuple[int, ...]) -> Pull:
         """The sweep from cotangents of these parts of the carry."""
         parts, mask = derivative.loop.parts, derivative.mask
-        step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving))
+        step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving), derivative.written)
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
         saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
         cts = [jaxprs.cotangent_aval(parts.carry[i]) for i in given]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,8 @@ import jax
 from jointcut.aot.loops.cutting import CutStep, is_large
 from jointcut.aot.loops.parts import Parts, traced
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify
+from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.wrappers.built_in.programs import Mask
 
 
@@ -24,16 +26,22 @@ class Step:
         num_consts: the number of constants.
         outputs: the parts of the carry that have cotangents.
         consts: the constants to whose cotangents the step adds something.
+        still: those outputs whose cotangents the step only clears of the rows that it wrote. They stay as they are and
+            are cleared after the last step (`Buffer.cleared`), since XLA would copy them in every step.
     """
 
     joint: Any
     num_consts: int
     outputs: list[int]
     consts: list[int]
+    still: list[int]
 
     @classmethod
-    def of(cls, parts: Parts, mask: Mask, outputs: list[int]) -> Step:
-        """The pullback of the body from these parts of the carry, which have no derivative but through each other."""
+    def of(cls, parts: Parts, mask: Mask, outputs: list[int], written: Collection[int] = ()) -> Step:
+        """The pullback of the body from these parts of the carry, which have no derivative but through each other.
+
+        `written` are the parts that are proved to be written row by row.
+        """
         count = parts.num_consts
         reached = frozenset[int]().union(*(parts.depends[i] for i in outputs))
         consts = [i for i in range(count) if mask[i] and i in reached]
@@ -52,7 +60,17 @@ class Step:
             back = pull(list(cts))
             return [*outs, *back[len(consts) :], *back[: len(consts)]]
 
-        return cls(traced(both, [*parts.avals, *cotangents]), count, outputs, consts)
+        joint = simplify.inlined(traced(both, [*parts.avals, *cotangents]))
+        jaxpr, _ = jaxprs.opened(joint)
+        makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        ends = zip(outputs, jaxpr.invars[len(parts.avals) :], jaxpr.outvars[len(outputs) :], strict=False)
+        still = [i for i, ct, end in ends if i in written and _is_cleared(ct, end, makers)]
+        return cls(joint, count, outputs, consts, still)
+
+    @property
+    def moved(self) -> list[int]:
+        """The outputs whose cotangents change from step to step."""
+        return [i for i in self.outputs if i not in self.still]
 
     @cached_property
     def cut(self) -> CutStep:
@@ -66,11 +84,10 @@ class Step:
     @cached_property
     def _pull(self) -> tuple[Any, list[bool]]:
         """The program that runs, without the step's outputs, and which inputs it reads; cut if it is large."""
-        closed, gradients = self.joint, len(self.outputs) + len(self.consts)
-        wanted = [False] * len(self.outputs) + [True] * gradients
+        gradients = [i not in self.still for i in self.outputs] + [True] * len(self.consts)
         if is_large(self.joint) and self.cut.split.plan.runs_again:
-            closed, wanted = traced(self.cut, self._avals), [True] * gradients
-        return jaxprs.pruned(closed, wanted)
+            return jaxprs.pruned(traced(self.cut, self._avals), gradients)
+        return jaxprs.pruned(self.joint, [False] * len(self.outputs) + gradients)
 
     @property
     def program(self) -> Any:
@@ -84,9 +101,22 @@ class Step:
         return [i for i, on in enumerate(self._pull[1][self.num_consts : end]) if on]
 
     def __call__(self, consts: Sequence[Any], carry: dict[int, Any], cts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Cotangents of the carry before the step, and what the step adds to those of the constants."""
+        """Cotangents of what `moved` before the step, and what the step adds to those of the constants.
+
+        `cts` are the cotangents of all `outputs` after the step.
+        """
         program, inputs = self._pull
         carried = [carry.get(i) for i in range(len(inputs) - len(self.outputs) - self.num_consts)]
         values = zip([*consts, *carried, *cts], inputs, strict=True)
         outs = jaxprs.evaluate(program, *(x for x, on in values if on))
-        return outs[: len(self.outputs)], outs[len(self.outputs) :]
+        return outs[: len(self.moved)], outs[len(self.moved) :]
+
+
+def _is_cleared(cotangent: Any, end: Any, makers: dict[Any, Any]) -> bool:
+    """Whether a cotangent becomes another one by nothing but writing zeros into some rows."""
+    eqn = None if isinstance(end, jaxprs.Literal) else makers.get(end)
+    if eqn is None or eqn.invars[0] is not cotangent:
+        return False
+    if eqn.primitive.name == "scatter":
+        return is_zero(eqn.invars[2], makers)
+    return eqn.primitive.name == "dynamic_update_slice" and is_zero(eqn.invars[1], makers)
