@@ -12,4 +12,5 @@ Files, in reading order:
     fit: Compile plans until one fits the budget.
     notes: Remember on disk which plans held a budget.
     searches: Search for a plan once for all ways of calling.
+    checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.
 """

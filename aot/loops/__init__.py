@@ -15,6 +15,7 @@ Files, in reading order:
     steps: Pull cotangents back through one step of a loop.
     reverse: Take a loop apart into what its reverse sweep needs, and run the sweep on flat arrays.
     rules: Differentiate a loop, to any order and in both modes.
+    fitting: Give the loops of a joint program other numbers of checkpoints, where nobody said how many there are.
     plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.
     functions: Trace the predicate and the body of a loop, and say where they do not fit each other.
     loops: Make loops like those of `jax.lax` that run backwards too.

@@ -80,6 +80,10 @@ class Memory:
         """Whether nobody said how many checkpoints there are."""
         return self.checkpoints is None and self.num_bytes is None
 
+    def within(self, num_bytes: int) -> Memory:
+        """So many bytes for checkpoints, for as many trips."""
+        return Memory(num_bytes=num_bytes, most=self.most)
+
     def slots(self, kept: Sequence[Any]) -> int:
         """The number of checkpoints of arrays of these types."""
         row = max(1, sum(map(jaxprs.aval_bytes, kept)))

@@ -160,6 +160,15 @@ class Derivative:
         """The loop that leaves checkpoints."""
         return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled])
 
+    def pull(self, given: tuple[int, ...]) -> Pull:
+        """The sweep from cotangents of these parts of the carry; made once."""
+        return self._pulls.of(given, lambda: Pull.of(self, given))
+
+    def within(self, num_bytes: int) -> Derivative:
+        """The derivative of the same loop with so many bytes for its checkpoints."""
+        loop = self.loop
+        return Loop(loop.parts, loop.memory.within(num_bytes), loop.name, loop.known, loop.trips).derivative(self.mask)
+
     @cached_property
     def tangent(self) -> Loop:
         """The loop that also carries tangents."""
@@ -187,7 +196,7 @@ class Derivative:
 
         def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
             given = tuple(i for i, ct in zip(self.moving, cotangents, strict=True) if ct is not None)
-            pull = self._pulls.of(given, lambda: Pull.of(self, given))
+            pull = self.pull(given)
             back = iter(pull(*residuals, *(ct for ct in cotangents if ct is not None)))
             return [next(back) if i in pull.sources else None for i, on in enumerate(self.mask) if on]
 
@@ -293,6 +302,11 @@ class Pull(Program):
             return traced(lambda *flat: run(flat), avals)
 
         return cls(derivative, given, [*step.consts, *starts], closed_for, step=step)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the sweep of the loop itself, not its form under `jax.vmap`."""
+        return self._step is not None
 
     def nested(self) -> Nested | None:
         """As `CallRules.nested`: the step that is pulled back; None under `jax.vmap`, where it has more axes."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.budget.checkpoints import in_budget
 from jointcut.aot.budget.fit import CALIBRATION, Weighed, planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
@@ -226,11 +227,15 @@ class Traced:
     def _within(self, budget: Limit) -> Cut:
         """The cut whose compiled step holds a budget."""
         start = time.perf_counter()
-        fitted = settled(self._wanted(budget))
+        fitted = in_budget(self.program, budget, lambda form: settled(self._with(form)._wanted(budget, self)))
         return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
 
-    def _wanted(self, budget: Limit) -> Wanted[Compiled]:
-        """The facts and functions that a search for a budget needs."""
+    def _with(self, program: Joint) -> Traced:
+        """The same trace of another form of the program."""
+        return self if program is self.program else replace(self, program=program)
+
+    def _wanted(self, budget: Limit, given: Traced) -> Wanted[Compiled]:
+        """The facts and functions that a search for a budget needs; `given` is the trace whose plain step counts."""
         executables = 1 if self.is_scalar else 2
 
         def measure(plan: Plan) -> Weighed[Compiled]:
@@ -250,7 +255,7 @@ class Traced:
 
         leaves, how = (*self.consts, *self.bound.leaves), way(self.options, executables, True)
         facts = self.name, self.program, self.options, budget, self.graph, leaves, how
-        return Wanted(*facts, lambda: self.planner, measure, take, lambda: self.plain_memory.temp_bytes)
+        return Wanted(*facts, lambda: self.planner, measure, take, lambda: given.plain_memory.temp_bytes)
 
     def pareto(self) -> Pareto:
         """The front of the budgets: plans that no other plan beats in both peak and time, by the model."""

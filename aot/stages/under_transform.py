@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from jointcut.aot.budget.checkpoints import in_budget
 from jointcut.aot.budget.fit import Weighed, planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.searches import Wanted, settled, way
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.run.meshed import memory_of
 from jointcut.aot.trace.joint import Joint
@@ -35,6 +36,12 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     if how.budget is None:
         closed = program.closed if how.strategy == "save_all" else program.to_cut
         return split(closed, program.roles, how.strategy, passes=options.passes)
+    budget = limit(how.budget)
+    return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
+
+
+def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
+    """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
     problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 
@@ -55,13 +62,13 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
 
     def plain_bytes() -> int:
         return memory_of(
-            lambda *flat: jaxprs.evaluate(program.closed, *flat[:primals], *seeds(flat[primals:])), program.closed
+            lambda *flat: jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:])), plain
         ).temp_bytes
 
     def planner() -> Planner:
         return planner_for(problem, options)
 
-    facts = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
+    facts = name, program, options, budget, problem.graph, (), way(options, 1, False)
     return settled(Wanted(*facts, planner, measure, take, plain_bytes)).measured.made
 
 

@@ -1,0 +1,79 @@
+"""Under a budget the number of checkpoints follows from it, where nobody said how many there are."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jointcut import aot
+from jointcut.partition.errors import BudgetError
+
+X, N = jnp.linspace(0.1, 1.0, 4096), jnp.int32(60)  # a carry of 16 kB, of which 1,024 are kept where nobody says
+
+
+def loss(x, n):
+    return (lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1]) * 1.1), (0, x))[1] ** 2).sum()
+
+
+def ours(x, n):
+    return (aot.fori_loop(0, n, lambda i, y: jnp.sin(y) * 1.1, x) ** 2).sum()
+
+
+def by_python(x):
+    for _ in range(60):
+        x = jnp.sin(x) * 1.1
+    return (x**2).sum()
+
+
+def checkpoints(plan):
+    return plan.nested[0].checkpoints
+
+
+@pytest.mark.parametrize("function", [loss, ours])
+def test_a_budget_in_bytes_holds_with_as_many_checkpoints_as_it_has_room_for(function):
+    cut = aot.function(function, budget="800 kB").trace(X, N).partition()
+    run = cut.compile()
+    assert 10 < checkpoints(cut.plan) < 60 and run.peak_bytes <= 800_000
+    np.testing.assert_allclose(run.value_and_grad(X, N)[1], jax.grad(by_python)(X), rtol=2e-5, atol=1e-6)
+
+
+def test_a_budget_inside_a_jit_of_the_user():
+    cut = aot.function(loss, budget="400 kB")
+    step = jax.jit(jax.grad(lambda x: cut(x, N))).lower(X).compile()
+    assert step.memory_analysis().temp_size_in_bytes < 400_000
+    np.testing.assert_allclose(step(X), jax.grad(by_python)(X), rtol=2e-5, atol=1e-6)
+
+
+def test_a_fraction_is_of_what_the_loop_keeps_where_nobody_says():
+    traced = aot.function(loss).trace(X, N)
+    cut = traced.partition(budget=0.1)
+    assert cut.compile().activation_bytes <= 0.1 * traced.plain_memory.temp_bytes
+    assert checkpoints(traced.partition().plan) == 1024 and 60 < checkpoints(cut.plan) <= 102
+    assert checkpoints(traced.partition(budget=0.0).plan) == 16
+
+
+def test_a_budget_that_is_large_enough_changes_nothing():
+    traced = aot.function(loss).trace(X, N)
+    assert checkpoints(traced.partition(budget="1GB").plan) == 1024
+
+
+def test_a_number_that_was_given_stays():
+    def given(x, n):
+        return (aot.fori_loop(0, n, lambda i, y: jnp.sin(y) * 1.1, x, memory=40) ** 2).sum()
+
+    traced = aot.function(given).trace(X, N)
+    assert checkpoints(traced.partition(budget="2 MB").plan) == 40
+    with pytest.raises(BudgetError, match="budget of 300,000 bytes cannot be met"):
+        traced.partition(budget=300_000)
+
+
+def test_two_loops_share_a_budget():
+    def both(x, n):
+        return loss(x, n) + ours(jnp.cos(x), n)
+
+    cut = aot.function(both).trace(X, N).partition(budget="900 kB")
+    assert cut.compile().peak_bytes <= 900_000
+    assert {loop.checkpoints for loop in cut.plan.nested} == {checkpoints(cut.plan)}
