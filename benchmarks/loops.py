@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from benchmarks.measure import machine, wide_console
 from jointcut import aot
-from jointcut.aot.loops.placing import placed
-from jointcut.aot.loops.sweeping import swept
+from jointcut.aot.loops.sweep.placing import placed
+from jointcut.aot.loops.sweep.sweeping import swept
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
 SIZES = (10, 1_000, 262_144)  # floats of the carry

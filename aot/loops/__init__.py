@@ -9,11 +9,7 @@ Files, in reading order:
     parts: Hold a loop as two jaxprs, and derive other loops from it: its tangent, its form under `jax.vmap`.
     expected: Tell how often a loop is expected to run.
     buffers: Prove that a loop writes an array row by row, so that its earlier states follow from the last one.
-    placing: Run a loop forward and leave checkpoints behind, without knowing how long it will run.
-    sweeping: Run a loop backward from checkpoints.
-    cutting: Cut one step of a reverse sweep: what its forward part keeps for its backward part.
-    steps: Pull cotangents back through one step of a loop.
-    reverse: Take a loop apart into what its reverse sweep needs, and run the sweep on flat arrays.
+    sweep: Leave checkpoints behind while a loop runs, and run it back from them.
     rules: Differentiate a loop, to any order and in both modes.
     fitting: Give the loops of a joint program other numbers of checkpoints, where nobody said how many there are.
     plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.

@@ -22,18 +22,17 @@ import jax
 from jointcut.aot.loops.buffers import Buffer, buffers
 from jointcut.aot.loops.memory import Memory, steps_again
 from jointcut.aot.loops.parts import Parts, led, over, traced
-from jointcut.aot.loops.placing import placed
-from jointcut.aot.loops.reverse import NUM_FIGURES, runs_of, sweep
-from jointcut.aot.loops.steps import Step
+from jointcut.aot.loops.sweep.reverse import runs_of, sweep
+from jointcut.aot.loops.sweep.saving import Saving
+from jointcut.aot.loops.sweep.steps import Step
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Nested
-from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed
+from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
 
 _loop_p = jaxprs.call_primitive("while_loop")
-_saving_p = jaxprs.call_primitive("while_loop_with_checkpoints")
 _pull_p = jaxprs.call_primitive("while_loop_backward")
 _linear_p = jaxprs.linear_primitive("while_loop_linear")
 
@@ -203,73 +202,6 @@ class Derivative:
         return jaxprs.LinearRules(lambda *_: avals, apply, transpose)
 
 
-class Saving(Plain):
-    """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are `kept`.
-
-    After them come the last states of the parts `filled`. `run` is the loop that runs: `loop` itself, or its form under
-    `jax.vmap` that also counts the trips of each lane.
-    """
-
-    def __init__(self, loop: Loop, run: Parts, kept: Sequence[int], filled: Sequence[int]) -> None:
-        """Take the loop, the form of it that runs, and which parts of its carry are kept, and which are filled."""
-        self.loop, self.kept, self.filled = loop, list(kept), list(filled)
-        self._counts = len(run.carry) > len(loop.parts.carry)
-        self._ran = run
-        super().__init__(traced(self._outputs, loop.parts.avals))
-        self._mapped: Table[tuple[Saving, list[bool]]] = Table()
-
-    def runs(self) -> Sequence[tuple[Any, int]]:
-        """As `CallRules.runs`."""
-        return runs_of(self._ran, self.loop.trips)
-
-    def __call__(self, *flat: Any) -> list[Any]:
-        """Run the loop, or its form under the current transformation."""
-        return _saving_p.bind(*flat, jaxpr=self.closed, rules=self)
-
-    def _outputs(self, *flat: Any) -> list[Any]:
-        run, count = self._ran, self._ran.num_consts
-        consts, carry = flat[:count], list(flat[count:])
-        if self._counts:
-            carry.append(jaxprs.full(run.carry[-1], 0))
-        slots = self.loop.memory.slots([run.carry[i] for i in self.kept])
-        outs, points = placed(lambda c: run.alive(consts, c), lambda c: run.step(consts, c), carry, self.kept, slots)
-        lane = outs.pop() if self._counts else points.trips
-        return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """As `CallRules.jvp`: the tangents of the loop's results; the checkpoints have none (see above)."""
-        mask, picked = picked_of(primals, tangents)
-        outs = self(*primals)
-        rest = [None] * (len(outs) - len(self.loop.parts.carry))
-        derivative = self.loop.derivative(mask)
-        if not derivative.moving:
-            return outs, [None] * len(outs)
-        residuals = outs[len(self.loop.parts.carry) :]
-        if derivative.saving is not self and (self._counts or derivative.kept != self.kept):
-            residuals = derivative.saving(*primals)[len(self.loop.parts.carry) :]
-        return outs, [*derivative.linear([*primals, *residuals])(*picked), *rest]
-
-    def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """As `CallRules.mapped`: the mapped loop with checkpoints, where trips differ with the trips of each lane."""
-
-        def make() -> tuple[Saving, list[bool]]:
-            loop, has = self.loop.over(axis, dims)
-            if self._counts:
-                run, marks = self._ran.mapped(axis, (*dims, None))
-                return Saving(loop, run, self.kept, self.filled), marks
-            run, marks = self._ran.counted().mapped(axis, (*dims, None))
-            if marks[-1]:
-                return Saving(loop, run, self.kept, self.filled), marks
-            return Saving(loop, loop.parts, self.kept, self.filled), [*has, False]
-
-        saving, has = self._mapped.of((axis, dims), make)
-        count = self.loop.parts.num_consts
-        figures = [0 if has[-1] else None, *[None] * (NUM_FIGURES - 1)]
-        rows = [*(1 if has[i] else None for i in self.kept), *(0 if has[i] else None for i in self.filled)]
-        out_dims = [*(0 if on else None for on in has[:-1]), *figures, *rows]
-        return lambda *flat: saving(*led(axis, count, dims, has[:-1], flat)), out_dims
-
-
 class Pull(Program):
     """Cotangents of the inputs `sources` of a loop, from its inputs, its checkpoints, and cotangents of its results.
 
@@ -298,7 +230,7 @@ class Pull(Program):
         avals = [*parts.avals, *(v.aval for v in saved), *cts]
 
         def closed_for(laned: bool) -> Any:
-            run = partial(sweep, derivative, step, given, laned)  # pyright: ignore[reportArgumentType]
+            run = partial(sweep, derivative, step, given, laned)
             return traced(lambda *flat: run(flat), avals)
 
         return cls(derivative, given, [*step.consts, *starts], closed_for, step=step)

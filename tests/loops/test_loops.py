@@ -10,8 +10,8 @@ import pytest
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.loops.placing import placed
-from jointcut.aot.loops.sweeping import swept
+from jointcut.aot.loops.sweep.placing import placed
+from jointcut.aot.loops.sweep.sweeping import swept
 from jointcut.partition.errors import BudgetError, CallError, DerivativeError, TraceError
 from looped import masked, near
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.aot.loops.placing import Checkpoints, read, write
+from jointcut.aot.loops.sweep.placing import Checkpoints, read, write
 
 State = Any
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
 from jointcut.aot.loops.buffers import Buffer
 from jointcut.aot.loops.parts import Parts
-from jointcut.aot.loops.placing import Checkpoints
-from jointcut.aot.loops.steps import Step
-from jointcut.aot.loops.sweeping import swept
+from jointcut.aot.loops.sweep.placing import Checkpoints
+from jointcut.aot.loops.sweep.steps import Step
+from jointcut.aot.loops.sweep.sweeping import swept
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.built_in.zeros import filled
-
-if TYPE_CHECKING:
-    from jointcut.aot.loops.rules import Derivative
 
 NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the lane, of all, plan and places
 
@@ -27,8 +24,8 @@ def runs_of(parts: Parts, trips: int | None) -> list[tuple[Any, int]]:
     return [(parts.cond, count), (parts.body, count)]
 
 
-def sweep(derivative: Derivative, step: Step, given: tuple[int, ...], laned: bool, flat: Sequence[Any]) -> list[Any]:
-    """Run the reverse sweep on the flat inputs of a `rules.Pull`."""
+def sweep(derivative: Any, step: Step, given: tuple[int, ...], laned: bool, flat: Sequence[Any]) -> list[Any]:
+    """Run the reverse sweep of a `rules.Derivative` on the flat inputs of a `rules.Pull`."""
     parts, count = derivative.loop.parts, derivative.loop.parts.num_consts
     consts, rest = flat[:count], flat[len(parts.avals) :]
     (lane, *figures), rest = rest[:NUM_FIGURES], rest[NUM_FIGURES:]

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.loops.cutting import CutStep, is_large
 from jointcut.aot.loops.parts import Parts, traced
+from jointcut.aot.loops.sweep.cutting import CutStep, is_large
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.sparse import is_zero

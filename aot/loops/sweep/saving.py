@@ -1,0 +1,83 @@
+"""Let a loop with checkpoints beside its results be one call to JAX's transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jointcut.aot.loops.parts import Parts, led, traced
+from jointcut.aot.loops.sweep.placing import placed
+from jointcut.aot.loops.sweep.reverse import NUM_FIGURES, runs_of
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.built_in.programs import Plain, picked_of
+from jointcut.wrappers.table import Table
+
+_saving_p = jaxprs.call_primitive("while_loop_with_checkpoints")
+
+
+class Saving(Plain):
+    """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are `kept`.
+
+    After them come the last states of the parts `filled`. `run` is the loop that runs: `loop` itself, or its form under
+    `jax.vmap` that also counts the trips of each lane.
+    """
+
+    def __init__(self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int]) -> None:
+        """Take a `rules.Loop`, the form of it that runs, and the parts of its carry that are kept, and filled."""
+        self.loop, self.kept, self.filled = loop, list(kept), list(filled)
+        self._counts = len(run.carry) > len(loop.parts.carry)
+        self._ran = run
+        super().__init__(traced(self._outputs, loop.parts.avals))
+        self._mapped: Table[tuple[Saving, list[bool]]] = Table()
+
+    def runs(self) -> Sequence[tuple[Any, int]]:
+        """As `CallRules.runs`."""
+        return runs_of(self._ran, self.loop.trips)
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """Run the loop, or its form under the current transformation."""
+        return _saving_p.bind(*flat, jaxpr=self.closed, rules=self)
+
+    def _outputs(self, *flat: Any) -> list[Any]:
+        run, count = self._ran, self._ran.num_consts
+        consts, carry = flat[:count], list(flat[count:])
+        if self._counts:
+            carry.append(jaxprs.full(run.carry[-1], 0))
+        slots = self.loop.memory.slots([run.carry[i] for i in self.kept])
+        outs, points = placed(lambda c: run.alive(consts, c), lambda c: run.step(consts, c), carry, self.kept, slots)
+        lane = outs.pop() if self._counts else points.trips
+        return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
+        """As `CallRules.jvp`: the tangents of the loop's results; the checkpoints have none (see above)."""
+        mask, picked = picked_of(primals, tangents)
+        outs = self(*primals)
+        rest = [None] * (len(outs) - len(self.loop.parts.carry))
+        derivative = self.loop.derivative(mask)
+        if not derivative.moving:
+            return outs, [None] * len(outs)
+        residuals = outs[len(self.loop.parts.carry) :]
+        other = derivative.saving
+        if other is not self and (self._counts or (other.kept, other.filled) != (self.kept, self.filled)):
+            residuals = other(*primals)[len(self.loop.parts.carry) :]
+        return outs, [*derivative.linear([*primals, *residuals])(*picked), *rest]
+
+    def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
+        """As `CallRules.mapped`: the mapped loop with checkpoints, where trips differ with the trips of each lane."""
+
+        def make() -> tuple[Saving, list[bool]]:
+            loop, has = self.loop.over(axis, dims)
+            if self._counts:
+                run, marks = self._ran.mapped(axis, (*dims, None))
+                return Saving(loop, run, self.kept, self.filled), marks
+            run, marks = self._ran.counted().mapped(axis, (*dims, None))
+            if marks[-1]:
+                return Saving(loop, run, self.kept, self.filled), marks
+            return Saving(loop, loop.parts, self.kept, self.filled), [*has, False]
+
+        saving, has = self._mapped.of((axis, dims), make)
+        count = self.loop.parts.num_consts
+        figures = [0 if has[-1] else None, *[None] * (NUM_FIGURES - 1)]
+        rows = [*(1 if has[i] else None for i in self.kept), *(0 if has[i] else None for i in self.filled)]
+        out_dims = [*(0 if on else None for on in has[:-1]), *figures, *rows]
+        return lambda *flat: saving(*led(axis, count, dims, has[:-1], flat)), out_dims
