@@ -1,8 +1,7 @@
 """Read from a compiled program which values are alive at each instruction.
 
 Every XLA executable holds the order of its instructions and the offset of each value in its temporary memory (the temp
-allocation). A value lives from the instruction that defines it to the last one that reads it, and bytes that several
-values share count once.
+allocation). A value lives from the instruction that defines it to the last one that reads it.
 
 Lifetimes follow `xla/hlo/utils/hlo_live_range.cc`, so the peak of live bytes is the size of the temp allocation, except
 for gaps between values.
@@ -14,7 +13,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from jointcut.aot.report.frames import Frames
@@ -71,11 +69,6 @@ class Liveness:
         executed = flatten(instructions, instructions.entry, order)
         ends = last_uses(instructions, order, Holdings(instructions, definitions(assignment)))
         return cls(instructions, order, executed, temp_values(assignment, order, ends))
-
-    def live_bytes(self) -> list[int]:
-        """Bytes in use at each executed instruction, in order; a loop's body counts as often as it runs."""
-        per_time = occupied(self.values, len(self.order.instructions))
-        return [per_time[time] for time in self.executed]
 
 
 def read_instructions(module: Message) -> Instructions:
@@ -236,31 +229,3 @@ def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> l
             values.append(Value(maker, index, offset, size, start, max(start, ends[identity])))
         base += number(allocation, 2)
     return values
-
-
-def occupied(values: list[Value], times: int) -> list[int]:
-    """Bytes in use at each time; a byte that several values share counts once."""
-    bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
-    rank = {bound: i for i, bound in enumerate(bounds)}
-    intervals: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for value in values:
-        for slot in range(rank[value.offset], rank[value.offset + value.size]):
-            intervals[slot].add((value.start, value.end))
-    change = [0] * (times + 2)
-    for slot, lives in intervals.items():
-        for start, end in merged(lives):
-            change[start] += bounds[slot + 1] - bounds[slot]
-            change[end + 1] -= bounds[slot + 1] - bounds[slot]
-    return list(accumulate(change[:times]))
-
-
-def merged(intervals: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Closed intervals joined where they overlap."""
-    ordered = sorted(intervals)
-    low, high = ordered[0]
-    for start, end in ordered[1:]:
-        if start > high:
-            yield low, high
-            low = start
-        high = max(high, end)
-    yield low, high

@@ -70,10 +70,6 @@ class Bound:
     has_taken: bool = field(default=False, compare=False)  # whether the tree holds objects that were taken apart
     live: tuple[Live, ...] = field(default=(), compare=False, repr=False)  # the caller's objects that were taken apart
 
-    def rebuild(self, leaves: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of the call, with other leaves."""
-        return self.rebuilt(leaves)[0]
-
     def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[Live, ...]]:
         """The arguments of the call, with other leaves, and the new writable objects among them."""
         call, live = jax.tree.unflatten(self.tree, leaves), ()
