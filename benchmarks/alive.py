@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
 
-from jointcut.aot.report.liveness import Liveness, Value
+from jointcut.aot.report.liveness import HeldValue, Liveness
 
 
 def live_bytes(found: Liveness) -> list[int]:
@@ -13,7 +13,7 @@ def live_bytes(found: Liveness) -> list[int]:
     return [per_time[time] for time in found.executed]
 
 
-def occupied(values: list[Value], times: int) -> list[int]:
+def occupied(values: list[HeldValue], times: int) -> list[int]:
     """Bytes in use at each time; a byte that several values share counts once."""
     bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
     rank = {bound: i for i, bound in enumerate(bounds)}

@@ -282,8 +282,8 @@ def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
 def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:
     """Remember the plan in this process, and report it."""
     weighed, plan, count = fitted.measured, fitted.plan, len(fitted.trail)
-    figures = weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms
-    held = Held(*lookup.key, planfile.dumps(plan, wanted.graph), *figures)
+    text = planfile.dumps(plan, wanted.graph)
+    held = Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)
     lookup.place.known[lookup.key] = _Known(held, fitted.trail)
     now.ends(lambda: f"{how} {now} and compiled {count}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
     return fitted

@@ -37,7 +37,7 @@ class RunOrder:
 
 
 @dataclass(frozen=True)
-class Value:
+class HeldValue:
     """One value in the temp allocation: the instruction that defines it, its place, and its first and last time."""
 
     maker: int
@@ -55,7 +55,7 @@ class Liveness:
     instructions: Instructions
     order: RunOrder
     executed: list[int]
-    values: list[Value]
+    values: list[HeldValue]
 
     @classmethod
     def of(cls, compiled: Any) -> Liveness | None:
@@ -212,11 +212,11 @@ def keep(ends: dict[int, int], held: Held, time: int) -> None:
         ends[value] = max(ends[value], time)
 
 
-def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> list[Value]:
+def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> list[HeldValue]:
     """The values in the temp allocations, those without a flag of `_NOT_TEMP`."""
     places = ((number(v, 1), decode(v[3][0])) for v in map(decode, assignment[1]))
     defined = {identity: (number(place, 4), tuple(packed(place, 3))) for identity, place in places}
-    values: list[Value] = []
+    values: list[HeldValue] = []
     base = 0
     for allocation in map(decode, assignment[3]):
         if any(number(allocation, flag) for flag in _NOT_TEMP):
@@ -226,6 +226,6 @@ def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> l
             maker, index = defined[identity]
             start = order.times[maker]
             offset, size = base + number(item, 2), number(item, 3)
-            values.append(Value(maker, index, offset, size, start, max(start, ends[identity])))
+            values.append(HeldValue(maker, index, offset, size, start, max(start, ends[identity])))
         base += number(allocation, 2)
     return values

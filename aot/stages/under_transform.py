@@ -10,7 +10,7 @@ from typing import Any
 from jointcut.aot.budget.fit import Weighed, planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.searches import Wanted, settled, way
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.run.meshed import memory_of
 from jointcut.aot.trace.joint import Joint
@@ -21,7 +21,6 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
-from jointcut.partition.search.budget import Planner
 from jointcut.partition.split import Split, halved, split
 
 
@@ -35,6 +34,11 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     if how.budget is None:
         closed = program.closed if how.strategy == "save_all" else program.to_cut
         return split(closed, program.roles, how.strategy, passes=options.passes)
+    return _within(limit(how.budget), program, options, name)
+
+
+def _within(budget: Limit, program: Joint, options: Options, name: str) -> Split:
+    """The cut whose compiled halves hold a budget."""
     problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 
@@ -58,11 +62,20 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
             lambda *flat: jaxprs.evaluate(program.closed, *flat[:primals], *seeds(flat[primals:])), program.closed
         ).temp_bytes
 
-    def planner() -> Planner:
-        return planner_for(problem, options)
-
-    facts = name, program, options, limit(how.budget), problem.graph, (), way(options, 1, False)
-    return settled(Wanted(*facts, planner, measure, take, plain_bytes)).measured.made
+    wanted = Wanted(
+        name=name,
+        program=program,
+        options=options,
+        budget=budget,
+        graph=problem.graph,
+        leaves=(),
+        way=way(options, 1, False),
+        planner=lambda: planner_for(problem, options),
+        measure=measure,
+        take=take,
+        plain_bytes=plain_bytes,
+    )
+    return settled(wanted).measured.made
 
 
 def seeds(cotangents: Sequence[Any]) -> list[Any]:

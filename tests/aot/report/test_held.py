@@ -14,7 +14,7 @@ from jax import lax
 from benchmarks.alive import live_bytes, occupied
 from drawn import rows
 from jointcut.aot.report.held import _slots, held, one_after_the_other
-from jointcut.aot.report.liveness import Liveness, Value
+from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.program.roles import Side
@@ -150,7 +150,7 @@ def test_two_programs_that_do_nothing_hold_nothing():
 
 places = st.lists(
     st.builds(
-        lambda offset, size, span: Value(0, (), 8 * offset, 8 * size, *span),
+        lambda offset, size, span: HeldValue(0, (), 8 * offset, 8 * size, *span),
         st.integers(0, 6),
         st.integers(1, 5),
         st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),

@@ -11,7 +11,7 @@ from jax import lax
 
 from benchmarks.alive import live_bytes, merged, occupied
 from jointcut.aot.report.frames import Frames
-from jointcut.aot.report.liveness import Liveness, Value
+from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.report.wire import decode, number, packed, text, varint
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)
@@ -73,7 +73,7 @@ def test_fields_of_fixed_size_are_stepped_over_and_absent_ones_are_nothing():
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)
 values = st.lists(
     st.builds(
-        lambda offset, size, span: Value(0, (), 8 * offset, 8 * size, *span),
+        lambda offset, size, span: HeldValue(0, (), 8 * offset, 8 * size, *span),
         st.integers(0, 6),
         st.integers(1, 5),
         spans,
