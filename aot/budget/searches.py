@@ -27,10 +27,10 @@ from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.choices.limits import Limit
 from jointcut.aot.choices.options import Options
-from jointcut.aot.progress.progress import Stage, size, tell
+from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import IdentityError, PlanError
-from jointcut.partition.figures import counted
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel, Roofline
@@ -85,7 +85,7 @@ def way(options: Options, executables: int, ours: bool) -> str:
 def summary(plan: Plan) -> str:
     """A plan in a few words: `12 values, 4.2 MB saved, 31 ops recomputed`."""
     return (
-        f"{counted(len(plan.values), 'value')}, {size(plan.bytes_saved)} saved, "
+        f"{counted(len(plan.values), 'value')}, {human_bytes(plan.bytes_saved)} saved, "
         f"{counted(len(plan.recomputed), 'op')} recomputed"
     )
 
