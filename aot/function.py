@@ -36,7 +36,7 @@ from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
-from jointcut.aot.stages import debug, pipeline
+from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
@@ -67,7 +67,7 @@ class Function:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         """Call `aot.function` instead."""
         self._function = function
-        self._options = choosing.checked(function, options)
+        self._options = choosing.validated(function, options)
         self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
         self._name = choosing.name_of(function)
@@ -147,7 +147,7 @@ class Function:
         Raises `TraceError` for an argument that cannot be differentiated.
         """
         bound = bind(args, kwargs, self._statics)
-        return pipeline.trace(self._function, self._options, bound, self._options.chosen)
+        return tracing.trace(self._function, self._options, bound, self._options.chosen)
 
     def export(
         self,
@@ -220,7 +220,7 @@ class Function:
         """The cut for one signature, made once unless the function closes over an outer trace."""
 
         def make() -> Cut:
-            traced = pipeline.trace(self._function, self._options, bound, positions)
+            traced = tracing.trace(self._function, self._options, bound, positions)
             if self._options.budget is not None and jaxprs.manual_mesh() is not None:
                 cut = Cut(traced, cut_inside(traced.program, self._options, self._name))
             else:

@@ -5,6 +5,7 @@ Files, in reading order:
 - programs: The programs that are measured: what people train with JAX, as they write it.
 - measure: Weigh and time compiled programs.
 - methods: Build one training step in each of the ways that we compare.
+- alive: Count the bytes of temporaries alive at each instruction that a compiled program executes.
 - scaling: Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.
 - picture: Draw a training run, and the suite.
@@ -12,9 +13,11 @@ Files, in reading order:
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
 - house: Compare what the house costs with a baseline: memory of its plans, seconds, calls, lines of code.
+- polish: Look for a cut that is better than the front's by an integer program.
 - optima: Compare the cuts of small graphs with the optimum of an integer program that knows nothing of the front.
 - fronts: Measure the search: how near to the certified bound its cuts come, and how long it takes.
 - pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.
+- meaning: Check that two halves together mean the same as the joint program, bit for bit.
 - pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
 - steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.

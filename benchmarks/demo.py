@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.alive import live_bytes
 from benchmarks.measure import Timing, time_together, wide_console
 from benchmarks.methods import Method, Step, build_jointcut, methods_for
 from benchmarks.picture import draw
@@ -210,7 +211,7 @@ def train(plan: Plan, bar: tqdm) -> list[float]:
 def replay(step: Step, name: str, console: Console) -> list[int]:
     """The bytes alive over one step, checked against XLA's own total."""
     held = [found for program in step.programs if (found := Liveness.of(program)) is not None]
-    live = [step.residual_bytes + alive for program in held for alive in program.live_bytes()]
+    live = [step.residual_bytes + alive for program in held for alive in live_bytes(program)]
     highest, reserved = max(live) / MB, step.activation_bytes / MB
     console.print(
         f"Replay of {name}: {len(live)} instructions, highest {highest:.1f} MB, "

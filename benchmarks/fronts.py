@@ -35,6 +35,7 @@ from tqdm import tqdm
 from benchmarks.measure import machine, wide_console
 from benchmarks.methods import count_equations, forget
 from benchmarks.optima import Exact, exact_of, small_networks
+from benchmarks.polish import polished
 from benchmarks.programs import PROGRAMS, SIZES, Program, gpt, load, mlp, resnet, vit
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
@@ -219,7 +220,7 @@ def quality_of(build: Callable[[], Program], polish_seconds: float) -> Quality:
 
 def gap(found: Front, budget_bytes: int, polish_seconds: float) -> float:
     """How far the seconds of the choice for a budget lie above the bound, as a share of the bound."""
-    choice, bound = found.best(budget_bytes, polish_seconds=polish_seconds), found.bound_seconds(budget_bytes)
+    choice, bound = polished(found, budget_bytes, polish_seconds), found.bound_seconds(budget_bytes)
     assert choice is not None and choice.bytes <= budget_bytes
     if choice.seconds <= bound:
         return 0.0

@@ -40,9 +40,10 @@ from rich import box
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.meaning import verify_meaning
 from benchmarks.measure import machine, wide_console
+from benchmarks.polish import polished
 from jointcut import aot
-from jointcut.partition.lower.verify import verify_meaning
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
@@ -222,7 +223,7 @@ class Ours:
 
     def for_bytes(self, bytes_saved: int) -> Taken:
         """The plan of fewest flops of recomputed products that saves at most so many bytes."""
-        choice = self.by_flops.front.best(bytes_saved, polish_seconds=POLISH_SECONDS)
+        choice = polished(self.by_flops.front, bytes_saved, POLISH_SECONDS)
         assert choice is not None, "saving nothing at all is within every budget"
         return self.take(self.by_flops.plan(choice, "fewest flops"))
 
@@ -247,7 +248,7 @@ def fewest_bytes(planner: Planner, most_seconds: float) -> Plan:
         middle = (low + high) // 2
         found = None
         if front.bound_seconds(middle) <= limit:
-            found = front.best(middle, polish_seconds=POLISH_SECONDS)
+            found = polished(front, middle, POLISH_SECONDS)
         if found is None or found.seconds > limit:
             low = middle
         else:

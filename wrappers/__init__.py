@@ -6,7 +6,7 @@ wrapper simplifies inputs and outputs; at each call it converts between the two.
 
 Where to add what:
 
-- a wrapper for every function: a file in `built_in`, and its name in `wrapped_for` of `aot/stages/pipeline`;
+- a wrapper for every function: a file in `built_in`, and its name in `wrapped_for` of `aot/stages/tracing`;
 - a wrapper of your own: `aot.function(wrappers=...)`;
 - an object that can be written, such as a module of Flax: `arguments/objects`;
 - a class that acts as one array, such as a quantised matrix: `arguments/containers`.

@@ -40,8 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.choices.limits import default_device
-from jointcut.aot.progress.progress import Stage, size
+from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import JointcutError, PlanError, message
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import heavy
 from jointcut.partition.program import jaxprs
@@ -130,7 +131,8 @@ def _measured(device: Any) -> Roofline:
     try:
         with Stage("measure", device.device_kind) as now:
             measured = _on_a_thread(lambda: _measure(device))
-            now.ends(lambda: f"measured in {now}, {measured.flops_per_s:.1e} flops/s, {size(measured.bytes_per_s)}/s")
+            moved = human_bytes(measured.bytes_per_s)
+            now.ends(lambda: f"measured in {now}, {measured.flops_per_s:.1e} flops/s, {moved}/s")
             return measured
     except jax.errors.JaxRuntimeError as error:
         cure = "Free memory on it, or say what it does in a second: cost=Roofline(...)."

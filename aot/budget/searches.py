@@ -27,10 +27,10 @@ from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.choices.limits import Limit
 from jointcut.aot.choices.options import Options
-from jointcut.aot.progress.progress import Stage, size, tell
+from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import IdentityError, PlanError
-from jointcut.partition.figures import counted
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel, Roofline
@@ -85,7 +85,7 @@ def way(options: Options, executables: int, ours: bool) -> str:
 def summary(plan: Plan) -> str:
     """A plan in a few words: `12 values, 4.2 MB saved, 31 ops recomputed`."""
     return (
-        f"{counted(len(plan.values), 'value')}, {size(plan.bytes_saved)} saved, "
+        f"{counted(len(plan.values), 'value')}, {human_bytes(plan.bytes_saved)} saved, "
         f"{counted(len(plan.recomputed), 'op')} recomputed"
     )
 
@@ -282,8 +282,8 @@ def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
 def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:
     """Remember the plan in this process, and report it."""
     weighed, plan, count = fitted.measured, fitted.plan, len(fitted.trail)
-    figures = weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms
-    held = Held(*lookup.key, planfile.dumps(plan, wanted.graph), *figures)
+    text = planfile.dumps(plan, wanted.graph)
+    held = Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)
     lookup.place.known[lookup.key] = _Known(held, fitted.trail)
     now.ends(lambda: f"{how} {now} and compiled {count}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
     return fitted

@@ -9,7 +9,7 @@ from typing import Any
 from jointcut.aot.choices.options import Options
 from jointcut.aot.run.flat import handed_back, jitted, of_function
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
 from jointcut.aot.trace.joint import primal
@@ -22,10 +22,18 @@ def alone(name: str, function: Callable[..., Any], options: Options, bound: Boun
     """A runner of the function alone, compiled at the first call; its result, aux included, is one tree."""
     paths, shapes = unique_paths(bound), bound.abstract()
     with explained(name, function, paths, bound), escapes.refused(function, name, bound), jaxprs.paused_collection():
-        target = pipeline.wrapped_for(function, shapes, shapes.input_info(), options.around).target
+        target = tracing.wrapped_for(function, shapes, shapes.input_info(), options.around).target
         source = primal(target.entered, bound.unique, False)
-    signature = name, replace(options, has_aux=False), shapes, source.results
-    call = Call(*signature, (), frozenset(), False, bound.entering)
+    call = Call(
+        name,
+        replace(options, has_aux=False),
+        shapes,
+        source.results,
+        wanted=(),
+        sparse=frozenset(),
+        is_train=False,
+        entering=bound.entering,
+    )
     aliases = handed_back(call, source)
     return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
 

@@ -29,7 +29,7 @@ from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.bound import KEPT_SIGNATURES
 from jointcut.aot.run.flat import handed_back, of_function
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import Primal, constant_key, primal
@@ -87,7 +87,7 @@ class CachedCalls:
         """The function's own trace; an array passed twice is one input."""
         with Stage("trace", self.name) as now:
             shapes = bound.abstract()
-            target = pipeline.wrapped_for(self.function, shapes, shapes.input_info(), self.options.around).target
+            target = tracing.wrapped_for(self.function, shapes, shapes.input_info(), self.options.around).target
             source = primal(target.entered, bound.unique, self.options.has_aux)
             count = len(jaxprs.opened(source.closed)[0].eqns)
             now.ends(lambda: f"traced without its derivative in {now}, {count} equations")
@@ -106,7 +106,7 @@ class CachedCalls:
                 key = self._key(request, source.closed)
         if key is not None and (runner := self._stored(key, request, source)):
             return runner
-        traced = pipeline.trace(self.function, self.options, request.bound, request.positions)
+        traced = tracing.trace(self.function, self.options, request.bound, request.positions)
         if key is None or _places(traced, source) is None:
             key = self._key(request, WithoutRules(traced.program.closed))
             if runner := self._stored(key, request, source, traced.consts):

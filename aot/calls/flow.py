@@ -15,7 +15,7 @@ import jax
 
 from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.loops import plain
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import primal
@@ -97,7 +97,7 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
         return Differentiability(name, (), (), (Stop("", "", str(error).splitlines()[0]),))
     with explained(name, function, paths, bound), jaxprs.paused_collection():
         shapes = bound.abstract()
-        target = pipeline.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
+        target = tracing.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
         source = primal(target.function, shapes.leaves, options.has_aux)
     program = _closed(simplify.inlined(plain.looped(source.closed)))
     jaxpr, _ = jaxprs.opened(program)

@@ -94,7 +94,7 @@ class Options(Record):
         return _tuple(nums), _tuple(names)
 
 
-def checked(function: Any, options: Options) -> Options:
+def validated(function: Any, options: Options) -> Options:
     """The options in canonical form.
 
     Raises `TraceError` if `function` is not callable or a position is not an integer, and `StrategyError` for an

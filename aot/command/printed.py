@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
 from jointcut.aot.report.table import tail as _tail
+from jointcut.partition.figures import counted
 
 _SHOWN = 12  # arrays of a kind that are listed without --all
 _WIDTH = 100
@@ -72,8 +73,8 @@ def _head(facts: JSON) -> Iterator[str]:
     times = {1: "once", 2: "twice"}.get(facts["order"], f"{facts['order']} times")
     yield f"can be differentiated {times}, in argnums {facts['argnums']}"
     plan = facts["plan"]
-    again = _count(plan["recomputed"], "operation")
-    saved = _count([r for r in facts["residuals"] if r["kind"] == "saved"], "array")
+    again = counted(len(plan["recomputed"]), "operation")
+    saved = counted(sum(r["kind"] == "saved" for r in facts["residuals"]), "array")
     residuals = f"{facts['saved_bytes']:,} bytes in {saved} saved for the backward"
     yield f"cut by {plan['strategy']}: {residuals}, {again} computed again"
     if facts["sizes"]:
@@ -121,7 +122,7 @@ def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
 def exported(facts: JSON) -> str:
     """The output of `jointcut export`."""
     folder, platforms = facts["folder"], ", ".join(facts["platforms"])
-    files = f"{facts['total_bytes']:,} bytes in {_count([*facts['files'], SIGNATURE], 'file')}"
+    files = f"{facts['total_bytes']:,} bytes in {counted(len(facts['files']) + 1, 'file')}"
     first = f"{facts['name']} is in {folder}, for {platforms}: {files}"
     return f"{first}\njointcut show {folder} tells what it takes and gives"
 
@@ -168,10 +169,6 @@ def _entries(n: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- texts
-
-
-def _count(items: Sized, noun: str) -> str:
-    return f"{len(items):,} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def _first(items: Sequence[Any], everything: bool) -> Iterable[Any]:

@@ -31,7 +31,7 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionErro
 
 
 @dataclass(frozen=True)
-class Program:
+class LoadedProgram:
     """A program of an artefact as a function of arrays, differentiable as often as the contract says.
 
     `waits_in_loops` says whether a loop in it may hold an optimisation barrier. If XLA:CPU is told to keep barriers, up
@@ -46,7 +46,7 @@ class Program:
         return self.run(*arrays)
 
 
-def program(name: str, contract: Contract, artefact: Artefact) -> Program:
+def program(name: str, contract: Contract, artefact: Artefact) -> LoadedProgram:
     """Read a program of an artefact.
 
     Raises `ArtefactError` where this JAX cannot read it, or where it does not match the contract.
@@ -73,7 +73,7 @@ def program(name: str, contract: Contract, artefact: Artefact) -> Program:
             return list(results)
         return [_weak(x, d) for x, d in zip(results, gives, strict=True)]
 
-    return Program(run, _waits_in_loops(text))
+    return LoadedProgram(run, _waits_in_loops(text))
 
 
 def _is_as_weak(x: Any, described: Described | None) -> bool:

@@ -137,16 +137,6 @@ def _earlier(stage: Stage) -> dict[str, float]:
     return _here.ended
 
 
-def size(num_bytes: float) -> str:
-    """A number of bytes in decimal units.
-
-    >>> size(47_213_000), size(999)
-    ('47.2 MB', '999 bytes')
-    """
-    unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "bytes"))
-    return f"{num_bytes / unit:.1f} {name}" if unit > 1 else f"{num_bytes:.0f} bytes"
-
-
 # -------------------------------------------------------------------------------------------------------- the switch
 
 

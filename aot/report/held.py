@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from jointcut.aot.report.instructions import Instruction, Instructions
-from jointcut.aot.report.liveness import Liveness, Value
+from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.program.places import Place, place
 from jointcut.partition.program.roles import Side
@@ -108,11 +108,11 @@ def _op(i: Instruction) -> str:
     return i.opcode if "(" in name or not name else name
 
 
-def _slots(values: Sequence[Value]) -> Iterator[tuple[int, Value, int, int]]:
+def _slots(values: Sequence[HeldValue]) -> Iterator[tuple[int, HeldValue, int, int]]:
     """Size, value, start and end of each stay of a value in a slot; each value covers whole slots."""
     bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
     rank = {bound: i for i, bound in enumerate(bounds)}
-    sharing: dict[int, list[Value]] = defaultdict(list)
+    sharing: dict[int, list[HeldValue]] = defaultdict(list)
     for value in values:
         for slot in range(rank[value.offset], rank[value.offset + value.size]):
             sharing[slot].append(value)
@@ -121,10 +121,10 @@ def _slots(values: Sequence[Value]) -> Iterator[tuple[int, Value, int, int]]:
             yield bounds[slot + 1] - bounds[slot], value, start, end
 
 
-def _newest(values: Sequence[Value]) -> Iterator[tuple[Value, int, int]]:
+def _newest(values: Sequence[HeldValue]) -> Iterator[tuple[HeldValue, int, int]]:
     """When each value of one slot is the newest there; of those that begin together, the longest-lived counts."""
     waiting = sorted(values, key=lambda v: (v.start, v.end), reverse=True)
-    alive: list[Value] = []  # the newest last
+    alive: list[HeldValue] = []  # the newest last
     since = 0
     for time in sorted({edge for v in values for edge in (v.start, v.end + 1)}):
         before = alive[-1] if alive else None

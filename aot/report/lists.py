@@ -221,12 +221,20 @@ class Lists:
         again = sorted({*self.twice(other.plan)} - {*plan.recomputed})
         extra = other.seconds - here.seconds
         step = self.planner.common_seconds + here.seconds
-        segments = other.plan.segments
-        names = "; ".join([*([_names([self.graph.ops[i] for i in again])] if again else []), *in_segments(segments)])
-        sizes = sum(row.bytes for row in freed), sum(row.bytes for row in kept)
-        lines = self._by_line(again, lambda _: "")
-        times = extra, extra / step if step else 0.0
-        return LessRow(share, other.peak_bytes, "", *times, *sizes, freed, kept, names, lines, segments)
+        names = [_names([self.graph.ops[i] for i in again])] if again else []
+        return LessRow(
+            share,
+            other.peak_bytes,
+            extra_seconds=extra,
+            extra_share=extra / step if step else 0.0,
+            freed_bytes=sum(row.bytes for row in freed),
+            kept_bytes=sum(row.bytes for row in kept),
+            freed=freed,
+            kept=kept,
+            again="; ".join([*names, *in_segments(other.plan.segments)]),
+            lines=self._by_line(again, lambda _: ""),
+            segments=other.plan.segments,
+        )
 
 
 def _names(ops: Sequence[Op]) -> str:

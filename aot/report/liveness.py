@@ -1,8 +1,7 @@
 """Read from a compiled program which values are alive at each instruction.
 
 Every XLA executable holds the order of its instructions and the offset of each value in its temporary memory (the temp
-allocation). A value lives from the instruction that defines it to the last one that reads it, and bytes that several
-values share count once.
+allocation). A value lives from the instruction that defines it to the last one that reads it.
 
 Lifetimes follow `xla/hlo/utils/hlo_live_range.cc`, so the peak of live bytes is the size of the temp allocation, except
 for gaps between values.
@@ -14,7 +13,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from jointcut.aot.report.frames import Frames
@@ -39,7 +37,7 @@ class RunOrder:
 
 
 @dataclass(frozen=True)
-class Value:
+class HeldValue:
     """One value in the temp allocation: the instruction that defines it, its place, and its first and last time."""
 
     maker: int
@@ -57,7 +55,7 @@ class Liveness:
     instructions: Instructions
     order: RunOrder
     executed: list[int]
-    values: list[Value]
+    values: list[HeldValue]
 
     @classmethod
     def of(cls, compiled: Any) -> Liveness | None:
@@ -71,11 +69,6 @@ class Liveness:
         executed = flatten(instructions, instructions.entry, order)
         ends = last_uses(instructions, order, Holdings(instructions, definitions(assignment)))
         return cls(instructions, order, executed, temp_values(assignment, order, ends))
-
-    def live_bytes(self) -> list[int]:
-        """Bytes in use at each executed instruction, in order; a loop's body counts as often as it runs."""
-        per_time = occupied(self.values, len(self.order.instructions))
-        return [per_time[time] for time in self.executed]
 
 
 def read_instructions(module: Message) -> Instructions:
@@ -219,11 +212,11 @@ def keep(ends: dict[int, int], held: Held, time: int) -> None:
         ends[value] = max(ends[value], time)
 
 
-def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> list[Value]:
+def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> list[HeldValue]:
     """The values in the temp allocations, those without a flag of `_NOT_TEMP`."""
     places = ((number(v, 1), decode(v[3][0])) for v in map(decode, assignment[1]))
     defined = {identity: (number(place, 4), tuple(packed(place, 3))) for identity, place in places}
-    values: list[Value] = []
+    values: list[HeldValue] = []
     base = 0
     for allocation in map(decode, assignment[3]):
         if any(number(allocation, flag) for flag in _NOT_TEMP):
@@ -233,34 +226,6 @@ def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> l
             maker, index = defined[identity]
             start = order.times[maker]
             offset, size = base + number(item, 2), number(item, 3)
-            values.append(Value(maker, index, offset, size, start, max(start, ends[identity])))
+            values.append(HeldValue(maker, index, offset, size, start, max(start, ends[identity])))
         base += number(allocation, 2)
     return values
-
-
-def occupied(values: list[Value], times: int) -> list[int]:
-    """Bytes in use at each time; a byte that several values share counts once."""
-    bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
-    rank = {bound: i for i, bound in enumerate(bounds)}
-    intervals: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for value in values:
-        for slot in range(rank[value.offset], rank[value.offset + value.size]):
-            intervals[slot].add((value.start, value.end))
-    change = [0] * (times + 2)
-    for slot, lives in intervals.items():
-        for start, end in merged(lives):
-            change[start] += bounds[slot + 1] - bounds[slot]
-            change[end + 1] -= bounds[slot + 1] - bounds[slot]
-    return list(accumulate(change[:times]))
-
-
-def merged(intervals: set[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Closed intervals joined where they overlap."""
-    ordered = sorted(intervals)
-    low, high = ordered[0]
-    for start, end in ordered[1:]:
-        if start > high:
-            yield low, high
-            low = start
-        high = max(high, end)
-    yield low, high

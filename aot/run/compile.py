@@ -125,9 +125,3 @@ def donated(halves: Halves) -> tuple[int, ...]:
             free.remove((aval.shape, aval.dtype))
             chosen.append(i)
     return tuple(chosen)
-
-
-def compiled(function: Any, structs: Sequence[Any], keep_unused: bool, donate: tuple[int, ...] = ()) -> Any:
-    """Lower and compile a flat function for the default backend."""
-    program = jax.jit(function, keep_unused=keep_unused, donate_argnums=donate)
-    return program.lower(*structs).compile()

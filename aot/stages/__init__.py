@@ -1,6 +1,6 @@
 """Take a function through its stages: `Traced`, `Cut`, `Compiled`.
 
-They follow the stages of `jax.jit`: traced, lowered, compiled. `pipeline` traces; `Traced.partition` plans and splits;
+They follow the stages of `jax.jit`: traced, lowered, compiled. `tracing` traces; `Traced.partition` plans and splits;
 `Cut.compile` calls XLA. `under_transform` cuts a program inside a transformation of the user's, `symbolic` one with
 symbolic sizes. `debug` runs and checks a call half by half.
 
@@ -13,7 +13,7 @@ Files, in reading order:
     gather: Gather a report from a cut, its planner and its front.
     cut: Hold one cut: the plan and the two jaxprs.
     traced: Hold one traced call, for all later stages.
-    pipeline: Trace a function for one signature.
+    tracing: Trace a function for one signature.
     symbolic: Cut a function whose arguments have symbolic sizes.
     exportable: Trace and cut a function for export, for fixed or symbolic sizes.
 """

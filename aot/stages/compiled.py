@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -99,15 +99,16 @@ class Compiled:
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
         """The runner of a call, and the call; raises `CallError` if its arguments do not fit."""
         signature, bound = self._binder(args, kwargs)
-        signature.made.of("fits", lambda: self._fits(args, kwargs))
+        signature.made.of("fits", lambda: self._fits(bound))
         if debug.is_on():
             debug.check_call(self.cut.traced, bound)
             return self.cut.checked(), bound
         return self.cut.executables, bound
 
-    def _fits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Let the wrappers check a call."""
-        return self.cut.traced.wrapped.post_compile(lambda bound: True)(*args, **kwargs)
+    def _fits(self, bound: Bound) -> bool:
+        """Let the wrappers check a call, except the outermost, which flattens calls."""
+        wrapped = self.cut.traced.wrapped
+        return replace(wrapped, trail=wrapped.trail[1:]).post_compile(lambda bound: True)(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.value_and_grad` of the function; raises `CallError` if the arguments do not fit."""

@@ -21,7 +21,7 @@ from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.stages.compiled import Compiled, names_of
 from jointcut.aot.stages.debug import Checked
-from jointcut.aot.stages.gather import Measured, gather
+from jointcut.aot.stages.gather import Measurements, gather
 from jointcut.aot.stages.gradient import Gradient, gradient
 from jointcut.aot.trace.signature import graph_signature
 from jointcut.partition.drawing.displays import graph_page
@@ -143,9 +143,15 @@ class Cut:
             run = None if self.plan.strategy == "save_all" else self.compile()
             with Stage("compile", f"{traced.name}, plain JAX"):
                 plain = traced.plain_program
-            measured = Measured.of(run, plain)
-        others = traced.planner, front, traced._point, lambda budget: traced.partition(budget=budget), measured
-        return gather(self, *others)  # pyright: ignore[reportArgumentType]
+            measured = Measurements.of(run, plain)
+        return gather(
+            self,  # pyright: ignore[reportArgumentType]
+            planner=traced.planner,
+            front=front,
+            point=traced._point,
+            partition=lambda budget: traced.partition(budget=budget),
+            measured=measured,
+        )
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.

@@ -10,7 +10,7 @@ import jax
 from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.export.export import refuse_what_stays
 from jointcut.aot.export.pair import Pair
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.partition.errors import ArtefactError, message
 from jointcut.partition.plans.backend import Backend
@@ -38,6 +38,6 @@ def exportable(
             raise ArtefactError(message(f"The wrapper {type(options.passes[0]).__name__}", what, cure))
         cut = symbolic_cut(function, options, bound, sizes or {}, constraints)
         return Pair(cut.cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, cut.sizes)
-    traced = pipeline.trace(function, options, bound, options.chosen)
+    traced = tracing.trace(function, options, bound, options.chosen)
     refuse_what_stays(traced)
     return Pair.of(traced.partition(), platforms)

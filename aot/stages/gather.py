@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """XLA's figures for a step and for plain JAX's, and the arrays alive at each instruction of both, if known."""
 
     account: Account
     lives: tuple[Lifetimes, Lifetimes] | None
 
     @classmethod
-    def of(cls, run: Compiled | None, plain: jax.stages.Compiled) -> Measured:
+    def of(cls, run: Compiled | None, plain: jax.stages.Compiled) -> Measurements:
         """Read a compiled step (None if it is plain JAX's own) and plain JAX's step."""
         uncut, plains = ProgramMemory.of(plain), held(plain)
         if run is None:
@@ -71,7 +71,7 @@ def gather(
     front: Pareto,
     point: Callable[[Candidate], ParetoPoint],
     partition: Callable[[Budget], jointcut.aot.stages.cut.Cut],
-    measured: Measured | None = None,
+    measured: Measurements | None = None,
 ) -> Report:
     """Report what a cut's plan saves, recomputes and costs.
 

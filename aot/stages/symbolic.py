@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.choices.options import Options, name_of
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope
@@ -87,7 +87,7 @@ def symbolic_cut(
     in_scope = in_one_scope(bound, constraints)
     known = checked_sizes(bound, sizes, constraints)
     with _explained(name_of(function)):
-        traced = pipeline.trace(function, options, in_scope, options.chosen)
+        traced = tracing.trace(function, options, in_scope, options.chosen)
     cut = _with_numbers(traced, function, known).partition()
     return SymbolicCut(cut, traced, _split(traced, cut), known)
 
@@ -99,7 +99,7 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals), keeps_branches=True)
-    wrapped = pipeline.wrapped_for(function, bound, traced.inputs, traced.options.around)
+    wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options.around)
     return replace(traced, bound=bound, wrapped=wrapped, program=program)
 
 

@@ -242,8 +242,8 @@ class Traced:
             key = (plan.values, plan.segments)
             if key not in self._weighed:
                 compiled = self._cut(lambda graph: plan).compile()
-                figures = compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms
-                self._weighed[key] = Weighed(compiled, *figures)
+                peak_bytes, activation_bytes = compiled.peak_bytes, compiled.activation_bytes
+                self._weighed[key] = Weighed(compiled, peak_bytes, activation_bytes, compiled.compile_ms)
             return self._weighed[key]
 
         def take(plan: Plan, held: Held) -> Weighed[Compiled]:
@@ -253,9 +253,19 @@ class Traced:
                 self._weighed[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
             return self._weighed[key]
 
-        leaves, how = (*self.consts, *self.bound.leaves), way(self.options, executables, True)
-        facts = self.name, self.program, self.options, budget, self.graph, leaves, how
-        return Wanted(*facts, lambda: self.planner, measure, take, lambda: given.plain_memory.temp_bytes)
+        return Wanted(
+            name=self.name,
+            program=self.program,
+            options=self.options,
+            budget=budget,
+            graph=self.graph,
+            leaves=(*self.consts, *self.bound.leaves),
+            way=way(self.options, executables, True),
+            planner=lambda: self.planner,
+            measure=measure,
+            take=take,
+            plain_bytes=lambda: given.plain_memory.temp_bytes,
+        )
 
     def pareto(self) -> Pareto:
         """The front of the budgets: plans that no other plan beats in both peak and time, by the model."""

@@ -22,7 +22,6 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
-from jointcut.partition.search.budget import Planner
 from jointcut.partition.split import Split, halved, split
 
 
@@ -65,11 +64,20 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
             lambda *flat: jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:])), plain
         ).temp_bytes
 
-    def planner() -> Planner:
-        return planner_for(problem, options)
-
-    facts = name, program, options, budget, problem.graph, (), way(options, 1, False)
-    return settled(Wanted(*facts, planner, measure, take, plain_bytes)).measured.made
+    wanted = Wanted(
+        name=name,
+        program=program,
+        options=options,
+        budget=budget,
+        graph=problem.graph,
+        leaves=(),
+        way=way(options, 1, False),
+        planner=lambda: planner_for(problem, options),
+        measure=measure,
+        take=take,
+        plain_bytes=plain_bytes,
+    )
+    return settled(wanted).measured.made
 
 
 def seeds(cotangents: Sequence[Any]) -> list[Any]:

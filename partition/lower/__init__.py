@@ -13,7 +13,7 @@ Files, in reading order:
     follow: Follow a schedule: say what stands for each value at each level of the program.
     schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
     emit: Write a schedule out as two jaxprs.
-    verify: Check that the two jaxprs together mean the same as the joint one.
+    verify: Check that the two jaxprs fit together, and run them one after the other.
     passes: Let a user's pass rewrite each half before XLA compiles it.
     memory: Count the bytes alive at every step of a program.
     replay: Replay a schedule: count the bytes of both halves as one program, without writing them.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.follow import Scope, lengths_between
+from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
@@ -123,7 +123,7 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
 
 
 @dataclass
-class _Writer(Scope[Any]):
+class _Writer(Followed[Any]):
     """The equations of one region while they are written; atoms are variables and literals.
 
     `starts` are, for a carried value of a loop in segments, what the loop carries where its segments start: a stack,

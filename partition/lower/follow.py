@@ -18,7 +18,7 @@ Atom = TypeVar("Atom")
 
 
 @dataclass
-class Scope(ABC, Generic[Atom]):
+class Followed(ABC, Generic[Atom]):
     """One region while its steps are followed; `env` maps value ids to atoms at this level.
 
     Of a loop's body, `consts` and `xs` are the atoms that it takes from around: values read whole, and stacks read step

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from jointcut.partition.lower.follow import Scope, lengths_between
+from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.memory import BARRIER, Buffer, Level, Row, Stack, body_of
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments, Step, Write
 from jointcut.partition.plans.plan import Plan
@@ -134,7 +134,7 @@ def _steps(graph: Graph, step: Enter) -> int:
 
 
 @dataclass
-class _Counter(Scope[int | None]):
+class _Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.

@@ -41,7 +41,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.program.graph import OPEN_LOOP, Graph
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
+from jointcut.partition.program.roles import Role
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,8 @@ _LINES = (
     (re.compile(r"wait %(\d+) for %(\d+)"), "wait"),
     (re.compile(r"(write|round) %(\d+)"), "touch"),
     (re.compile(r"(again )?loop #(\d+) stacks((?: %\d+)*) \{"), "enter"),
-    (re.compile(r"keep((?: %\d+)*) every (\d+) steps \{"), "keep"),
-    (re.compile(r"segments of (\d+) steps from((?: %\d+)*) \{"), "segments"),
+    (re.compile(r"keep((?: %\d+)*) every ([1-9]\d*) steps \{"), "keep"),
+    (re.compile(r"segments of ([1-9]\d*) steps from((?: %\d+)*) \{"), "segments"),
     (re.compile(r"\}"), "close"),
 )
 _HANDED = re.compile(r"handed:((?: %\d+)*)")
@@ -214,10 +215,20 @@ _HANDED = re.compile(r"handed:((?: %\d+)*)")
 
 @dataclass
 class _Block:
-    """A block that is being read: how to make a step of the steps inside it."""
+    """A block that is being read: how to make a step of the steps inside it, and the region that these are of."""
 
     close: Callable[[tuple[Step, ...]], Step]
+    region: int
     steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The values that a line reads, and those that stand for something from there on."""
+
+    number: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...] = ()
 
 
 class _Reader:
@@ -226,6 +237,7 @@ class _Reader:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.number, self.half = graph, 0, ""
         self.halves: dict[str, list[Step]] = {}
+        self.lines: dict[str, list[_Line]] = {"forward": [], "backward": []}
         self.handed: tuple[int, ...] | None = None
         self.open: list[_Block] = []
 
@@ -239,6 +251,7 @@ class _Reader:
         if set(self.halves) != {"forward", "backward"} or self.handed is None:
             cure = "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps."
             self.fail("is the last, and a part is missing.", cure)
+        self.compare()
         return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]), self.graph)
 
     def line(self, line: str) -> None:
@@ -247,6 +260,8 @@ class _Reader:
         elif (handed := _HANDED.fullmatch(line)) is not None:
             self.begin("handed")
             self.handed = self.values(handed[1])
+            self.lines["forward"].append(_Line(self.number, self.handed))
+            self.lines["backward"].insert(0, _Line(self.number, (), self.handed))
         elif not self.half:
             self.fail(f"is `{line}`, before any half began.", "Begin with `forward:`.")
         else:
@@ -269,17 +284,29 @@ class _Reader:
         self.fail(f"is no step: `{line}`.", "Write steps as a schedule prints them.")
 
     def run(self, how: str, apart: str | None, op: str, name: str) -> None:
-        self.steps().append(Run(self.op(op, name), how == "again", bool(apart)))
+        number = self.op(op, name)
+        self.note(self.graph.ops[number].inputs, self.graph.ops[number].outputs)
+        self.steps().append(Run(number, how == "again", bool(apart)))
 
     def wait(self, value: str, cotangent: str) -> None:
-        self.steps().append(Wait(self.value(value), self.value(cotangent)))
+        step = Wait(self.value(value), self.value(cotangent))
+        self.note((step.value, step.cotangent))
+        self.steps().append(step)
 
     def touch(self, how: str, value: str) -> None:
+        self.note((self.value(value),))
         self.steps().append((Write if how == "write" else Round)(self.value(value)))
 
     def enter(self, again: str | None, op: str, stacks: str) -> None:
         holder, values = self.op(op, OPEN_LOOP), self.values(stacks)
-        self.open.append(_Block(lambda steps: Enter(holder, steps, values, bool(again))))
+        body = self.graph.bodies[holder]
+        self.note((), self.graph.ops[holder].outputs)
+
+        def close(steps: tuple[Step, ...]) -> Step:
+            self.note(values)
+            return Enter(holder, steps, values, bool(again))
+
+        self.open.append(_Block(close, body.region))
 
     def keep(self, starts: str, length: str) -> None:
         values = self.values(starts)
@@ -287,9 +314,10 @@ class _Reader:
         def close(steps: tuple[Step, ...]) -> Step:
             if len(steps) != 1 or not isinstance(loop := steps[0], Enter):
                 self.fail("closes `keep`, which does not hold one loop.", "Write a `loop` into it, and nothing else.")
+            self.lines["backward"].insert(0, _Line(self.number, (), values))
             return Keep(int(length), values, loop)
 
-        self.open.append(_Block(close))
+        self.open.append(_Block(close, self.region))
 
     def segments(self, length: str, starts: str) -> None:
         values = self.values(starts)
@@ -301,7 +329,7 @@ class _Reader:
             cure = "Write two loops into it, or a `keep` and `segments`."
             return self.fail("closes `segments`, which do not hold a loop and its backward.", cure)
 
-        self.open.append(_Block(close))
+        self.open.append(_Block(close, self.region))
 
     def close(self) -> None:
         if not self.open:
@@ -318,6 +346,8 @@ class _Reader:
             self.fail(f"names op #{op}, and the graph has {len(self.graph.ops)}.", _OTHER)
         if (there := self.graph.ops[op].name) != name:
             self.fail(f"calls op #{op} {name}, and in the graph it is {there}.", _OTHER)
+        if self.graph.loop_of(self.graph.ops[op]) != self.graph.regions[self.region].loop:
+            self.fail(f"runs op #{op} {name}, which is of another loop.", "Write it where the graph has it.")
         return op
 
     def values(self, text: str) -> tuple[int, ...]:
@@ -327,6 +357,32 @@ class _Reader:
         if int(number) >= len(self.graph.values):
             self.fail(f"names value %{number}, and the graph has {len(self.graph.values)}.", _OTHER)
         return int(number)
+
+    @property
+    def region(self) -> int:
+        """The region whose ops may run next."""
+        return self.open[-1].region if self.open else TOP
+
+    def note(self, reads: tuple[int, ...], makes: tuple[int, ...] = ()) -> None:
+        """Remember what this line reads and makes."""
+        self.lines[self.half].append(_Line(self.number, reads, makes))
+
+    def compare(self) -> None:
+        """Refuse a line that reads what nothing before it in its half computes, and a half without its results."""
+        graph = self.graph
+        for half, role in (("forward", Role.OUTPUT), ("backward", Role.GRADIENT)):
+            results = tuple(v for v in graph.role_outputs(role) if v is not None)
+            known = set[int]()
+            late = set(graph.role_inputs(Role.COTANGENT)) if half == "forward" else set[int]()
+            for line in (*self.lines[half], _Line(self.number, results)):
+                for v in line.reads:
+                    while (maker := graph.maker_of(v)) is not None and maker.name == STEP:
+                        v = maker.inputs[0]
+                    if v in late or (maker is not None and maker.name != LITERAL and v not in known):
+                        self.number = line.number
+                        what = f"needs {graph.where(v)}, which nothing in the {half} before it computes."
+                        self.fail(what, "Run what computes it first, or hand it over.")
+                known.update(line.makes)
 
     def fail(self, what: str, cure: str) -> NoReturn:
         raise PlanError(message(f"line {self.number}", what, cure))

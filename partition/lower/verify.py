@@ -1,9 +1,7 @@
-"""Check that the two jaxprs together mean the same as the joint one.
+"""Check that the two jaxprs fit together, and run them one after the other.
 
 `verify_structure` runs after every cut. It compares the residuals of one half with the inputs of the other and, under
-`jax_enable_checks`, runs JAX's own type checker over both. `verify_meaning` runs both halves and the joint program one
-equation at a time on given arrays: the results must agree bit for bit. A loop is one equation whose body XLA compiles,
-and XLA may fuse it differently on the two sides unless `jax_disable_most_optimizations` is set.
+`jax_enable_checks`, runs JAX's own type checker over both.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower.emit import Halves
@@ -79,18 +76,3 @@ def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]
     for n, x in zip(late, jaxprs.held([flat[n] for n in late]), strict=True):
         flat[n] = x
     return flat
-
-
-def verify_meaning(joint: Any, graph: Graph, halves: Halves, *args: Any) -> None:
-    """Compare both halves with the joint program on `args`, op by op; raise `VerifyError` at the first difference."""
-    primals = len(graph.role_inputs(Role.PRIMAL))
-    with jax.disable_jit():
-        wanted = jaxprs.evaluate(joint, *args)
-        outputs, gradients = run(halves, graph, args[:primals], args[primals:])
-    ends = {Role.OUTPUT: iter(outputs), Role.GRADIENT: iter(gradients)}
-    for i, ((_, role), want) in enumerate(zip(graph.outputs, wanted, strict=True)):
-        got = next(ends[role])
-        if np.asarray(got).tobytes() != np.asarray(want).tobytes():
-            off = np.max(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)))
-            what = f"differs from the joint program by {off:.3g}."
-            raise VerifyError(message(f"{role.value} {i}", what, _REPORT))

@@ -282,8 +282,8 @@ def _rank_k(arrays: Arrays) -> float:
     return float(number * m * m * n)
 
 
-def _sort(arrays: Arrays) -> float:
-    """Merge sort's n log2 n comparisons for each row."""
+def _n_log_n(arrays: Arrays) -> float:
+    """For each row n log2 n: the comparisons of merge sort, or one operation for each element in log2 n passes."""
     return arrays.size * math.log2(max(2, arrays.row))
 
 
@@ -296,11 +296,6 @@ def _top(arrays: Arrays) -> float:
 def _reduced(arrays: Arrays) -> float:
     """One operation for each element read (exactly: one less for each element of the result)."""
     return float(arrays.size)
-
-
-def _cumulated(arrays: Arrays) -> float:
-    """One operation for each element in each of log2(n) passes."""
-    return arrays.size * math.log2(max(2, arrays.row))
 
 
 def _windows(arrays: Arrays) -> float:
@@ -349,7 +344,7 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "select_and_gather_add": _windows,
     "select_and_scatter": _scattered_windows,
     "select_and_scatter_add": _scattered_windows,
-    "sort": _sort,
+    "sort": _n_log_n,
     "svd": _svd,
     "symmetric_product": _rank_k,
     "top_k": _top,
@@ -357,7 +352,7 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "tridiagonal": _cubic(4 / 3, 4 / 3),
     **dict.fromkeys(("random_bits", "threefry2x32"), _random),
     **dict.fromkeys(_ATTENTION, _attention),
-    **dict.fromkeys(CUMULATIVE, _cumulated),
+    **dict.fromkeys(CUMULATIVE, _n_log_n),
     **{f"reduce_window_{name}": _windows for name in ("max", "min", "sum")},
     **dict.fromkeys(REDUCTIONS | {"reduce"}, _reduced),
     **{f"scatter{how}": _scatter for how in ("", "-add", "-max", "-min", "-mul", "-sub")},

@@ -43,15 +43,14 @@ class Roles:
         outputs: outputs, gradients, or a mixture.
         forward_ops: how many leading equations were traced before the first one of the backward; None where the number
             is not known. Then every equation that needs no cotangent counts as forward.
-        input_paths, output_paths: the user's name for each, such as `args[0]['w']`; shorter where the last ones have
-            no known name.
+        input_paths: the user's name for each input, such as `args[0]['w']`; shorter where the last ones have no known
+            name.
     """
 
     inputs: tuple[Role, ...]
     outputs: tuple[Role, ...]
     forward_ops: int | None = None
     input_paths: tuple[str, ...] = ()
-    output_paths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse roles on the wrong end of the program."""

@@ -5,23 +5,20 @@ convex hull of (bytes, seconds) over all cuts, which is the linear relaxation of
 bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that are cheapest at no price.
 Two kinds of them are tried: some change over from one neighbour to the other somewhere in the program, others take
 steps of the hull out of their turn. The same cuts are tried whatever the budget, so that a larger budget never chooses
-more seconds. Where that is not enough, `scipy.optimize.milp` (HiGHS) solves the rest as an integer program.
+more seconds.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from jointcut.partition.search.network import INFINITE, SINK, Network
-from jointcut.partition.search.peel import Part, between, peel
+from jointcut.partition.search.peel import peel
 
 #: All seconds of a network together are fewer ticks than 2 to this power.
 _TICK_BITS = 60
@@ -37,12 +34,6 @@ _MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8)
 #: How many cuts with two early steps are tried, and how many steps early they may be.
 _MOST_PAIRS = 300_000
 _MOST_AHEAD = 32
-
-#: An integer program decides on at most so many nodes.
-_MOST_OPEN = 1500
-
-#: The largest cost in an integer program. HiGHS ignores differences below 1e-6.
-_LARGEST_COST = 1024.0
 
 
 @dataclass(frozen=True)
@@ -119,12 +110,10 @@ class Front:
             ticks += (int(hull.bytes[k]) - int(budget_bytes)) * fall // rise
         return ticks * self.tick_seconds
 
-    def best(self, budget_bytes: int, *, polish_seconds: float = 0.0) -> Choice | None:
+    def best(self, budget_bytes: int) -> Choice | None:
         """The cut of fewest seconds found among those of at most so many bytes; None where there is none.
 
-        Unpolished, a larger budget never gives more seconds. With `polish_seconds` an integer program looks further,
-        for about so long, and for this budget alone. If it ends before the time is up, the answer is the same in every
-        run; and if at most `_MOST_OPEN` nodes lie between the first choice and the last, no cut between them is better.
+        A larger budget never gives more seconds.
         """
         table = self._table
         k = _affordable(table.bytes, budget_bytes)
@@ -132,13 +121,7 @@ class Front:
             return None
         ahead = tuple(int(step) for step in table.ahead[:, k] if step)
         ranks = self._ranks_of(int(table.chain[k]))
-        choice = self._choice(ranks, table.bytes[k], table.ticks[k], int(table.step[k]), ahead)
-        return _polished(self, choice, budget_bytes, polish_seconds) if polish_seconds > 0 else choice
-
-    def measure(self, sink_side: np.ndarray) -> Choice | None:
-        """The choice of a given sink side; None where that severs an infinite arc."""
-        chain = _measured(self.net, self.ticks, sink_side.astype(np.int64))
-        return self._choice(chain.ranks, chain.bytes[0], chain.ticks[0]) if chain.is_finite[0] else None
+        return self._choice(ranks, table.bytes[k], table.ticks[k], int(table.step[k]), ahead)
 
     def _choice(
         self, ranks: np.ndarray, bytes_cut: int, ticks: int, step: int = 0, ahead: tuple[int, ...] = ()
@@ -277,70 +260,3 @@ def _fills(net: Network, hull: _Chain) -> Iterator[np.ndarray]:
             ticks = hull.ticks[step] - falls[first] - falls[second]
             gains = ticks < hull.ticks[np.searchsorted(hull.bytes, bytes_cut, "right") - 1]
             yield np.stack([bytes_cut, ticks, np.zeros_like(step), step, first, second])[:, gains]
-
-
-def _polished(whole: Front, choice: Choice, budget_bytes: int, seconds: float) -> Choice:
-    """The choice, or a better one that an integer program finds between two cuts of the hull around it."""
-    k = _affordable(whole._hull.bytes[: whole.last + 1], budget_bytes)
-    if k == whole.last or choice.seconds <= whole.bound_seconds(budget_bytes):
-        return choice
-    begin = time.monotonic()
-    spans = list(dict.fromkeys([(k, k + 1), _widest(whole, k)]))
-    for number, (first, last) in enumerate(spans, start=1):
-        solved = _solved(whole, first, last, budget_bytes, begin + seconds * number / len(spans))
-        if solved is not None and solved.seconds < choice.seconds:
-            choice = solved
-    return choice
-
-
-def _widest(whole: Front, k: int) -> tuple[int, int]:
-    """Two cuts of the hull, as far around cuts k and k + 1 as an integer program can reach."""
-    nodes = np.cumsum(np.bincount(whole.ranks))
-    width = np.arange(whole.last + 1)
-    first, last = np.maximum(k - width, 0), np.minimum(k + 1 + width, whole.last)
-    widest = max(int(np.searchsorted(nodes[last] - nodes[first], _MOST_OPEN, "right")) - 1, 0)
-    return int(first[widest]), int(last[widest])
-
-
-def _solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: float) -> Choice | None:
-    """The best cut between two of the hull, by integer program; None where it finds none before the deadline.
-
-    The program's budget is in floating point: where a solution exceeds the real budget, the program's is lowered.
-    """
-    part = between(whole.net, whole.ticks, whole.ranks > first, whole.ranks > last)
-    if not part.ticks.any():
-        return None
-    costs, arcs, row = _program(part)
-    scale = 1 / np.abs(row).max()
-    room = budget_bytes - int(whole._hull.bytes[last])
-    lowered = 0
-    is_node = np.arange(len(costs)) < len(part.nodes)
-    while (left := deadline - time.monotonic()) > 0:
-        limits = [LinearConstraint(arcs, ub=0.0), LinearConstraint(row * scale, ub=room * scale)]
-        options = {"time_limit": left, "mip_rel_gap": 0.0}
-        result = milp(costs, integrality=np.ones(len(costs)), bounds=Bounds(0, 1), constraints=limits, options=options)
-        if result.x is None:
-            return None
-        sink_side = whole.ranks > last
-        sink_side[part.nodes[result.x[is_node] > 0.5]] = True
-        solution = whole.measure(sink_side)
-        if solution is None or solution.bytes <= budget_bytes:
-            return solution
-        lowered = max(solution.bytes - budget_bytes, 2 * lowered)
-        room -= lowered
-    return None
-
-
-def _program(part: Part) -> tuple[np.ndarray, csr_array, np.ndarray]:
-    """The costs of all variables, the rows that may not exceed 0, and the row of bytes.
-
-    One variable for each node, 1 on the sink's side, and one for each finite arc, 1 if it is severed.
-    """
-    (priced,) = np.nonzero(part.capacities < INFINITE)
-    nodes, arcs, columns = len(part.nodes), np.arange(len(part.tails)), len(part.nodes) + np.arange(len(priced))
-    entries = np.concatenate([np.ones(len(arcs)), -np.ones(len(arcs) + len(priced))])
-    places = np.concatenate([arcs, arcs, priced]), np.concatenate([part.heads, part.tails, columns])
-    rows = csr_array((entries, places), shape=(len(arcs), nodes + len(priced)))
-    bytes_row = np.concatenate([part.from_source - part.to_sink, part.capacities[priced]]).astype(np.float64)
-    costs = np.concatenate([part.ticks, np.zeros(len(priced))])
-    return costs * (_LARGEST_COST / costs.max()), rows, bytes_row

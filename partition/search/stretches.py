@@ -87,9 +87,16 @@ class _Walk:
                 for total in (width, computed)[: 1 + (v not in self.sides.wanted)]:
                     total[start] += self.prices[v]
                     total[stop] -= self.prices[v]
-        lines = np.cumsum(width)[:-1], np.cumsum(computed)[:-1], load[:-1]
-        figures = tuple(self.made), tuple(last), tuple(self.roots), tuple(self.runs_at)
-        return Places(*figures, frozenset(self.must), *lines)
+        return Places(
+            made=tuple(self.made),
+            last=tuple(last),
+            roots=tuple(self.roots),
+            runs_at=tuple(self.runs_at),
+            must_save=frozenset(self.must),
+            width=np.cumsum(width)[:-1],
+            computed=np.cumsum(computed)[:-1],
+            load=load[:-1],
+        )
 
     def is_work(self, v: int) -> bool:
         """Whether it takes more than an instruction for each element to compute a value, or to fetch it."""

@@ -14,6 +14,7 @@ from jointcut import aot
 from jointcut.partition.errors import CallError
 
 bound = importlib.import_module("jointcut.aot.run.bound")
+flatten = importlib.import_module("jointcut.wrappers.built_in.flatten")
 X, Y, ONE = jnp.arange(3.0), jnp.ones(3), jnp.float32(1)
 
 
@@ -23,9 +24,10 @@ def loss(w, x, scale=2):
 
 @pytest.fixture
 def binds(monkeypatch):
-    """The calls that were bound."""
+    """The calls that were bound, by a binder or by the wrappers."""
     bind, seen = bound.bind, []
-    monkeypatch.setattr(bound, "bind", lambda *given: seen.append(given) or bind(*given))
+    for module in (bound, flatten):
+        monkeypatch.setattr(module, "bind", lambda *given: seen.append(given) or bind(*given))
     return seen
 
 

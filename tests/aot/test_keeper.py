@@ -18,7 +18,7 @@ import pytest
 from jointcut import aot
 from jointcut.aot.budget import searches
 from jointcut.aot.cache.location import store_for
-from jointcut.aot.stages import pipeline
+from jointcut.aot.stages import tracing
 from jointcut.aot.stages.traced import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, named
@@ -67,7 +67,7 @@ def test_what_is_found_is_neither_differentiated_nor_cut(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the second function traced a derivative")
 
-    monkeypatch.setattr(pipeline, "trace", refuse)
+    monkeypatch.setattr(tracing, "trace", refuse)
     monkeypatch.setattr(Traced, "partition", refuse)
     second = aot.function(program.function, argnums=program.argnums, cache=tmp_path)
     got = second.value_and_grad(*program.args, **program.kwargs)

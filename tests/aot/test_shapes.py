@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export, lax
 
-from jointcut.aot.choices.options import Options, checked
+from jointcut.aot.choices.options import Options, validated
 from jointcut.aot.function import function
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes
@@ -130,7 +130,7 @@ every = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program
 
 def cut_of(function, args, planned, constraints=(), **options):
     bound = bind(args, {}, Statics())
-    return symbolic_cut(function, checked(function, Options(**options)), bound, planned, constraints)
+    return symbolic_cut(function, validated(function, Options(**options)), bound, planned, constraints)
 
 
 @cache

@@ -71,8 +71,6 @@ def metadata_tells_what_is_written():
     assert (array.mutation_type, array.is_reference) == (MutationType.NOT_MUTATED, False)
     assert (ref.mutation_type, ref.is_reference) == (MutationType.MUTATED_IN_GRAPH, True)
     assert (ref.mutates_data, ref.requires_grad, ref.mutates_in_backward) == (True, False, False)
-    assert metadata.mutated_graph_handled_indices == (1,)
-    assert metadata.mutated_inp_runtime_indices == ()
 
 
 @behaviour("input mutation / writes that are kept out of the graph", "A pure program returns the new state instead.")

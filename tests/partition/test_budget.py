@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from benchmarks.polish import polished
 from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
 from jointcut.partition.errors import PlanError
@@ -252,7 +253,7 @@ def test_the_front_is_as_fast_as_the_fastest_of_all_plans_at_every_number_of_byt
     plans = set(closing_plans(mine))
     for budget in sorted({b for b, _ in plans})[:12]:
         fastest = min(s for b, s in plans if b <= budget)
-        choice = mine.front.best(budget, polish_seconds=AMPLE)
+        choice = polished(mine.front, budget, AMPLE)
         plan = mine.plan(choice, "front")
         assert plan.bytes_saved <= budget
         assert plan.seconds == choice.seconds == fastest

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
+from benchmarks.meaning import verify_meaning
 from jointcut import aot
 from jointcut.partition import parse
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.emit import emit
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.verify import run, verify_meaning
+from jointcut.partition.lower.verify import run
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem

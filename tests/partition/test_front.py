@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from benchmarks import polish
+from benchmarks.polish import polished
 from jointcut.partition.errors import PlanError
 from jointcut.partition.search import peel
 from jointcut.partition.search.front import front
@@ -189,7 +191,7 @@ def test_the_last_choice_under_a_price_is_the_cheapest_at_that_price(ops, turn, 
     last = found.choices[-1]
     least = min(b + bytes_per_second * s for b, s in all_cuts(ops))
     assert last.bytes + bytes_per_second * last.seconds == pytest.approx(least, rel=1e-12)
-    assert found.best(INFINITE) == found.best(INFINITE, polish_seconds=AMPLE) == last
+    assert found.best(INFINITE) == polished(found, INFINITE, AMPLE) == last
     assert found.bound_seconds(INFINITE) == whole.choices[-1].seconds
 
 
@@ -255,7 +257,7 @@ def test_the_bound_holds_and_the_polished_choice_is_the_optimum_at_every_budget(
     budgets = sorted({b for b, _ in cuts} | {b + 1 for b, _ in cuts})
     for budget in budgets[:: 1 + len(budgets) // 10]:
         optimum = min(s for b, s in cuts if b <= budget)
-        quickly, slowly = found.best(budget), found.best(budget, polish_seconds=AMPLE)
+        quickly, slowly = found.best(budget), polished(found, budget, AMPLE)
         assert quickly is not None and slowly is not None and slowly.bytes <= budget
         assert found.bound_seconds(budget) <= optimum == slowly.seconds <= quickly.seconds
         assert weighed(found.net, slowly.sink_side) == (slowly.bytes, slowly.seconds)
@@ -318,7 +320,7 @@ def test_the_polished_choice_is_that_of_another_integer_program(seed):
     found = front(net_of(ops))
     first, last = found.choices[0], found.choices[-1]
     budget = int(first.bytes + rng.uniform(0.05, 0.95) * (last.bytes - first.bytes))
-    choice, quickly = found.best(budget, polish_seconds=AMPLE), found.best(budget)
+    choice, quickly = polished(found, budget, AMPLE), found.best(budget)
     assert choice is not None and quickly is not None and choice.seconds <= quickly.seconds
     assert optimum_of(ops, first.bytes - 1) is None
     assert choice.seconds == optimum_of(ops, budget)
@@ -405,7 +407,7 @@ def fingerprint():
     """Everything that a front answers about one program, as text."""
     found = front(net_of(some_ops(np.random.default_rng(5), 200, 2**30)))
     budgets = np.linspace(found.choices[0].bytes, found.choices[-1].bytes, 9).astype(int).tolist()
-    chosen = [found.best(budget) for budget in budgets] + [found.best(budgets[4], polish_seconds=AMPLE)]
+    chosen = [found.best(budget) for budget in budgets] + [polished(found, budgets[4], AMPLE)]
     sides = [np.flatnonzero(choice.sink_side).tolist() for choice in chosen]
     return repr((found.ranks.tolist(), found.choices, chosen, sides, [found.bound_seconds(b) for b in budgets]))
 
@@ -482,21 +484,21 @@ def test_polish_never_harms_where_it_sees_a_part_of_the_network_or_has_no_time()
     found = front(net_of(transformer(40, is_jittered=True)))
     budget = (found.choices[0].bytes + found.choices[-1].bytes) // 3
     for seconds in (1e-9, 0.3):
-        choice = found.best(budget, polish_seconds=seconds)
+        choice = polished(found, budget, seconds)
         assert weighed(found.net, choice.sink_side)[0] == choice.bytes <= budget
         assert found.bound_seconds(budget) <= choice.seconds <= found.best(budget).seconds
 
 
 def test_polish_between_two_neighbours_alone_never_harms(monkeypatch):
-    monkeypatch.setattr(sys.modules[front.__module__], "_MOST_OPEN", 0)
+    monkeypatch.setattr(polish, "MOST_OPEN", 0)
     found = front(net_of(some_ops(np.random.default_rng(1), 80, 1000)))
     for budget in range(found.choices[0].bytes, found.choices[-1].bytes, 500):
-        assert found.best(budget, polish_seconds=AMPLE).seconds <= found.best(budget).seconds
+        assert polished(found, budget, AMPLE).seconds <= found.best(budget).seconds
 
 
 def test_polish_keeps_to_the_byte_where_floating_point_does_not():
     """One byte in a terabyte is less than the tolerance of the integer program."""
     inputs = 2 * [Op((), (0,), (False,), None)]
     ops = [Op((0,), (2**40 + 1,), (True,), 2.0), Op((1,), (2**40,), (True,), 1.0)]
-    choice = front(net_of(inputs + ops)).best(2**40, polish_seconds=AMPLE)
+    choice = polished(front(net_of(inputs + ops)), 2**40, AMPLE)
     assert (choice.bytes, choice.seconds) == (2**40, 2.0)

@@ -357,6 +357,105 @@ def test_a_loop_within_a_loop_runs_again_and_stacks_what_one_step_of_the_outer_n
         """)
 
 
+TWO_OUTPUTS = """
+    primal %0:float32[4]
+    primal %1:float32[4]
+    cotangent %2:float32[4]
+    cotangent %3:float32[4]
+    %4:float32[4] = exp %0
+    %5:float32[4] = mul %4 %1
+    %6:float32[4] = sin %4
+    backward:
+    %7:float32[4] = mul %2 %4
+    %8:float32[4] = mul %2 %1
+    #5 %9:float32[4] = cos %4
+    %10:float32[4] = mul %3 %9
+    %11:float32[4] = add_any %8 %10
+    %12:float32[4] = mul %11 %4
+    output %5
+    output %6
+    gradient %12
+    gradient %7
+"""
+
+
+def test_what_only_the_backward_computes_runs_where_it_is_needed():
+    assert text_of(TWO_OUTPUTS, []) == steps("""
+        forward:
+            run #0 exp
+            run #1 mul
+            run #2 sin
+        handed:
+        backward:
+            wait %0 for %2
+            again #0 exp
+            run #3 mul
+            run #4 mul
+            again #5 cos
+            run #6 mul
+            run #7 add_any
+            run #8 mul
+        """)
+
+
+BRANCHES = """
+    primal %0:float32[4]
+    primal %1:bool[]
+    cotangent %2:float32[4]
+    %3:float32[4] = sin %0
+    %4:float32[4] = cond %1 %3 holds exp sin
+    %5:float32[4] = exp %4
+    backward:
+    %6:float32[4] = mul %2 %5
+    %7:float32[4] = cond %1 %6 %3 holds mul cos
+    %8:float32[4] = mul %7 %0
+    output %5
+    gradient %8
+"""
+
+
+def test_an_op_with_branches_is_one_step():
+    assert text_of(BRANCHES, [4]) == steps("""
+        forward:
+            run #0 sin
+            run #1 cond
+            run #2 exp
+        handed: %4
+        backward:
+            wait %4 for %2
+            again #2 exp
+            run #3 mul
+            wait %0 for %6
+            again #0 sin
+            run #4 cond
+            run #5 mul
+        """)
+
+
+INPUT_RETURNED = """
+    primal %0:float32[4]
+    cotangent %1:float32[4]
+    %2:float32[4] = mul %0 %0
+    %3:float32[] = reduce_sum %2
+    backward:
+    %4:float32[4] = mul %1 %0
+    output %3
+    output %0
+    gradient %4
+"""
+
+
+def test_inputs_are_not_listed_among_what_is_handed_over():
+    assert text_of(INPUT_RETURNED, []) == steps("""
+        forward:
+            run #0 mul
+            run #1 reduce_sum
+        handed:
+        backward:
+            run #2 mul
+        """)
+
+
 # -------------------------------------------------------------------------------------------------- read back
 
 
@@ -421,6 +520,47 @@ def test_a_schedule_is_read_back_equal(name, traced):
             "line 12 closes `segments`, which do not hold a loop and its backward.\n"
             "Write two loops into it, or a `keep` and `segments`.",
         ),
+        (
+            "    run #1 exp\n",
+            "",
+            "line 3 needs %3:float32[8] (exp), which nothing in the forward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
+        (
+            "    again #0 sin\n",
+            "",
+            "line 10 needs %2:float32[8] (sin), which nothing in the backward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
+        (
+            "handed: %3 %4",
+            "handed: %3",
+            "line 7 needs %4:float32[8] (tan), which nothing in the backward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
+        (
+            "handed: %3 %4",
+            "handed: %3 %4 %1",
+            "line 5 needs %1:float32[8] (an input), which nothing in the forward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
+        (
+            "again #0 sin",
+            "keep %0 every 0 steps {",
+            "line 10 is no step: `keep %0 every 0 steps {`.\nWrite steps as a schedule prints them.",
+        ),
+        (
+            "    run #5 mul\n",
+            "",
+            "line 10 needs %7:float32[8] (mul), which nothing in the backward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
+        (
+            "wait %0 for %6",
+            "wait %0 for %7",
+            "line 9 needs %7:float32[8] (mul), which nothing in the backward before it computes.\n"
+            "Run what computes it first, or hand it over.",
+        ),
     ],
 )
 def test_a_text_that_does_not_fit_is_refused_with_its_line(old, new, told):
@@ -436,3 +576,10 @@ def test_a_loop_that_is_never_closed_is_refused():
     with pytest.raises(PlanError) as refused:
         parse(text, read(LOOP))
     assert str(refused.value) == "line 6 is `handed:`, and a block is still open.\nClose it with }."
+
+
+def test_an_op_of_a_loop_stands_in_no_other():
+    text = text_of(LOOP, [4]).replace("    run #0 exp\n", "    run #0 exp\n    run #4 mul\n")
+    with pytest.raises(PlanError) as refused:
+        parse(text, read(LOOP))
+    assert str(refused.value) == "line 3 runs op #4 mul, which is of another loop.\nWrite it where the graph has it."

@@ -44,7 +44,7 @@ def test_metadata_and_signature_tell_of_what_is_written():
     assert [i.path for i in (uses, weight, x)] == ["args[0].uses.value", "args[0].w.value", "args[1]"]
     assert [i.mutation_type for i in (uses, weight)] == [MutationType.MUTATED_OUT_GRAPH, MutationType.NOT_MUTATED]
     assert str(uses) == "args[0].uses.value: read, written"
-    assert cut.metadata.mutated_inp_runtime_indices == (0,) and cut.metadata.num_outputs == 1
+    assert cut.metadata.num_outputs == 1
     assert cut.signature.buffers == ("args[0].uses.value",)
     assert cut.signature.buffers_to_mutate == {"output_2": "args[0].uses.value"}
     assert cut.signature.user_outputs == ("output_1",)

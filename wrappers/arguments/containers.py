@@ -16,7 +16,7 @@ import numpy as np
 
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.jaxprs import is_tracer
-from jointcut.wrappers.arguments.paths import Place, part_names
+from jointcut.wrappers.arguments.paths import Marker, part_names
 from jointcut.wrappers.metadata.schemas import Meta, PlainTensorMeta, SubclassCreationMeta, plain_metas
 from jointcut.wrappers.record import class_name
 
@@ -96,7 +96,7 @@ def is_container_class(kind: type, tree: Any) -> bool:
         return False
     if hasattr(kind, "__jax_array__"):
         return True
-    node = jax.tree.unflatten(tree, [Place() for _ in range(tree.num_leaves)])
+    node = jax.tree.unflatten(tree, [Marker() for _ in range(tree.num_leaves)])
     return all(name in dir(node) for name in ("shape", "dtype"))
 
 

@@ -65,7 +65,7 @@ class Adapter(Protocol):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Part:
+class ObjectNode:
     """A node of an object's tree: attributes or items, by name."""
 
     def __init__(self, names: tuple[Any, ...], children: tuple[Any, ...]) -> None:
@@ -78,7 +78,7 @@ class Part:
         return list(zip(keys, self.children, strict=True)), self.names
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[Any, ...], children: Any) -> Part:
+    def tree_unflatten(cls, names: tuple[Any, ...], children: Any) -> ObjectNode:
         """The same node with other children."""
         return cls(names, tuple(children))
 
@@ -90,9 +90,9 @@ class Part:
         return cls(tuple(tree), tuple(map(cls.of, tree.values())))
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The path and value of everything below this node that is not a `Part`."""
+        """The path and value of everything below this node that is not a `ObjectNode`."""
         for name, child in zip(self.names, self.children, strict=True):
-            if isinstance(child, Part):
+            if isinstance(child, ObjectNode):
                 yield from (((name, *path), end) for path, end in child.items())
             else:
                 yield (name,), child
@@ -116,7 +116,7 @@ class NnxObjects:
     def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
         """As `nnx.split` of all objects together, which finds what they share."""
         form, state = self.nnx.split(tuple(objects))
-        return form, [Part.of(dict(state).get(i, {})) for i in range(len(objects))]
+        return form, [ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]
 
     def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
         """As `nnx.merge`."""
@@ -143,7 +143,7 @@ class NnxObjects:
 
     def _items(self, parts: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         for i, part in enumerate(parts):
-            if isinstance(part, Part):
+            if isinstance(part, ObjectNode):
                 yield from (((i, *path), end) for path, end in part.items())
             else:
                 yield (i,), part
@@ -154,7 +154,7 @@ class NnxObjects:
     def _refuse_foreign(self, objects: Sequence[Any], ends: Mapping[tuple[Any, ...], Any]) -> None:
         """Raise `_Foreign` for a variable that was made outside of the current transformation."""
         _, state = self.nnx.split(tuple(objects))
-        live = dict(self._items([Part.of(dict(state).get(i, {})) for i in range(len(objects))]))
+        live = dict(self._items([ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]))
         for path in ends:
             if not getattr(live[path], "_can_update", True):
                 raise _Foreign(path[0], _way(path[1:]))
@@ -229,7 +229,7 @@ def put(x: Any, array: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveObjects:
     """The objects of one adapter in a call, in order."""
 
     adapter: Adapter
@@ -247,7 +247,7 @@ class Live:
         return None
 
 
-def taken_apart(tree: Any) -> tuple[Any, tuple[Live, ...]]:
+def taken_apart(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
     """The tree with each writable object replaced by a `Taken`, and these objects."""
     adapters = _adapters()
     if not adapters:
@@ -266,11 +266,11 @@ def taken_apart(tree: Any) -> tuple[Any, tuple[Live, ...]]:
         form, parts = adapter.split(objects)
         for k, (i, part) in enumerate(zip(places, parts, strict=True)):
             leaves[i] = Taken(part, _Form(k, form if k == 0 else None))
-        live.append(Live(adapter, objects))
+        live.append(LiveObjects(adapter, objects))
     return (jax.tree.unflatten(structure, leaves), tuple(live)) if live else (tree, ())
 
 
-def built(tree: Any) -> tuple[Any, tuple[Live, ...]]:
+def built(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
     """The tree with each `Taken` replaced by a new object, and these objects."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_taken)
     places = [i for i, leaf in enumerate(leaves) if _is_taken(leaf)]
@@ -281,7 +281,7 @@ def built(tree: Any) -> tuple[Any, tuple[Live, ...]]:
     objects = tuple(adapter.merge(nodes[0].form.form, [node.part for node in nodes]))
     for i, new in zip(places, objects, strict=True):
         leaves[i] = new
-    return jax.tree.unflatten(structure, leaves), (Live(adapter, objects),)
+    return jax.tree.unflatten(structure, leaves), (LiveObjects(adapter, objects),)
 
 
 def is_known(x: Any) -> bool:
@@ -318,7 +318,7 @@ def _is_taken(x: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------- writing
 
 
-def states(given: Sequence[Any], tree: Any, live: Sequence[Live], paths: Paths) -> dict[int, Any]:
+def states(given: Sequence[Any], tree: Any, live: Sequence[LiveObjects], paths: Paths) -> dict[int, Any]:
     """The arrays that a function wrote to objects, by flat position in the call.
 
     `tree` is the call with `Taken` nodes, `given` are the arrays that the objects were built from. Raises `TraceError`
@@ -349,7 +349,7 @@ def states(given: Sequence[Any], tree: Any, live: Sequence[Live], paths: Paths) 
     return written
 
 
-def write(live: Sequence[Live], tree: Any, written: Any, paths: Paths) -> None:
+def write(live: Sequence[LiveObjects], tree: Any, written: Any, paths: Paths) -> None:
     """Write new arrays to the caller's objects.
 
     `tree` is the call with `Taken` nodes and all arrays, `written` the same tree of flags: whether each array is new.

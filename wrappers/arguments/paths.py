@@ -61,14 +61,14 @@ def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
     return [tuple(keys) for keys in named]
 
 
-class Place:
+class Marker:
     """A distinct object in the place of a leaf, by which its attribute is found."""
 
 
 def part_names(tree: Any) -> list[str]:
     """The name of each child of a node in its class: attribute, key or position."""
     leaf = jax.tree.structure(0)
-    places = [Place() for _ in tree.children()]
+    places = [Marker() for _ in tree.children()]
     registry = jax.tree_util.default_registry
     one_level = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, tree.node_data(), [leaf] * len(places))
     node = jax.tree.unflatten(one_level, places)

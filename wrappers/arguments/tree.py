@@ -19,7 +19,7 @@ from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jaxprs import is_reference, is_tracer, tracing
 from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.containers import needs_opening, opened
-from jointcut.wrappers.arguments.objects import Live
+from jointcut.wrappers.arguments.objects import LiveObjects
 from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.metadata.schemas import InputAliasInfo
 
@@ -68,13 +68,9 @@ class Bound:
     has_objects: bool = field(default=False, compare=False)  # whether leaves were objects with `__jax_array__`
     has_fixed: bool = field(default=False, compare=False)  # whether the tree holds leaves that are not arrays
     has_taken: bool = field(default=False, compare=False)  # whether the tree holds objects that were taken apart
-    live: tuple[Live, ...] = field(default=(), compare=False, repr=False)  # the caller's objects that were taken apart
+    live: tuple[LiveObjects, ...] = field(default=(), compare=False, repr=False)  # the caller's objects, taken apart
 
-    def rebuild(self, leaves: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of the call, with other leaves."""
-        return self.rebuilt(leaves)[0]
-
-    def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[Live, ...]]:
+    def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[LiveObjects, ...]]:
         """The arguments of the call, with other leaves, and the new writable objects among them."""
         call, live = jax.tree.unflatten(self.tree, leaves), ()
         if self.has_taken:

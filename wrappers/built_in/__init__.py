@@ -1,7 +1,7 @@
 """The wrappers that every function gets.
 
 Each file handles one thing that a compiled program of flat arrays cannot: trees, one array passed twice, references,
-zero cotangents, derivatives. `wrapped_for` of `aot/stages/pipeline` applies `TreeWrapper`, `GuardsWrapper` and
+zero cotangents, derivatives. `wrapped_for` of `aot/stages/tracing` applies `TreeWrapper`, `GuardsWrapper` and
 `AliasWrapper`, in this order; the last two read the records of the arguments. The others are used by stages and calls
 of `aot`. A user's own wrappers, `aot.function(wrappers=...)`, stand directly around the function, inside all of these.
 

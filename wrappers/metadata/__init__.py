@@ -7,7 +7,7 @@ AOTAutograd where it has them.
 
 Files, in reading order:
 
-    views: List the operations that only move elements, and replay them on another array.
+    views: List the operations that only move elements.
     schemas: Define the records of a function's inputs and outputs.
     signatures: Describe the inputs and outputs of programs by name and position.
     convention: Describe the flat arrays that enter and leave a program.

@@ -232,17 +232,6 @@ class OutputAliasInfo(Record):
         }
         return shares[self.output_type] + ", carries a gradient" * self.requires_grad
 
-    @property
-    def can_be_regenerated(self) -> bool:
-        """Whether `regenerated` works; false for a view by a slice whose start the program computes."""
-        return all(view.can_be_replayed for view in self.view_meta_sequence)
-
-    def regenerated(self, base: Any) -> Any:
-        """The output made from its base; raises `CallError` unless `can_be_regenerated`."""
-        for view in self.view_meta_sequence:
-            base = view.replay(base)
-        return base
-
 
 Meta = PlainTensorMeta | SubclassCreationMeta
 
@@ -285,24 +274,6 @@ class ViewAndMutationMeta(Record):
     num_backward_tokens: int = 0
     effects: tuple[str, ...] = ()
     bw_donated_idxs: tuple[int, ...] | None = None
-
-    @property
-    def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
-        """Inputs that are written back after the call."""
-        return self._mutated(MutationType.MUTATED_OUT_GRAPH)
-
-    @property
-    def mutated_graph_handled_indices(self) -> tuple[int, ...]:
-        """Inputs that the program itself writes."""
-        return self._mutated(MutationType.MUTATED_IN_GRAPH)
-
-    def _mutated(self, how: MutationType) -> tuple[int, ...]:
-        return tuple(i for i, info in enumerate(self.input_info) if info.mutation_type is how)
-
-    @property
-    def aliased_out_indices(self) -> tuple[int, ...]:
-        """Outputs that share with an input or another output."""
-        return tuple(i for i, o in enumerate(self.output_info) if o.output_type is not OutputType.non_alias)
 
     @property
     def handed_back(self) -> dict[int, TensorAlias]:

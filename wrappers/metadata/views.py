@@ -1,13 +1,10 @@
-"""List the operations that only move elements, and replay them on another array."""
+"""List the operations that only move elements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
-from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.record import Record
 
 VIEWS: dict[str, tuple[str, ...]] = {
@@ -41,19 +38,3 @@ class ViewMeta(Record):
     def __str__(self) -> str:
         """`transpose`, or `split[1]` for the second piece."""
         return f"split[{dict(self.arguments)['index']}]" if self.op == "split" else self.op
-
-    @property
-    def can_be_replayed(self) -> bool:
-        """Whether all arguments are known; false for a slice whose start the program computes."""
-        return self.op != "dynamic_slice" or None not in dict(self.arguments)["start_indices"]
-
-    def replay(self, base: Any) -> Any:
-        """The same view of another array of the same shape; raises `CallError` if it cannot be replayed."""
-        arguments = [value for _, value in self.arguments]
-        if not self.can_be_replayed:
-            cure = "Run the function: the program computes where the slice starts."
-            raise CallError(message(self.op, "starts at a place that is known only when the program runs.", cure))
-        if self.op == "split":
-            *arguments, index = arguments
-            return jax.lax.split(base, *arguments)[index]
-        return getattr(jax.lax, self.op)(base, *arguments)

@@ -27,7 +27,7 @@ from jointcut.partition.errors import RecordError, choices, message
 
 FORMAT = 1
 KINDS = ("timeline", "graph", "pareto", "table", "diff")
-STYLES = ("page.css", "tables.css", "graph.css", "frame.css")
+STYLES = ("page.css", "tables.css", "graph/graph.css", "frame.css")
 
 #: The scripts in the order they run, with the kinds of sections that need them; a page carries no others.
 SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -38,12 +38,12 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "timeline.js": ("timeline",),
     "pareto.js": ("pareto",),
     "tables.js": KINDS,
-    "graph-model.js": ("graph",),
-    "graph-layout.js": ("graph",),
-    "graph-routes.js": ("graph",),
-    "graph-words.js": ("graph",),
-    "graph-draw.js": ("graph",),
-    "graph.js": ("graph",),
+    "graph/model.js": ("graph",),
+    "graph/layout.js": ("graph",),
+    "graph/routes.js": ("graph",),
+    "graph/words.js": ("graph",),
+    "graph/draw.js": ("graph",),
+    "graph/graph.js": ("graph",),
 }
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"

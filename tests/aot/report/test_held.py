@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from benchmarks.alive import live_bytes, occupied
 from drawn import rows
 from jointcut.aot.report.held import _slots, held, one_after_the_other
-from jointcut.aot.report.liveness import Liveness, Value, occupied
+from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.program.roles import Side
@@ -28,7 +29,7 @@ def check(compiled) -> None:
     """The laws of what a compiled program holds."""
     life, found, temp_bytes = held(compiled), Liveness.of(compiled), ProgramMemory.of(compiled).temp_bytes
     most = max(life.totals, default=0)
-    assert most == max(found.live_bytes(), default=0)
+    assert most == max(live_bytes(found), default=0)
     assert most <= temp_bytes <= most + ALIGNMENT * len(found.values) + GAPS * temp_bytes
     assert all(0 <= b.first <= b.last < len(life.moments) and b.bytes > 0 for b in life.buffers)
     assert len(life.moments) == len(set(found.executed))
@@ -149,7 +150,7 @@ def test_two_programs_that_do_nothing_hold_nothing():
 
 places = st.lists(
     st.builds(
-        lambda offset, size, span: Value(0, (), 8 * offset, 8 * size, *span),
+        lambda offset, size, span: HeldValue(0, (), 8 * offset, 8 * size, *span),
         st.integers(0, 6),
         st.integers(1, 5),
         st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted),

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from benchmarks.alive import live_bytes, merged, occupied
 from jointcut.aot.report.frames import Frames
-from jointcut.aot.report.liveness import Liveness, Value, merged, occupied
+from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.report.wire import decode, number, packed, text, varint
 
 quick = settings(deadline=None, max_examples=80, derandomize=True, database=None)
@@ -72,7 +73,7 @@ def test_fields_of_fixed_size_are_stepped_over_and_absent_ones_are_nothing():
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)
 values = st.lists(
     st.builds(
-        lambda offset, size, span: Value(0, (), 8 * offset, 8 * size, *span),
+        lambda offset, size, span: HeldValue(0, (), 8 * offset, 8 * size, *span),
         st.integers(0, 6),
         st.integers(1, 5),
         spans,
@@ -136,7 +137,7 @@ def test_every_value_lives_within_the_row_and_its_allocation():
     found = looped(4)
     assert found.values and all(0 <= v.start <= v.end <= len(found.order.instructions) for v in found.values)
     assert all(v.size > 0 for v in found.values)
-    assert len(found.live_bytes()) == len(found.executed)
+    assert len(live_bytes(found)) == len(found.executed)
 
 
 def test_the_calls_of_an_instruction_name_this_file_innermost_first():

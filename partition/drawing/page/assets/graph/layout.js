@@ -1,5 +1,5 @@
 /**
- * Give every visible box of a graph its place; the lines between them are those of graph-routes.js.
+ * Give every visible box of a graph its place; the lines between them are those of routes.js.
  *
  * Each open box is laid out by dagre on its own, its open children as boxes of their size; long rows are wrapped. Then
  * the rows of the two sides are moved apart until what is saved crosses the cut as level as it can: a chain of pairs of
