@@ -69,10 +69,9 @@ class Loop(Program):
         for eqn in jaxprs.opened(self.parts.quiet)[0].eqns:
             names = jaxprs.effect_names(eqn)
             if names:
-                where = f"{self.name}"
                 what = f"has the effect {names[0]}, in {jaxprs.source_of(eqn)}; so the loop has no derivative."
                 cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
-                raise DerivativeError(message(where, what, cure))
+                raise DerivativeError(message(self.name, what, cure))
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the loop with checkpoints."""

@@ -267,10 +267,9 @@ REFUSED = {
     ),
     "effect": (
         lambda: jax.grad(lambda x: aot.while_loop(lambda y: y < 20, told, x))(3.0), DerivativeError,
-        f"body_fun at {HERE}:\\d+ \\(told\\), the body of a loop, has the effect IO, "
-        f"in {HERE}:\\d+ \\(told\\); so the "
-        "loop has no derivative.\nSteps would be run again. "
-        "Return the value in the carry, and have the effect after the loop.\n-(.|\n)*",
+        f"body_fun at {HERE}:\\d+ \\(told\\) has the effect IO, in {HERE}:\\d+ \\(told\\); so the loop has no "
+        "derivative.\nSteps would be run again. Return the value in the carry, and have the effect after the loop.\n-"
+        "(.|\n)*",
     ),
 }  # fmt: skip
 
