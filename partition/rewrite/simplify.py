@@ -22,6 +22,7 @@ from jointcut.partition.program.jaxprs import (
     fresh,
     has_effects,
     inner_primitives,
+    inside,
     is_dropped,
     opened,
     rebound,
@@ -69,7 +70,8 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation], Equation]) -
     eqns = []
     for eqn in jaxpr.eqns:
         if name in inner_primitives(eqn):
-            params = {k: _in_bodies(v, lambda j: _replaced(j, name, change)) for k, v in eqn.params.items()}
+            with inside(eqn):
+                params = {k: _in_bodies(v, lambda j: _replaced(j, name, change)) for k, v in eqn.params.items()}
             eqn = eqn.replace(params=params)
         eqns.append(change(eqn) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
