@@ -273,7 +273,7 @@ def _shared(sizes: Sequence[Sequence[int]]) -> tuple[list[int], list[list[tuple[
 def _filled(parts: Sequence[Any], aval: Any) -> Any:
     """Arrays one after another, then zeros up to the size of a slot."""
     rest = aval.shape[0] - sum(part.shape[0] for part in parts)
-    parts = [*parts, *([jnp.zeros(rest, aval.dtype)] if rest else [])]
+    parts = [*parts, *([jnp.zeros(rest, aval.dtype)] if rest or not parts else [])]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 

@@ -12,6 +12,7 @@ Files, in reading order:
     sweep: Leave checkpoints behind while a loop runs, and run it back from them.
     rules: Differentiate a loop, to any order and in both modes.
     fitting: Give the loops of a joint program other numbers of checkpoints, where nobody said how many there are.
+    lanes: Say whether a program keeps the lanes of a mapped axis apart.
     plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.
     functions: Trace the predicate and the body of a loop, and say where they do not fit each other.
     loops: Make loops like those of `jax.lax` that run backwards too.

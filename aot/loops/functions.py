@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +70,8 @@ def traced_loop(
 
 def place_of(name: str, function: Callable[..., Any]) -> str:
     """What to call a function in an error: the argument it was passed as, and where it is defined."""
-    inner = getattr(function, "func", function)
-    code = getattr(inner, "__code__", None)
+    inner = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
         return f"{name} ({type(function).__name__})"
     return f"{name} at {call_text(code.co_filename, code.co_firstlineno, code.co_name)}"
@@ -189,4 +190,4 @@ def _lifted(closed: Any, consts: Sequence[Any], avals: Sequence[Any], outs: Sequ
             return results
         return [jaxprs.typed(x, a) if jaxprs.is_plain(a) else x for x, a in zip(results, outs, strict=True)]
 
-    return jax.make_jaxpr(flat)(*map(jaxprs.struct, avals))
+    return jaxprs.pure(jax.make_jaxpr(flat)(*map(jaxprs.struct, avals)))

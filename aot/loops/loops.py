@@ -67,7 +67,7 @@ def while_loop(
     >>> print(*jax.value_and_grad(halved)(6.0))
     0.75 0.125
     """
-    _check_trips(max_trips)
+    _check_trips(max_trips, is_needed=False)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
     program = _program(loop, loop.parts, max_trips, memory)
     if max_trips is None or jaxprs.tracing():
@@ -95,11 +95,13 @@ def fori_loop(
     kind = jnp.result_type(lower, upper)
     if not jnp.issubdtype(kind, jnp.integer):
         raise CallError(message("lower and upper", f"are of type {kind}.", "Give integers."))
-    _check_trips(max_trips)
+    _check_trips(max_trips, is_needed=False)
     start, end = (
         np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
     )
     loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
+    if max_trips is not None and not jaxprs.tracing():
+        _refuse(loop, max(int(end) - int(start), 0), max_trips)
     out = _program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init)
     return jax.tree.unflatten(loop.tree, out)[1]
 
@@ -116,7 +118,7 @@ def while_loop_stack_output(
     >>> print(stack.carries, stack.trips, stack.exceeded)
     [3.   1.5  0.75 0.   0.  ] 3 False
     """
-    _check_trips(max_trips)
+    _check_trips(max_trips, is_needed=True)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
     parts, consts = loop.parts, loop.consts
     once = Loop(parts.once(), Memory(1), loop.name)
@@ -147,8 +149,9 @@ def _refuse(loop: TracedLoop, trips: Any, max_trips: int) -> None:
         raise CallError(message(loop.name, what, f"Give max_trips={trips} or more, or leave it out."))
 
 
-def _check_trips(max_trips: int | None) -> None:
-    if max_trips is None:
+def _check_trips(max_trips: int | None, is_needed: bool) -> None:
+    if max_trips is None and not is_needed:
         return
     if isinstance(max_trips, bool) or not isinstance(max_trips, numbers.Integral) or max_trips < 0:
-        raise CallError(message("max_trips", f"is {max_trips!r}.", "Give a whole number of trips, or leave it out."))
+        cure = "Give a whole number of trips." if is_needed else "Give a whole number of trips, or leave it out."
+        raise CallError(message("max_trips", f"is {max_trips!r}.", cure))

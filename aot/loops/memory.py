@@ -18,6 +18,7 @@ from typing import Any
 from jointcut.aot.choices.limits import limit
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.sizes import is_symbolic
 
 DEFAULT_BYTES = 64 * 2**20
 FEWEST, MOST = 16, 1024  # checkpoints, where nobody says
@@ -85,10 +86,13 @@ class Memory:
         return Memory(num_bytes=num_bytes, most=self.most)
 
     def slots(self, kept: Sequence[Any]) -> int:
-        """The number of checkpoints of arrays of these types."""
-        row = max(1, sum(map(jaxprs.aval_bytes, kept)))
+        """The number of checkpoints of arrays of these types; the fewest, where only an export's caller knows sizes."""
+        row = sum(map(jaxprs.aval_bytes, kept))
+        row = row if is_symbolic((row,)) else max(1, row)
         if self.checkpoints is not None:
             found = self.checkpoints
+        elif is_symbolic((row,)):
+            found = FEWEST
         elif self.num_bytes is not None:
             found = self.num_bytes // row - 1
         else:

@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
+from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.built_in.programs import Mask, pushed
@@ -54,6 +55,26 @@ class Parts:
     def quiet(self) -> Any:
         """The body without what it prints, for steps that are run again."""
         return jaxprs.silenced(self.body)
+
+    def refuse_effects(self, name: str) -> None:
+        """Raise `DerivativeError`, which blames `name`, if the body has an effect other than printing."""
+        for eqn in jaxprs.opened(self.quiet)[0].eqns:
+            effects = jaxprs.effect_names(eqn)
+            if effects:
+                what = f"has the effect {effects[0]}, in {jaxprs.source_of(eqn)}; so the loop has no derivative."
+                cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
+                raise DerivativeError(message(name, what, cure))
+
+    def refuse_devices(self, name: str) -> None:
+        """Raise `DerivativeError`, which blames `name`, if each device of a mesh makes its own number of trips.
+
+        Gradients of what all devices share would be summed over the devices in each step.
+        """
+        axes = jaxprs.varying(jaxprs.opened(self.cond)[0].outvars[0].aval)
+        if axes:
+            what = f"runs as often as each device of the mesh axis {min(axes)!r} asks; so it has no reverse mode."
+            cure = "Give jax.shard_map check_vma=False, or let all devices go on until the last is done (jax.lax.pmax)."
+            raise DerivativeError(message(name, what, cure))
 
     @cached_property
     def depends(self) -> list[frozenset[int]]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
+from jointcut.aot.loops import lanes
 from jointcut.aot.loops.buffers import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.rules import Loop
+from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 
@@ -16,13 +22,37 @@ _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
 
 
 def looped(closed: Any) -> Any:
-    """The same program with our loops in the place of JAX's, also in the bodies of other equations."""
-    return simplify.replaced(closed, "while", _loop)
+    """The same program with our loops in the place of JAX's, also in the bodies of other equations.
+
+    A loop that reads or writes a reference stays JAX's, and so without a reverse mode.
+    """
+
+    def change(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
+        return eqn if _has_references(eqn) else _loop(eqn, scope)
+
+    return simplify.replaced(closed, "while", change)
 
 
 def is_about_loops(error: ValueError) -> bool:
     """Whether JAX raised an error because a `lax.while_loop` has no reverse mode."""
     return _JAX_ON_LOOPS in str(error)
+
+
+def refusal(closed: Any) -> DerivativeError:
+    """What to say of a program whose loops are ours already, if JAX still raises that error."""
+    left: list[jaxprs.Equation] = []
+    simplify.replaced(closed, "while", lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
+    what = "reads or writes a jax.Ref from outside of the loop; so the loop has no derivative."
+    cure = "Carry its value, and write it to the reference after the loop."
+    return DerivativeError(message(_name(left[0]), what, cure))
+
+
+def _has_references(eqn: jaxprs.Equation) -> bool:
+    return any(jaxprs.is_reference(v.aval) for v in eqn.invars)
+
+
+def _name(eqn: jaxprs.Equation) -> str:
+    return f"the lax.while_loop at {jaxprs.source_of(eqn)}"
 
 
 def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
@@ -41,8 +71,55 @@ def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
         return [jaxprs.typed(x, aval) if jaxprs.is_plain(aval) else x for x, aval in zip(outs, carry, strict=True)]
 
     avals = [*own, *rest]
-    parts = Parts(traced(alive, avals), traced(step, avals), count)
+    parts = Parts(jaxprs.pure(traced(alive, avals)), jaxprs.pure(traced(step, avals)), count)
+    if jaxprs.opened(cond)[0].outvars[0].aval.shape:
+        return _mapped(eqn, parts, expected_trips(scope))
     numbers = ((i, number_in(v)) for i, v in enumerate(eqn.invars))
     known = {i: n for i, n in numbers if n is not None}
-    program = Loop(parts, Memory(), f"the lax.while_loop at {jaxprs.source_of(eqn)}", known, expected_trips(scope))
-    return eqn.replace(primitive=program.prim, params={"jaxpr": program.closed, "rules": program})
+    return _program(eqn, eqn.invars, Loop(parts, Memory(), _name(eqn), known, expected_trips(scope)))
+
+
+def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxprs.Equation:
+    params = {"jaxpr": loop.closed, "rules": loop}
+    return eqn.replace(invars=list(operands), primitive=loop.prim, params=params)
+
+
+def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None) -> jaxprs.Equation:
+    """A loop that `jax.vmap` has mapped: its predicate says of each lane whether it goes on; others keep their values.
+
+    The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane, or
+    of another, if it makes no trip: no infinity or NaN arises that would be multiplied by zero in a derivative.
+    """
+    count, carry = parts.num_consts, parts.carry
+    dims = [None] * count + [0] * len(carry)
+    is_apart = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1 and all(
+        lanes.apart(program, dims, 0) for program in (parts.cond, parts.body)
+    )
+    first = parts.avals[count:] if is_apart else []
+    shift = count + len(first)
+
+    def alive(*flat: Any) -> list[Any]:
+        return [jnp.any(parts.alive(flat[:count], flat[shift:]))]
+
+    def step(*flat: Any) -> list[Any]:
+        consts, old = flat[:count], flat[shift:]
+        lives = parts.alive(consts, old)
+        safe = old
+        if is_apart:
+            starts = [lax.stop_gradient(x) for x in flat[count:shift]]
+            begins = parts.alive(consts, starts)
+            spare = jnp.argmax(begins)
+            spares = (lax.dynamic_index_in_dim(x, spare, 0) for x in starts)
+            starts = [_chosen(begins, x, jnp.broadcast_to(y, x.shape)) for x, y in zip(starts, spares, strict=True)]
+            safe = [_chosen(lives, x, start) for x, start in zip(old, starts, strict=True)]
+        return [_chosen(lives, new, x) for new, x in zip(parts.step(consts, safe), old, strict=True)]
+
+    avals = [*parts.avals[:count], *first, *carry]
+    over = Parts(traced(alive, avals), traced(step, avals), shift)
+    operands = [*eqn.invars[:count], *(eqn.invars[count:] if is_apart else ()), *eqn.invars[count:]]
+    return _program(eqn, operands, Loop(over, Memory(), _name(eqn), trips=trips))
+
+
+def _chosen(lives: Any, new: Any, old: Any) -> Any:
+    """The first array for lanes that are alive, the second for the others."""
+    return lax.select(lax.broadcast_in_dim(lives, new.shape, range(lives.ndim)), new, old)

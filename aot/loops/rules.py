@@ -25,7 +25,6 @@ from jointcut.aot.loops.parts import Parts, led, over, traced
 from jointcut.aot.loops.sweep.reverse import runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
 from jointcut.aot.loops.sweep.steps import Step
-from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Nested
 from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
@@ -65,24 +64,15 @@ class Loop(Program):
         """As `CallRules.jvp`. Raises `DerivativeError` if the body has effects that must not happen twice."""
         mask, _ = picked_of(primals, tangents)
         if self.parts.moving(mask):
-            self.refuse_effects()
+            self.parts.refuse_effects(self.name)
         return super().jvp(primals, tangents)
-
-    def refuse_effects(self) -> None:
-        """Raise `DerivativeError` if the body has an effect other than printing."""
-        for eqn in jaxprs.opened(self.parts.quiet)[0].eqns:
-            names = jaxprs.effect_names(eqn)
-            if names:
-                where = f"{self.name}"
-                what = f"has the effect {names[0]}, in {jaxprs.source_of(eqn)}; so the loop has no derivative."
-                cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
-                raise DerivativeError(message(where, what, cure))
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the loop with checkpoints."""
         derivative = self.derivative(mask)
         if not derivative.moving:
             return self(*primals), lambda *tangents: [None] * len(self.parts.carry)
+        self.parts.refuse_devices(self.name)
         count = len(self.parts.carry)
         outs = derivative.saving(*primals)
         return outs[:count], derivative.linear([*primals, *outs[count:]])

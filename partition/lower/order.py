@@ -23,6 +23,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
+from jointcut.partition.program.jaxprs import is_reference
 from jointcut.partition.program.primitives import CALLS, CHEAP, DEAR, REDUCTIONS, REPEATING
 from jointcut.partition.program.roles import Role
 
@@ -333,11 +334,14 @@ class _Scheduler:
         return None if scan is None else self.graph.ops[scan]
 
     def repeated(self, v: int) -> int:
-        """The value that a cotangent repeats, or the cotangent: a barrier would write all repetitions out."""
-        maker = self.graph.values[v].maker
-        while maker is not None and self.graph.ops[maker].name in REPEATING and self.graph.ops[maker].inputs:
-            v = self.graph.ops[maker].inputs[0]
-            maker = self.graph.values[v].maker
+        """The value that a cotangent repeats, or the cotangent: a barrier would write all repetitions out.
+
+        In the place of a reference, which no barrier takes, the value that it was made with.
+        """
+        graph, maker = self.graph, self.graph.maker_of(v)
+        while maker is not None and maker.inputs and (maker.name in REPEATING or is_reference(graph.values[v].payload)):
+            v = maker.inputs[0]
+            maker = graph.maker_of(v)
         return v
 
     def is_constant(self, v: int) -> bool:

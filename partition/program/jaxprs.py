@@ -44,8 +44,8 @@ try:  # JAX 0.11 and later describe a scan's operands by flat trees
 except ModuleNotFoundError:  # JAX 0.10
     _flattree = None
 
-_DEBUG = ("DebugEffect", "OrderedDebugEffect")
-_INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect")  # effects that nobody outside can see
+_SAYING = ("DebugEffect", "OrderedDebugEffect", "ErrorEffect")  # of `jax.debug.print` and of `checkify.check`
+_INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect", "NoDCEEffect")  # effects that nobody outside can see
 
 Jaxpr = jex.Jaxpr
 ClosedJaxpr = jex.ClosedJaxpr
@@ -232,6 +232,17 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     return build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns)
 
 
+def pure(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr with values in the place of the references that it makes."""
+    jaxpr, consts = opened(closed)
+    if not any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in jaxpr.effects):
+        return closed
+    inner, _ = opened(discharged(build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)))
+    front, rest = inner.invars[: len(consts)], inner.invars[len(consts) :]
+    info = _no_debug_info(rest, inner.outvars)
+    return ClosedJaxpr(Jaxpr(front, rest, inner.outvars, inner.eqns, inner.effects, info), consts)
+
+
 def pruned(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
     """A jaxpr that computes only the wanted outputs from only the inputs that they need, and which inputs these are."""
     jaxpr, consts = opened(closed)
@@ -246,13 +257,13 @@ def pruned(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, li
 
 
 def silenced(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr without `jax.debug.print` and `jax.debug.callback`, however deep."""
+    """The same jaxpr without `jax.debug.print`, `jax.debug.callback` and `checkify.check`, however deep."""
     jaxpr, consts = opened(closed)
-    return ClosedJaxpr(_silenced(jaxpr), consts) if _prints(jaxpr.effects) else closed
+    return ClosedJaxpr(_silenced(jaxpr), consts) if _says(jaxpr.effects) else closed
 
 
-def _prints(effects: Any) -> bool:
-    return any(type(effect).__name__ in _DEBUG for effect in effects)
+def _says(effects: Any) -> bool:
+    return any(type(effect).__name__ in _SAYING for effect in effects)
 
 
 def _silenced(jaxpr: Jaxpr) -> Jaxpr:
@@ -265,12 +276,12 @@ def _silenced(jaxpr: Jaxpr) -> Jaxpr:
 
     eqns = []
     for eqn in jaxpr.eqns:
-        if not _prints(eqn.effects):
+        if not _says(eqn.effects):
             eqns.append(eqn)
         elif any(map(_may_hold_jaxpr, eqn.params.values())):
-            effects = frozenset(e for e in eqn.effects if type(e).__name__ not in _DEBUG)
+            effects = frozenset(e for e in eqn.effects if type(e).__name__ not in _SAYING)
             eqns.append(eqn.replace(params={k: quiet(v) for k, v in eqn.params.items()}, effects=effects))
-    effects = frozenset(e for e in jaxpr.effects if type(e).__name__ not in _DEBUG)
+    effects = frozenset(e for e in jaxpr.effects if type(e).__name__ not in _SAYING)
     return jaxpr.replace(eqns=eqns, effects=effects)
 
 
@@ -430,6 +441,20 @@ def outside() -> Iterator[None]:
             yield
     finally:
         _core.trace_ctx.set_axis_env(axes)
+
+
+@contextmanager
+def inside(eqn: Equation) -> Iterator[None]:
+    """Be where the body of an equation is traced: on the mesh of a `jax.shard_map`, and elsewhere where we are."""
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    mesh, manual = eqn.params["mesh"].abstract_mesh, eqn.params["newly_manual_axes"]
+    inner = mesh.update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Manual))
+    axes = [(name, size) for name, size in mesh.shape.items() if name in inner.manual_axes]
+    checks = _config._check_vma(eqn.params["check_vma"])
+    with _core.extend_axis_env_nd(axes), jax.sharding.use_abstract_mesh(inner), checks:
+        yield
 
 
 def on_all_devices(aval: Any) -> Any:

@@ -23,6 +23,7 @@ from jointcut.partition.program.jaxprs import (
     fresh,
     has_effects,
     inner_primitives,
+    inside,
     is_dropped,
     opened,
     rebound,
@@ -76,7 +77,9 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equatio
         scope = f"{around}/{scope_of(eqn)}"
         if name in inner_primitives(eqn):
             deeper = partial(_replaced, name=name, change=change, around=scope)
-            eqn = eqn.replace(params={k: _in_bodies(v, deeper) for k, v in eqn.params.items()})
+            with inside(eqn):
+                params = {k: _in_bodies(v, deeper) for k, v in eqn.params.items()}
+            eqn = eqn.replace(params=params)
         eqns.append(change(eqn, scope) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
 

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jointcut import aot
 from looped import MATRIX, VECTOR, masked, near, ours, unrolled
@@ -145,36 +143,3 @@ def test_nested_loops():
     for order in (jax.grad, lambda f: jax.grad(jax.grad(f))):
         near(order(kept)(1.3, jnp.int32(4)), order(nest(by_python))(1.3, 4))
     near(jax.vmap(jax.grad(kept), (None, 0))(1.3, jnp.array([0, 3]))[1], jax.grad(nest(by_python))(1.3, 3))
-
-
-UNARY = [jnp.sin, jnp.tanh, lambda v: v * v * 0.3, lambda v: v[::-1], lambda v: jnp.where(v > 0.4, v, 0.5 * v), jnp.cos]
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    chosen=st.lists(st.integers(0, len(UNARY) - 1), min_size=1, max_size=4),
-    trips=st.integers(0, 50),
-    memory=st.sampled_from([1, 2, 3, 5, 9, 60]),
-    mixes=st.booleans(),
-)
-def test_random_bodies(chosen, trips, memory, mixes):
-    with jax.enable_x64(True):
-
-        def body(y, z, w):
-            for i in chosen:
-                y = UNARY[i](y) + 0.1 * w
-            return (y + 0.2 * z, z * 0.9) if mixes else (y, z)
-
-        def kept(x, w, n):
-            y, z = aot.fori_loop(0, n, lambda i, c: body(*c, w), (x, x[::-1]), memory=memory)
-            return (y * z).sum()
-
-        def plain(x, w):
-            y, z = x, x[::-1]
-            for _ in range(trips):
-                y, z = body(y, z, w)
-            return (y * z).sum()
-
-        near(
-            jax.jit(jax.grad(kept, (0, 1)))(VECTOR, VECTOR * 0.7, trips), jax.grad(plain, (0, 1))(VECTOR, VECTOR * 0.7)
-        )

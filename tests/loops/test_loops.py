@@ -189,6 +189,9 @@ def test_a_loop_that_is_too_long_is_refused_and_never_cut_short():
         with pytest.raises(CallError, match=f"^{text}$"):
             loop(lambda y: y < 20, grow, 1.0, max_trips=3)
 
+    with pytest.raises(CallError, match=f"{HERE}:\\d+ \\(<lambda>\\) is run 4 times, and max_trips is 3.\n"):
+        aot.fori_loop(1, jnp.int32(5), lambda i, y: y * 2, 1.0, max_trips=3)
+
     def inside(x):
         return aot.while_loop(lambda y: y < 20, grow, x, max_trips=3, memory="stack")
 
@@ -265,12 +268,20 @@ REFUSED = {
         lambda: aot.while_loop(lambda y: y < 2, lambda y: y, 1.0, max_trips=-1), CallError,
         "max_trips is -1.\nGive a whole number of trips, or leave it out.",
     ),
+    "no rows": (
+        lambda: aot.while_loop_stack_output(lambda y: y < 2, lambda y: y, 1.0, max_trips=None), CallError,
+        "max_trips is None.\nGive a whole number of trips.",
+    ),
+    "a wrapped body": (
+        lambda: aot.while_loop(lambda y: y < 2, jax.jit(jax.checkpoint(lambda y: (y,))), 1.0), TraceError,
+        f"body_fun {AT} takes a carry without carry\\[0\\] and returns one with it.\n"
+        "Return a carry of the same structure.",
+    ),
     "effect": (
         lambda: jax.grad(lambda x: aot.while_loop(lambda y: y < 20, told, x))(3.0), DerivativeError,
-        f"body_fun at {HERE}:\\d+ \\(told\\), the body of a loop, has the effect IO, "
-        f"in {HERE}:\\d+ \\(told\\); so the "
-        "loop has no derivative.\nSteps would be run again. "
-        "Return the value in the carry, and have the effect after the loop.\n-(.|\n)*",
+        f"body_fun at {HERE}:\\d+ \\(told\\) has the effect IO, in {HERE}:\\d+ \\(told\\); so the loop has no "
+        "derivative.\nSteps would be run again. Return the value in the carry, and have the effect after the loop.\n-"
+        "(.|\n)*",
     ),
 }  # fmt: skip
 

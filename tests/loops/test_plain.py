@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.scipy.optimize import minimize
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
 from jointcut.partition.errors import DerivativeError
@@ -178,3 +181,129 @@ def test_other_errors_of_jax_come_through():
 
     with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
         aot.function(mixed).grad(X)
+
+
+def rooted(x, n):
+    return lax.fori_loop(0, n, lambda i, y: jnp.sin(y) * x, x)
+
+
+def by_python(x, n):
+    y = x
+    for _ in range(n):
+        y = jnp.sin(y) * x
+    return y
+
+
+def test_mapped_inside_each_lane_makes_its_own_trips():
+    xs, trips = jnp.stack([X, 2 * X, 3 * X]), np.array([0, 2, 5])
+    got = aot.function(lambda xs, n: jnp.sum(jax.vmap(rooted)(xs, n))).grad(xs, jnp.asarray(trips))
+    want = [jax.grad(lambda x, n=n: jnp.sum(by_python(x, n)))(x) for x, n in zip(xs, trips, strict=True)]
+    near(got, jnp.stack(want))
+
+
+def test_without_trips_the_pullback_is_the_identity():
+    _, pullback = aot.function(rooted).vjp(X, jnp.int32(0))
+    np.testing.assert_array_equal(pullback(3 * X)[0], 3 * X)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_inside_shard_map(checks):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+
+    def loss(loop):
+        def program(x, w):
+            def local(x, w):
+                return loop(lambda i, y: jnp.sin(y * w) + 0.1 * lax.psum(y, "d"), x)
+
+            specs = {"in_specs": (P("d"), P()), "out_specs": P("d"), "check_vma": checks}
+            return jnp.sum(jax.shard_map(local, mesh=mesh, **specs)(x, w) ** 2)
+
+        return program
+
+    def unrolled(body, y):
+        for i in range(4):
+            y = body(i, y)
+        return y
+
+    want = jax.value_and_grad(loss(unrolled), (0, 1))(X, 0.5 * X)
+    with pytest.warns(UserWarning, match="is not cut here"):
+        plain = aot.function(loss(lambda body, y: lax.fori_loop(0, jnp.int32(4), body, y)), argnums=(0, 1))
+        near(plain.value_and_grad(X, 0.5 * X), want)
+    near(jax.value_and_grad(loss(partial(aot.fori_loop, 0, jnp.int32(4))), (0, 1))(X, 0.5 * X), want)
+
+
+def test_trips_that_differ_by_device_are_refused():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+
+    def loss(x):
+        def local(x):
+            return lax.fori_loop(0, 2 + lax.axis_index("d"), lambda i, y: jnp.sin(y), x)
+
+        return jnp.sum(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d"))(x))
+
+    with pytest.raises(DerivativeError) as caught:
+        aot.function(loss).grad(X)
+    assert re.fullmatch(
+        r"the lax\.while_loop at \S*test_plain\.py:\d+ \(\S+\) runs as often as each device of the mesh axis "
+        r"'d' asks; so it has no reverse mode\.\n"
+        r"Give jax\.shard_map check_vma=False, or let all devices go on until the last is done \(jax\.lax\.pmax\)\.",
+        str(caught.value),
+    )
+
+
+def test_a_loop_that_writes_a_reference_is_refused_where_it_is_differentiated():
+    def loss(x, written):
+        ref = jax.new_ref(x)
+
+        def body(i, y):
+            ref[...] = jnp.sin(ref[...])
+            return y
+
+        count = lax.fori_loop(0, jnp.int32(3), body, jnp.int32(2))
+        return jnp.sum(rooted(x, count)) + (jnp.sum(ref[...]) if written else 0)
+
+    with pytest.raises(DerivativeError) as caught:
+        aot.function(partial(loss, written=True)).grad(X)
+    assert re.fullmatch(
+        r"the lax\.while_loop at \S*test_plain\.py:\d+ \(\S*loss\) reads or writes a jax\.Ref from outside of the "
+        r"loop; so the loop has no derivative\.\n"
+        r"Carry its value, and write it to the reference after the loop\.",
+        str(caught.value),
+    )
+
+
+def test_a_step_may_make_references():
+    def loss(loop):
+        def step(i, y):
+            ref = jax.new_ref(y)
+            ref[...] = jnp.sin(ref[...])
+            return ref[...] * y
+
+        return lambda x: jnp.sum(loop(step, x))
+
+    want = jax.grad(loss(lambda step, x: step(1, step(0, x))))(X)
+    near(aot.function(loss(lambda step, x: lax.fori_loop(0, jnp.int32(2), step, x))).grad(X), want)
+    near(aot.function(loss(lambda step, x: aot.fori_loop(0, jnp.int32(2), step, x))).grad(X), want)
+
+
+def test_a_body_checks_as_often_as_the_forward_runs():
+    def doubled(x):
+        def body(i, y):
+            checkify.check(y[0] < 100, "too large: {}", y[0])
+            return y * 2
+
+        return jnp.sum(lax.fori_loop(0, jnp.int32(9), body, x))
+
+    cut = aot.function(doubled)
+    error, grads = checkify.checkify(lambda x: cut.grad(x))(X)
+    assert "too large: 102.4" in error.get()
+    error, grads = checkify.checkify(lambda x: cut.grad(x))(X / 8)
+    assert error.get() is None
+    near(grads, np.full(3, 2.0**9))
+
+
+def test_exported_for_any_size(tmp_path):
+    program = aot.function(lambda x, n: jnp.sum(rooted(x, n)))
+    shapes = aot.shapes("b", "float32"), aot.shapes("", "int32")
+    program.export(tmp_path / "artefact", *shapes, platforms="cpu", sizes={"b": 8})
+    near(aot.load(tmp_path / "artefact").grad(X, jnp.int32(3)), jax.grad(lambda x: jnp.sum(by_python(x, 3)))(X))

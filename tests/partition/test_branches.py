@@ -201,6 +201,33 @@ def test_with_symbolic_sizes_conditionals_stay_as_jax_wrote_them(tmp_path):
     assert_close(loaded.value_and_grad(X, W, jnp.int32(2)), jax.value_and_grad(program)(X, W, 2))
 
 
+def test_a_branch_may_keep_empty_arrays():
+    def program(w, x, flag):
+        return jnp.sum(lax.cond(flag, jnp.sin, lambda x: x * x, x)) + jnp.sum(w)
+
+    got = aot.function(program, argnums=(0, 1)).value_and_grad(W, X[:0], True)
+    assert_close(got, jax.value_and_grad(program, argnums=(0, 1))(W, X[:0], True))
+
+
+def test_references_that_branches_write():
+    def program(w, x, index):
+        ref = jax.new_ref(x)
+
+        def through():
+            ref[...] = jnp.sin(ref[...] @ w)
+
+        def twice():
+            ref[...] = ref[...] * 2
+
+        lax.cond(index > 1, through, twice)
+        lax.cond(index > 2, through, twice)
+        return jnp.sum(ref[...] ** 2)
+
+    cut, plain = aot.function(program, argnums=(0, 1)), jax.value_and_grad(program, argnums=(0, 1))
+    for index in (1, 2, 3):
+        assert_close(cut.value_and_grad(W, X, jnp.int32(index)), plain(W, X, jnp.int32(index)))
+
+
 def typed(*shapes, dtype="float32"):
     return [jax.core.ShapedArray(shape, np.dtype(dtype)) for shape in shapes]
 

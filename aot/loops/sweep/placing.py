@@ -127,7 +127,7 @@ def empty_rows(like: Any, count: int) -> Any:
     aval: Any = jax.typeof(like)
     if not jaxprs.is_plain(aval):
         return jnp.broadcast_to(like, (count, *aval.shape))
-    return jnp.zeros((count, *aval.shape), aval.dtype)
+    return jaxprs.full(jaxprs.stacked(aval, [count]), 0)
 
 
 def write(rows: Any, value: Any, row: Any) -> Any:

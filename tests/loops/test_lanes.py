@@ -1,0 +1,89 @@
+"""The lanes of a mapped loop are kept apart where that can be seen, and a finished one puts no NaN into a gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jointcut import aot
+from jointcut.aot.loops import lanes
+from looped import near
+
+X = jnp.array([4.0, 0.0, 30.0])
+W = jnp.arange(12.0).reshape(3, 4)
+APART = {
+    "elementwise": lambda x: jnp.sin(x) * x + 1,
+    "a matrix": lambda x: (x @ W.T @ W)[::-1],
+    "a product of lanes' own": lambda x: jnp.outer(x, x) @ x,
+    "a sum": lambda x: x / jnp.sum(x, axis=0, keepdims=True),
+    "sorted": lambda x: jnp.sort(x) + jnp.cumsum(x),
+    "pieces": lambda x: jnp.concatenate([x[1:], x[:1]]) + jnp.pad(x[2:], (1, 1)),
+    "another shape": lambda x: x.reshape(2, 2).T.reshape(4) * jnp.where(x > 0, x, 0),
+    "a rule": lambda x: jax.nn.relu(x) + jax.nn.silu(x),
+    "a call": jax.jit(lambda x: jnp.argmax(x) + x),
+}
+MIXED = {
+    "a sum over lanes": lambda x: x + lax.psum(x, "lanes"),
+    "the largest of all": lambda x: x + lax.pmax(x, "lanes"),
+    "from the next": lambda x: lax.ppermute(x, "lanes", [(0, 1), (1, 2), (2, 0)]),
+    "all of them": lambda x: lax.all_gather(x, "lanes")[1] + x,
+}
+
+
+def is_apart(body, axis):
+    closed = jax.make_jaxpr(jax.vmap(body, axis, 0, axis_name="lanes"))(jnp.ones((3, 4) if axis == 0 else (4, 3)))
+    return lanes.apart(closed, [axis], 0)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_lanes_that_are_apart(name):
+    assert is_apart(APART[name], 0)
+    assert is_apart(APART[name], 1)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_lanes_that_are_mixed(name):
+    assert not is_apart(MIXED[name], 0)
+
+
+def test_a_finished_lane_puts_no_nan_into_a_gradient():
+    def total(x, n):
+        return jnp.sum(jax.vmap(lambda x, n: lax.fori_loop(0, n, lambda i, y: jnp.sqrt(y) - 1.0, x))(x, n))
+
+    want = np.array([0.25, 1.0, 0.25 / (np.sqrt(30) * np.sqrt(np.sqrt(30) - 1))])
+    near(aot.function(total).grad(X, jnp.array([1, 0, 2])), want, rtol=1e-6)
+
+
+def test_steps_that_end_at_each_lanes_own_time():
+    """The error of a step of length zero has an infinite derivative: it must not be taken."""
+
+    def solved(a, end):
+        def step(c):
+            t, y = c
+            h = jnp.minimum(0.25, end - t)
+            error = jnp.sqrt(jnp.sum((h * a * y) ** 2))
+            return t + h, y + h * a * y * (1 + 0.0 * error)
+
+        return lax.while_loop(lambda c: c[0] < end, step, (jnp.float32(0), jnp.ones(2)))[1]
+
+    ends = jnp.array([0.25, 1.0, 0.5])
+    grads = aot.function(lambda a: jnp.sum(jax.vmap(solved, (None, 0))(a, ends))).grad(jnp.float32(0.3))
+    near(grads, sum(2 * n * 0.25 * 1.075 ** (n - 1) for n in (1, 4, 2)), rtol=1e-5)
+
+
+def test_lanes_that_read_each_other_see_a_finished_one_as_it_is():
+    trips = np.array([1, 3, 2])
+
+    def total(x, n):
+        def lane(x, n):
+            return lax.fori_loop(0, n, lambda i, y: jnp.sin(y) * lax.pmean(y, "lanes"), x)
+
+        return jnp.sum(jax.vmap(lane, axis_name="lanes")(x, n))
+
+    def by_hand(x):
+        for i in range(3):
+            x = jnp.where(i < trips, jnp.sin(x) * jnp.mean(x), x)
+        return jnp.sum(x)
+
+    near(aot.function(total).value_and_grad(X, jnp.asarray(trips)), jax.value_and_grad(by_hand)(X), rtol=1e-5)
