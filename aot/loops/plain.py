@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,13 +39,19 @@ def is_about_loops(error: ValueError) -> bool:
     return _JAX_ON_LOOPS in str(error)
 
 
-def refusal(closed: Any) -> DerivativeError:
-    """What to say of a program whose loops are ours already, if JAX still raises that error."""
-    left: list[jaxprs.Equation] = []
-    simplify.replaced(closed, "while", lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
-    what = "reads or writes a jax.Ref from outside of the loop; so the loop has no derivative."
-    cure = "Carry its value, and write it to the reference after the loop."
-    return DerivativeError(message(_name(left[0]), what, cure))
+@contextmanager
+def refusing(closed: Any) -> Iterator[None]:
+    """Raise `DerivativeError` where JAX raises that error of a program whose other loops are ours already."""
+    try:
+        yield
+    except ValueError as error:
+        if not is_about_loops(error):
+            raise
+        left: list[jaxprs.Equation] = []
+        simplify.replaced(closed, "while", lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
+        what = "reads or writes a jax.Ref from outside of the loop; so the loop has no derivative."
+        cure = "Carry its value, and write it to the reference after the loop."
+        raise DerivativeError(message(_name(left[0]), what, cure)) from None
 
 
 def _has_references(eqn: jaxprs.Equation) -> bool:

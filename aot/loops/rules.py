@@ -22,6 +22,7 @@ import jax
 from jointcut.aot.loops.buffers import Buffer, buffers
 from jointcut.aot.loops.memory import Memory, steps_again
 from jointcut.aot.loops.parts import Parts, led, over, traced
+from jointcut.aot.loops.sweep.cutting import has_sizes
 from jointcut.aot.loops.sweep.reverse import runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
 from jointcut.aot.loops.sweep.steps import Step
@@ -232,7 +233,7 @@ class Pull(Program):
 
     def nested(self) -> Nested | None:
         """As `CallRules.nested`: the step that is pulled back; None under `jax.vmap`, where it has more axes."""
-        if self._step is None:
+        if self._step is None or not has_sizes(self._step.joint):
             return None
         split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
         row = sum(map(jaxprs.aval_bytes, kept))
@@ -240,7 +241,7 @@ class Pull(Program):
 
     def runs(self) -> Sequence[tuple[Any, int]] | None:
         """As `CallRules.runs`: each step back, and those that run again between checkpoints."""
-        if self._step is None:
+        if self._step is None or not has_sizes(self._step.joint):
             return None
         loop = self.derivative.loop
         back = (self._step.program, 1 if loop.trips is None else loop.trips)

@@ -253,12 +253,8 @@ def joint(
 
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
-    try:
+    with plain.refusing(closed):
         program, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
-    except ValueError as error:
-        if not plain.is_about_loops(error):
-            raise
-        raise plain.refusal(closed) from None
     return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
 
 

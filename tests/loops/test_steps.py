@@ -61,9 +61,9 @@ def test_plan_text_and_report_tell_of_it(cut):
     report = cut.explain(measure=False)
     assert line in report.bounds
     assert [row["recomputed"] for row in report.to_dict()["loops"]] == [len(loop.plan.recomputed)]
-    text = show(cut.graph)
+    text = show(cut.split.graph)
     assert " steps x? {\n    primal %0:" in text
-    assert parse(text) == cut.graph and parse(text).nested.keys() == cut.graph.nested.keys()
+    assert parse(text) == cut.split.graph and parse(text).nested.keys() == cut.split.graph.nested.keys()
 
 
 def test_a_small_step_is_not_cut():

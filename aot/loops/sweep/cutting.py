@@ -18,6 +18,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.split import Split, halved
@@ -62,10 +63,18 @@ class CutStep:
         return self.split([*self.constants, *flat[:count]], flat[count:])[1]
 
 
+def has_sizes(closed: Any) -> bool:
+    """Whether the sizes of all arrays of a step are numbers: one with symbolic sizes is not cut."""
+    jaxpr, _ = jaxprs.opened(closed)
+    made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+    return not any(is_symbolic(getattr(v.aval, "shape", ())) for v in (*jaxpr.invars, *made))
+
+
 def is_large(closed: Any) -> bool:
     """Whether a step makes arrays enough for a cut to be worth a thought."""
-    jaxpr, _ = jaxprs.opened(simplify.inlined(closed))
-    return sum(jaxprs.aval_bytes(v.aval) for eqn in jaxpr.eqns for v in eqn.outvars) >= LEAST_BYTES
+    jaxpr, _ = jaxprs.opened(closed)
+    made = (jaxprs.aval_bytes(v.aval) for eqn in jaxpr.eqns for v in eqn.outvars)
+    return has_sizes(closed) and sum(made) >= LEAST_BYTES
 
 
 def _chosen(problem: Problem) -> Plan:
