@@ -24,7 +24,7 @@ from jointcut.aot.loops.buffers import Buffer, buffers
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, led, over, traced
 from jointcut.aot.loops.placing import Checkpoints, placed
-from jointcut.aot.loops.steps import Step
+from jointcut.aot.loops.steps import Step, refuse_sums
 from jointcut.aot.loops.sweeping import swept
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
@@ -266,6 +266,7 @@ class Pull(Program):
         """The sweep from cotangents of these parts of the carry."""
         parts, mask = derivative.loop.parts, derivative.mask
         step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving))
+        refuse_sums(step, parts, derivative.loop.name)
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
         saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
         cts = [jaxprs.cotangent_aval(parts.carry[i]) for i in given]
