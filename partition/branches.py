@@ -117,7 +117,7 @@ def _cut(forward: Equation, backward: Equation, public: set[Var]) -> tuple[Equat
 def _is_usual(atom: Atom) -> bool:
     """Whether an atom has a known size, and its type names no mesh, so that it may share space with others."""
     aval = atom.aval
-    is_placed = jaxprs.is_explicit(getattr(aval, "sharding", None)) or bool(getattr(aval, "vma", None))
+    is_placed = jaxprs.is_explicit(getattr(aval, "sharding", None)) or bool(jaxprs.varying(aval))
     return not is_placed and all(isinstance(size, int) for size in aval.shape)
 
 

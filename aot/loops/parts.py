@@ -65,17 +65,6 @@ class Parts:
                 cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
                 raise DerivativeError(message(name, what, cure))
 
-    def refuse_devices(self, name: str) -> None:
-        """Raise `DerivativeError`, which blames `name`, if each device of a mesh makes its own number of trips.
-
-        Gradients of what all devices share would be summed over the devices in each step.
-        """
-        axes = jaxprs.varying(jaxprs.opened(self.cond)[0].outvars[0].aval)
-        if axes:
-            what = f"runs as often as each device of the mesh axis {min(axes)!r} asks; so it has no reverse mode."
-            cure = "Give jax.shard_map check_vma=False, or let all devices go on until the last is done (jax.lax.pmax)."
-            raise DerivativeError(message(name, what, cure))
-
     @cached_property
     def depends(self) -> list[frozenset[int]]:
         """For each part of the new carry, the inputs of the body that it has a derivative with respect to."""

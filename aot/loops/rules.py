@@ -25,7 +25,7 @@ from jointcut.aot.loops.parts import Parts, led, over, traced
 from jointcut.aot.loops.sweep.cutting import has_sizes
 from jointcut.aot.loops.sweep.reverse import runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
-from jointcut.aot.loops.sweep.steps import Step
+from jointcut.aot.loops.sweep.steps import Step, refuse_sums
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Nested
 from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
@@ -73,7 +73,6 @@ class Loop(Program):
         derivative = self.derivative(mask)
         if not derivative.moving:
             return self(*primals), lambda *tangents: [None] * len(self.parts.carry)
-        self.parts.refuse_devices(self.name)
         count = len(self.parts.carry)
         outs = derivative.saving(*primals)
         return outs[:count], derivative.linear([*primals, *outs[count:]])
@@ -215,6 +214,7 @@ class Pull(Program):
         """The sweep from cotangents of these parts of the carry."""
         parts, mask = derivative.loop.parts, derivative.mask
         step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving), derivative.written)
+        refuse_sums(step, parts, derivative.loop.name)
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
         saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
         cts = [jaxprs.cotangent_aval(parts.carry[i]) for i in given]

@@ -118,8 +118,8 @@ class Runner:
     def _result_tree(self) -> Any:
         """The tree of the function's result, if its leaves are exactly a program's outputs, else None."""
         results = self.call.results
-        is_exact = not (self.handed_back or results.states or results.holds_objects) and self.call.order is None
-        return results.tree if is_exact else None
+        holds_more = results.states or results.holds_objects or results.holds_fixed
+        return None if self.handed_back or holds_more or self.call.order is not None else results.tree
 
     @cached_property
     def _step_tree(self) -> Any:

@@ -21,7 +21,7 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite import simplify, views
-from jointcut.wrappers.arguments import objects
+from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias, refs
@@ -55,6 +55,7 @@ class Results:
             raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
         main, aux = out if has_aux else (out, None)
         (main, aux), _ = objects.taken_apart((main, aux))
+        main, aux = fixed.fixed_results((main, aux)) if has_aux else (fixed.fixed_results(main), None)
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
         leaves = [*main_leaves, *aux_leaves]
@@ -79,6 +80,18 @@ class Results:
     def holds_objects(self) -> bool:
         """Whether the result contains objects that can be written to."""
         return objects.stand_in(jax.tree.unflatten(self.tree, range(self.tree.num_leaves)))
+
+    @cached_property
+    def holds_fixed(self) -> bool:
+        """Whether the result contains leaves that are not arrays, such as the functions of a module."""
+        return fixed.stand_in(jax.tree.unflatten(self.tree, range(self.tree.num_leaves)))
+
+    @cached_property
+    def cotangent_tree(self) -> Any:
+        """The tree of a cotangent of the outputs: None in the place of what is not an array."""
+        if not self.holds_fixed:
+            return self.out_tree
+        return jax.tree.structure(fixed.gradients(jax.tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -111,7 +124,8 @@ class Results:
         aux = None
         if self.aux_tree is not None:
             aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_returned])
-        return objects.built((main, aux))[0] if self.holds_objects else (main, aux)
+        main, aux = objects.built((main, aux))[0] if self.holds_objects else (main, aux)
+        return fixed.released((main, aux)) if self.holds_fixed else (main, aux)
 
 
 def _shown(out: Any) -> str:

@@ -165,7 +165,7 @@ class Call:
         They are in the order of the program's outputs. Raises `CallError` if the cotangent does not fit the output.
         """
         results = self.results
-        leaves = fitting(results.out_tree, results.main, cotangent)
+        leaves = fitting(results.cotangent_tree, results.main, cotangent)
         if not self.is_train:
             return []
         if self.order is None:

@@ -488,6 +488,12 @@ def typed(x: Any, aval: Any) -> Any:
     return lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
+def as_varying(x: Any, *others: Any) -> Any:
+    """The array `x`, varying over the axes that it or one of some other arrays varies over."""
+    axes = frozenset[Any]().union(*(varying(jax.typeof(y)) for y in others)) - varying(jax.typeof(x))
+    return lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
 def full(aval: Any, number: Any) -> Any:
     """An array that holds one number, of an abstract value's type."""
     return typed(lax.full(aval.shape, number, aval.dtype, sharding=_sharding_in_type(aval)), aval)

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
+from jointcut.partition.errors import TraceError
 
 ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 EXPLICIT = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
@@ -237,6 +238,95 @@ def a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh():
         near(jax.jit(aot.function(blocks, budget=0.0).value_and_grad)(*args), want)
 
 
+def branches_with_values_that_vary_and_that_do_not_are_differentiated():
+    def unequal(w, x):
+        def with_both(x):
+            return jnp.sum(jnp.exp(jnp.sin(jnp.tanh(x @ w["in"]))) @ jnp.sin(w["out"] @ w["out"]))
+
+        def with_more(x):
+            return jnp.sum(jnp.sin(jnp.exp(jnp.sin(jnp.concatenate([x, x]) @ jnp.tanh(w["in"])))))
+
+        return lax.switch(
+            jnp.int32(x[0, 0] > 0), [with_both, with_more, lambda x: jnp.sum(jnp.cos(w["in"])) * x[0, 0]], x
+        )
+
+    def run(gradient):
+        def apart(w, x):
+            w = jax.tree.map(lambda leaf: lax.pcast(leaf, "d", to="varying"), w)
+            return lax.psum(gradient(w, x), "d")
+
+        return mapped(apart)(W, X)
+
+    want = run(jax.grad(unequal))
+    near(run(aot.function(unequal).grad), want)
+    near(run(jax.grad(aot.function(unequal))), want)
+
+
+def repeated(w, x):
+    _, h = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w["in"])), (0, x))
+    return jnp.mean(h**2)
+
+
+def repeated_by_scan(w, x):
+    h, _ = lax.scan(lambda h, _: (jnp.tanh(h @ w["in"]), None), x, length=3)
+    return jnp.mean(h**2)
+
+
+def while_loops_are_differentiated_to_any_order():
+    def curved(function):
+        return mapped(lambda w, x: jax.jvp(jax.grad(lambda w: function(w, x)), (w,), (w,))[1])(W, X)
+
+    cut, want = aot.function(repeated), mapped(jax.grad(repeated_by_scan))(W, X)
+    near(mapped(cut.grad)(W, X), want)
+    near(mapped(jax.grad(cut))(W, X), want)
+    near(mapped(lambda w, x: by_vjp(cut.vjp, w, x)[1])(W, X), want)
+    near(curved(cut), curved(repeated_by_scan))
+
+
+def settled(w, x):
+    h = lax.while_loop(lambda h: jnp.mean(h**2) > 0.01, lambda h: 0.8 * jnp.tanh(h @ w["in"] / 4), x)
+    return jnp.mean(h**2)
+
+
+def settled_by_scan(w, x):
+    def step(h, _):
+        return jnp.where(jnp.mean(h**2) > 0.01, 0.8 * jnp.tanh(h @ w["in"] / 4), h), None
+
+    return jnp.mean(lax.scan(step, x, length=60)[0] ** 2)
+
+
+def devices_may_leave_a_while_loop_one_by_one():
+    def run(gradient):
+        def apart(w, x):
+            w = jax.tree.map(lambda leaf: lax.pcast(leaf, "d", to="varying"), w)
+            return lax.psum(gradient(w, x * (1 + 9 * lax.axis_index("d"))), "d")
+
+        return mapped(apart)(W, X)
+
+    near(run(aot.function(settled).grad), run(jax.grad(settled_by_scan)))
+
+
+def a_sum_over_devices_within_a_loop_that_some_have_left_is_refused():
+    try:
+        mapped(aot.function(settled).grad)(W, X)
+    except TraceError as error:
+        told = str(error).splitlines()
+    line = settled.__code__.co_firstlineno + 1
+    assert told[:2] == [
+        f"the lax.while_loop at {__file__}:{line} (settled) is repeated as often as each device of axis 'd' wants, and "
+        "reads a float32[8,8] that is equal on all of them, whose gradient is a sum over them.",
+        "Pass that value through jax.lax.pcast(…, 'd', to='varying') before the loop.",
+    ], told
+
+
+def while_loops_run_backwards_on_an_explicit_mesh():
+    with jax.set_mesh(EXPLICIT):
+        args = jax.device_put(W, NamedSharding(EXPLICIT, P())), jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        want = jax.jit(jax.grad(repeated_by_scan))(*args)
+        near(jax.jit(aot.function(repeated).grad)(*args), want)
+        near(jax.jit(jax.grad(aot.function(repeated)))(*args), want)
+
+
 def shard_map_inside_works_and_one_warning_says_that_it_is_not_cut():
     def whole(w, x):
         return jax.shard_map(mean, mesh=ROWS, in_specs=(P(), P("d")), out_specs=P())(w, x) + jnp.sum(w["in"] ** 2)
@@ -268,6 +358,11 @@ CLAIMS = [
     pmap_is_as_ever,
     a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere,
     a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh,
+    branches_with_values_that_vary_and_that_do_not_are_differentiated,
+    while_loops_are_differentiated_to_any_order,
+    devices_may_leave_a_while_loop_one_by_one,
+    a_sum_over_devices_within_a_loop_that_some_have_left_is_refused,
+    while_loops_run_backwards_on_an_explicit_mesh,
     shard_map_inside_works_and_one_warning_says_that_it_is_not_cut,
 ]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.partition.errors import CallError, message
+from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program.jaxprs import is_reference, is_tracer
 from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.record import Record
@@ -93,6 +94,37 @@ def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
     With `integers` these are fixed too. Raises `CallError` for a leaf whose `==` returns no bool, so that calls could
     not be compared.
     """
+
+    def kept(leaf: Any) -> Fixed | None:
+        if isinstance(leaf, bool) or (integers and type(leaf) is int):
+            return Fixed(leaf, has_zero=True)
+        return _unless_array(leaf)
+
+    tree, changed = _marked(tree, kept)
+    if changed:
+        _refuse_incomparable(tree, paths)
+    return tree, changed
+
+
+def fixed_results(tree: Any) -> Any:
+    """A result with each leaf that is not an array as a `Fixed` node; Python numbers only in an Equinox module.
+
+    Raises `TraceError` for a leaf that holds a traced value, as a closure may.
+    """
+    tree, changed = _marked(tree, _unless_array)
+    if changed:
+        for keys, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_fixed)[0]:
+            if is_fixed(node) and _holds_traced(node.value):
+                what = (
+                    f"is a {type(node.value).__name__} that holds a traced value, which has no number after the trace."
+                )
+                cure = "Return that value itself, and make the object of it outside of the function."
+                raise TraceError(message("result" + jax.tree_util.keystr(keys), what, cure))
+    return tree
+
+
+def _marked(tree: Any, kept: Callable[[Any], Fixed | None]) -> tuple[Any, bool]:
+    """A tree with what `kept` makes of its leaves, and whether it made anything; modules have a rule of their own."""
     module = _module_class()
 
     def in_module(x: Any) -> bool:
@@ -102,26 +134,33 @@ def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
     changed = False
     for i, leaf in enumerate(leaves):
         if in_module(leaf):
-            leaves[i], touched = _each(leaf, lambda x: isinstance(x, _NUMBERS) or not _is_array_like(x), False)
+            leaves[i], touched = _each(leaf)
             changed |= touched
-        elif isinstance(leaf, bool) or (integers and type(leaf) is int):
-            leaves[i], changed = Fixed(leaf, has_zero=True), True
-        elif not _is_array_like(leaf):
-            leaves[i], changed = Fixed(leaf), True
-    if not changed:
-        return tree, False
-    tree = jax.tree.unflatten(structure, leaves)
-    _refuse_incomparable(tree, paths)
-    return tree, True
+        elif (node := kept(leaf)) is not None:
+            leaves[i], changed = node, True
+    return (jax.tree.unflatten(structure, leaves), True) if changed else (tree, False)
 
 
-def _each(tree: Any, wanted: Callable[[Any], bool], has_zero: bool) -> tuple[Any, bool]:
-    leaves, structure = jax.tree.flatten(tree)
-    flags = [wanted(leaf) for leaf in leaves]
+def _each(module: Any) -> tuple[Any, bool]:
+    """A module with its numbers and whatever is not an array as `Fixed` nodes, and whether there is any."""
+    leaves, structure = jax.tree.flatten(module)
+    flags = [isinstance(x, _NUMBERS) or not _is_array_like(x) for x in leaves]
     if not any(flags):
-        return tree, False
+        return module, False
     pairs = zip(leaves, flags, strict=True)
-    return jax.tree.unflatten(structure, [Fixed(x, has_zero) if on else x for x, on in pairs]), True
+    return jax.tree.unflatten(structure, [Fixed(x) if on else x for x, on in pairs]), True
+
+
+def _unless_array(leaf: Any) -> Fixed | None:
+    return None if _is_array_like(leaf) else Fixed(leaf)
+
+
+def _holds_traced(value: Any) -> bool:
+    """Whether a function closes over a traced value, or an object has one among its attributes."""
+    cells = getattr(value, "__closure__", None) or ()
+    attributes = [getattr(value, name, None) for name in ("__dict__", "args", "keywords")]
+    filled = [cell.cell_contents for cell in cells if cell != types.CellType()]  # equal to it: not filled yet
+    return any(map(is_tracer, jax.tree.leaves([filled, attributes])))
 
 
 def _is_array_like(leaf: Any) -> bool:
@@ -157,6 +196,11 @@ def inside_modules(tree: Any) -> list[Any]:
 def is_fixed(x: Any) -> bool:
     """Whether a node is a fixed leaf."""
     return isinstance(x, Fixed)
+
+
+def stand_in(tree: Any) -> bool:
+    """Whether a tree holds fixed leaves."""
+    return any(map(is_fixed, jax.tree.leaves(tree, is_leaf=is_fixed)))
 
 
 def released(tree: Any) -> Any:

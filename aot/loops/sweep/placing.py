@@ -106,9 +106,12 @@ def placed(
         return trips, lives, carry, places, rows, figures, orders.after.order
 
     carry = list(carry)
-    rows = [empty_rows(carry[i], slots + 1) for i in kept]
+    lives = alive(carry)
+    rows = [jaxprs.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
     figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-    start = (jnp.int32(0), alive(carry), carry, jnp.full(slots, -1, jnp.int32), rows, figures, order)
+    numbers = (jnp.int32(0), jnp.full(slots, -1, jnp.int32), figures, order)
+    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in numbers)
+    start = (trips, lives, carry, places, rows, figures, order)
     trips, _, carry, places, rows, figures, _ = lax.while_loop(lambda s: s[1], stretch, start)
     return list(carry), Checkpoints(trips, figures, places, rows)
 
@@ -119,7 +122,7 @@ def binomial(slots: Any, again: Any) -> Any:
     def more(i: Any, served: Any) -> Any:
         return jnp.round(served * (slots + jnp.float32(i)) / jnp.float32(i))
 
-    return lax.fori_loop(1, again + 1, more, jnp.float32(1))
+    return lax.fori_loop(1, again + 1, more, jaxprs.as_varying(jnp.float32(1), slots, again))
 
 
 def empty_rows(like: Any, count: int) -> Any:
@@ -127,7 +130,7 @@ def empty_rows(like: Any, count: int) -> Any:
     aval: Any = jax.typeof(like)
     if not jaxprs.is_plain(aval):
         return jnp.broadcast_to(like, (count, *aval.shape))
-    return jaxprs.full(jaxprs.stacked(aval, [count]), 0)
+    return lax.broadcast(jaxprs.full(aval, 0), (count,))  # it is laid out on a mesh as the rows are
 
 
 def write(rows: Any, value: Any, row: Any) -> Any:
@@ -151,14 +154,14 @@ def _fill_all(plan: Plan) -> _Orders:
     """Stage 0: a checkpoint before every step."""
     slots = plan.order.shape[0]
     after = _new_stage(plan)._replace(order=plan.order)
-    return _whole(_Orders(slots, 1, after))
+    return _whole(plan, _Orders(slots, 1, after))
 
 
 def _fill_gap(plan: Plan) -> _Orders:
     """Stage 1: a checkpoint before every step of the gap but the last."""
     free = plan.order.shape[0] - plan.gaps
     ended = plan._replace(gaps=plan.gaps + 1, slot=plan.slot + free * plan.way, way=-plan.way)
-    return _whole(_Orders(free + 1, 1 + jnp.int32(free == 0), _where(free == 0, _new_stage(plan), ended)))
+    return _whole(plan, _Orders(free + 1, 1 + jnp.int32(free == 0), _where(free == 0, _new_stage(plan), ended)))
 
 
 def _place_one(plan: Plan) -> _Orders:
@@ -170,7 +173,7 @@ def _place_one(plan: Plan) -> _Orders:
     ended = plan._replace(gaps=plan.gaps + 1, inner=jnp.zeros_like(plan.inner), way=-plan.way)
     same = plan._replace(inner=plan.inner + 1, slot=plan.slot + plan.way)
     after = _where(free == 0, _new_stage(plan), _where(ends, ended, same))
-    return _whole(_Orders(1, distance, after))
+    return _whole(plan, _Orders(1, distance, after))
 
 
 def _new_stage(plan: Plan) -> Plan:
@@ -184,8 +187,9 @@ def _new_stage(plan: Plan) -> Plan:
     return Plan.of((plan.stage + 1, *map(jnp.int32, (2, 0, slots - 1, -1))), plan.order[zigzag])
 
 
-def _whole(orders: _Orders) -> _Orders:
-    return jax.tree.map(jnp.int32, orders)
+def _whole(plan: Plan, orders: _Orders) -> _Orders:
+    """The orders as integers that vary over the axes that the plan varies over."""
+    return jax.tree.map(lambda x: jaxprs.as_varying(jnp.int32(x), plan.order), orders)
 
 
 def _where(flag: Any, yes: Plan, no: Plan) -> Plan:

@@ -11,6 +11,7 @@ import jax
 
 from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.sweep.cutting import CutStep, is_large
+from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.sparse import is_zero
@@ -120,3 +121,21 @@ def _is_cleared(cotangent: Any, end: Any, makers: dict[Any, Any]) -> bool:
     if eqn.primitive.name == "scatter":
         return is_zero(eqn.invars[2], makers)
     return eqn.primitive.name == "dynamic_update_slice" and is_zero(eqn.invars[1], makers)
+
+
+def refuse_sums(step: Step, parts: Parts, name: str) -> None:
+    """Raise `TraceError` if the step sums a gradient over devices that make different numbers of trips.
+
+    Inside `jax.shard_map`, the gradient of a value that is equal on all devices is such a sum. In a loop that some
+    devices have left it would never end.
+    """
+    apart = jaxprs.varying(jaxprs.opened(parts.cond)[0].outvars[0].aval)
+    for i in [*step.consts, *(parts.num_consts + i for i in step.outputs)]:
+        if axes := sorted(map(str, apart - jaxprs.varying(parts.avals[i]))):
+            names = ", ".join(map(repr, axes))
+            what = (
+                f"is repeated as often as each device of axis {names} wants, and reads a {parts.avals[i].str_short()} "
+                "that is equal on all of them, whose gradient is a sum over them."
+            )
+            cure = f"Pass that value through jax.lax.pcast(…, {axes[0]!r}, to='varying') before the loop."
+            raise TraceError(message(name, what, cure))

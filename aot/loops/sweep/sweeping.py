@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.aot.loops.sweep.placing import Checkpoints, read, write
+from jointcut.partition.program import jaxprs
 
 State = Any
 
@@ -130,7 +131,8 @@ def _dropped(checkpoints: Checkpoints) -> Any:
         count, served = s
         return count + 1, served * jnp.float32(stage + count + 2) / jnp.float32(count + 2)
 
-    count, _ = lax.while_loop(lambda s: (s[0] < most) & (s[1] < rest), more, (jnp.zeros_like(most), served))
+    start = (jaxprs.as_varying(jnp.zeros_like(most), most), jaxprs.as_varying(served, rest))
+    count, _ = lax.while_loop(lambda s: (s[0] < most) & (s[1] < rest), more, start)
     return jnp.where(stage >= 2, count, 0)
 
 
@@ -145,7 +147,7 @@ def _distance(steps: Any, slots: Any) -> Any:
         again, less = s
         return jnp.round(less * (many + again) / again)
 
-    one = jnp.float32(1)
+    one = jaxprs.as_varying(jnp.float32(1), many)
     again, less = lax.while_loop(lambda s: served(s) < total, lambda s: (s[0] + 1, served(s)), (one, one))
     rest = jnp.round(less * many / (many + again - 1))  # what one slot fewer serves with as many repetitions as `less`
     first = jnp.clip(jnp.minimum(less, total - rest), 1, total - 1).astype(jnp.int32)
