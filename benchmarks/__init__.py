@@ -17,6 +17,12 @@ Files, in reading order:
 - pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.
 - pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
 - steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.
+- branches: Weigh what the branches of a `lax.switch` keep for the backward, beside JAX and the largest branch alone.
+- buffers: Weigh the gradient of a loop that fills an array row by row, beside plain JAX, for more and more rows.
+- loops_rivals: Weigh and time the gradient of one loop, by ours and by what people write today.
+- loops_ode: Differentiate adaptive ODE solves in a plain `lax.while_loop`, beside finite differences and Diffrax.
+- loops_libraries: Differentiate functions of libraries that JAX refuses to differentiate, for a loop inside them.
+- loops: Measure loops that run backwards: the three above, branches and buffers, in one command.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - artefacts: Time export, load and the first step of a process, with the compiled cache and without.

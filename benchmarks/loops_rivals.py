@@ -1,0 +1,378 @@
+"""Weigh and time the gradient of one loop, by ours and by what people write today.
+
+    python -m benchmarks.loops equinox scan flat forward
+
+- `equinox`: Equinox's loops, at equal checkpoints. Its "checkpointed" loop takes their number. Its "bounded" loop is
+  scans in scans: with base `b`, each level keeps `b` carries, so with 16 (its default) it is compared with 16 times as
+  many of our checkpoints as it has levels, and with one level of all trips it is compared with `memory="stack"`.
+- `scan`: a `lax.scan` over as many steps as the loop may make, whose later steps are masked.
+- `flat`: our bytes for more and more trips, which the program knows.
+- `forward`: our loop beside `lax.while_loop` where nothing is differentiated.
+
+All programs have the same body. Bytes are XLA's temporaries. Times are medians of runs that take turns; a row that is
+slower than the other is measured twice more, and the median of the three counts. A callback in the body counts the
+steps that ran, up to 1,000 trips.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.stages import Compiled
+from rich import box
+from rich.table import Table
+from tqdm import tqdm
+
+from benchmarks.measure import Call, memory_of, time_for
+from jointcut import aot
+from jointcut.aot.loops.placing import placed
+from jointcut.aot.loops.sweeping import swept
+
+SIZES = (10, 1_000, 262_144)  # floats of the carry
+TRIPS = (10, 100, 1_000, 10_000, 100_000)
+CHECKPOINTS = (10, 100)
+BASE = 16  # of Equinox's bounded loop
+MOST_FLOATS = 500_000_000  # of a row: the size times the trips
+MOST_COUNTED = 1_000  # trips
+MOST_FORWARD = 1.02
+MOST_DIFFERENCE = 1e-5  # of gradients in float32, relative to the largest entry
+SCAN_LENGTH = 10_000
+
+Loop = Callable[[Callable[[Any], Any], Callable[[Any], Any], Any], Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two ways to run a loop, at equal checkpoints: `kind` names theirs."""
+
+    kind: str
+    checkpoints: int
+    ours: Loop
+    theirs: Loop
+
+
+@dataclass(frozen=True)
+class Rivalry:
+    """One comparison: seconds, bytes and repeated steps of ours and of theirs; None where steps were not counted."""
+
+    kind: str
+    floats: int
+    trips: int
+    checkpoints: int
+    ours_s: float
+    theirs_s: float
+    ours_bytes: int
+    theirs_bytes: int
+    ours_again: int | None
+    theirs_again: int | None
+    difference: float
+
+    @property
+    def misses(self) -> list[str]:
+        """What ours takes more of, and whether the gradients differ."""
+        more = {
+            "time": self.ours_s > self.theirs_s,
+            "bytes": self.ours_bytes > self.theirs_bytes,
+            "steps": (self.ours_again or 0) > (self.theirs_again or 0),
+            "gradients": not self.difference <= MOST_DIFFERENCE,
+        }
+        return [name for name, on in more.items() if on]
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether ours takes no more of anything."""
+        return not self.misses
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Our loop beside a masked scan, and one whose body is under `jax.checkpoint`: seconds and bytes of each."""
+
+    floats: int
+    length: int
+    trips: int
+    seconds: dict[str, float]
+    temp_bytes: dict[str, int]
+    difference: float
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the gradients are equal; for time and bytes nothing is asked."""
+        return self.difference <= MOST_DIFFERENCE
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Our bytes with so many checkpoints, by trips."""
+
+    floats: int
+    checkpoints: int
+    temp_bytes: dict[int, int]
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether they do not depend on the trips."""
+        return len(set(self.temp_bytes.values())) == 1
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Seconds where nothing is differentiated, and whether XLA compiled the same instructions."""
+
+    floats: int
+    trips: int
+    ours_s: float
+    plain_s: float
+    is_same_program: bool
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether ours takes no more than 2 % more."""
+        return self.ours_s <= MOST_FORWARD * self.plain_s
+
+
+def ours(memory: int | str, max_trips: int | None = None) -> Loop:
+    """Our loop with so many checkpoints."""
+    return partial(aot.while_loop, memory=memory, max_trips=max_trips)
+
+
+def theirs(kind: str, **options: int) -> Loop:
+    """Equinox's loop."""
+    import equinox.internal as eqxi
+
+    return lambda cond, body, init: eqxi.while_loop(cond, body, init, kind=kind, **options)
+
+
+def loops(trips: int) -> Iterator[Pair]:
+    """All pairs for a loop that makes at most so many trips."""
+    for k in CHECKPOINTS:
+        yield Pair("checkpointed", k, ours(k), theirs("checkpointed", checkpoints=k))
+    levels = next(n for n in range(1, 100) if BASE**n >= trips)
+    k = min(BASE * levels, trips)
+    yield Pair(f"bounded, base {BASE}", k, ours(k), theirs("bounded", max_steps=trips, base=BASE))
+    stack = ours("stack", trips)
+    yield Pair("bounded, one level", trips, stack, theirs("bounded", max_steps=trips, base=trips))
+
+
+def gradient(loop: Loop, told: Callable[[], None] | None = None) -> Callable[..., Any]:
+    """The gradient of a loop with respect to its first carry and to what its body closes over."""
+
+    def loss(x: Array, w: Array, trips: Array) -> Array:
+        def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            i, y = carry
+            if told is not None:
+                jax.debug.callback(told)
+            return i + 1, jnp.sin(y * w) + 0.1 * y
+
+        return loop(lambda c: c[0] < trips, body, (jnp.int32(0), x))[1].sum()
+
+    return jax.jit(jax.grad(loss, (0, 1)))
+
+
+def arrays(floats: int) -> tuple[Array, Array]:
+    """The first carry and what the body closes over."""
+    return jnp.linspace(0.1, 1.0, floats), jnp.linspace(0.5, 1.1, floats)
+
+
+def difference(first: Any, second: Any) -> float:
+    """The largest difference of two trees, relative to the largest entry of each array."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return max(float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30)) for a, b in pairs)
+
+
+def timed(first: Call, second: Call, seconds: float, most: float = 1.0) -> tuple[float, float]:
+    """The median seconds of two calls; where the first takes more than `most` of the second, of three measurements."""
+    found = [time_for((first, second), seconds)]
+    if found[0][0] > most * found[0][1]:
+        found += [time_for((first, second), seconds) for _ in range(2)]
+    ratio = statistics.median(a / b for a, b in found)
+    other = statistics.median(b for _, b in found)
+    return ratio * other, other
+
+
+def repeated(loop: Loop, trips: int) -> int:
+    """How many steps run again, beside the forward and one for each step that is pulled back."""
+    ran: list[int] = []
+    x, w = arrays(4)
+    jax.block_until_ready(gradient(loop, lambda: ran.append(1))(x, w, trips))
+    jax.effects_barrier()
+    return len(ran) - 2 * trips
+
+
+@cache
+def counted(checkpoints: int, trips: int) -> int:
+    """As `repeated` for our loop, whose body is silent where it runs again: the steps of the sweep are counted."""
+    ran: list[int] = []
+
+    def step(_: Any, kept: list[Any]) -> list[Any]:
+        jax.debug.callback(lambda: ran.append(1))
+        return [kept[0] + 1]
+
+    def run(trips: Array) -> Array:
+        _, points = placed(lambda c: c[0] < trips, lambda c: [c[0] + 1], [jnp.int32(0)], [0], checkpoints)
+        return swept(step, lambda _, kept, total: total + kept[0], points, jnp.int32(0))
+
+    jax.block_until_ready(jax.jit(run)(jnp.int32(trips)))
+    jax.effects_barrier()
+    return len(ran)
+
+
+def rivalry(pair: Pair, floats: int, trips: int, again: tuple[int | None, int | None], seconds: float) -> Rivalry:
+    """Compare with Equinox for one size and number of trips."""
+    arguments = (*arrays(floats), trips)
+    programs = [gradient(loop).lower(*arguments).compile() for loop in (pair.ours, pair.theirs)]
+    results = [jax.tree.map(np.asarray, program(*arguments)) for program in programs]
+    mine, other = timed(*(partial(program, *arguments) for program in programs), seconds)
+    sizes = [memory_of(program).temp for program in programs]
+    return Rivalry(pair.kind, floats, trips, pair.checkpoints, mine, other, *sizes, *again, difference(*results))
+
+
+def rivalries(quick: bool) -> list[Rivalry]:
+    """All comparisons with Equinox."""
+    wanted = [(t, pair) for t in TRIPS if t <= (MOST_COUNTED if quick else max(TRIPS)) for pair in loops(t)]
+    found = []
+    for trips, pair in tqdm(wanted, desc="equinox"):
+        again = (None, None)
+        if trips <= MOST_COUNTED:
+            again = counted(pair.checkpoints, trips), repeated(pair.theirs, trips)
+        sizes = [n for n in SIZES if n * trips <= MOST_FLOATS]
+        found += [rivalry(pair, floats, trips, again, 0.3 if quick else 1.0) for floats in sizes]
+    return sorted(found, key=lambda r: (r.kind, r.checkpoints if r.kind == "checkpointed" else 0, r.floats, r.trips))
+
+
+def masked_scan(length: int, is_again: bool) -> Loop:
+    """A loop of a fixed number of steps, of which those behind the last trip change nothing."""
+
+    def loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            lives = cond(carry)
+            return jax.tree.map(lambda new, old: jnp.where(lives, new, old), body(carry), carry), None
+
+        return lax.scan(jax.checkpoint(step) if is_again else step, init, length=length)[0]
+
+    return loop
+
+
+def masked(floats: int, trips: int, seconds: float) -> Masked:
+    """Compare with masked scans for one size and number of trips."""
+    named = {
+        "ours": ours(100), "scan": masked_scan(SCAN_LENGTH, False), "checkpointed scan": masked_scan(SCAN_LENGTH, True)
+    }  # fmt: skip
+    arguments = (*arrays(floats), trips)
+    programs = {name: gradient(loop).lower(*arguments).compile() for name, loop in named.items()}
+    results = [jax.tree.map(np.asarray, program(*arguments)) for program in programs.values()]
+    times = time_for([partial(program, *arguments) for program in programs.values()], seconds)
+    return Masked(
+        floats, SCAN_LENGTH, trips, dict(zip(programs, times, strict=True)),
+        {name: memory_of(program).temp for name, program in programs.items()}, difference(*results[:2]),
+    )  # fmt: skip
+
+
+def scans(quick: bool) -> list[Masked]:
+    """All comparisons with masked scans."""
+    return [masked(n, t, 0.3 if quick else 2.0) for n in SIZES[:2] for t in (10, 100, 1_000, SCAN_LENGTH)]
+
+
+def flats(quick: bool) -> list[Flat]:
+    """Our bytes by trips that the program knows, for each number of checkpoints."""
+
+    def size(floats: int, checkpoints: int, trips: int) -> int:
+        known = jax.jit(partial(gradient(ours(checkpoints)), trips=trips))
+        return memory_of(known.lower(*arrays(floats)).compile()).temp
+
+    longer = TRIPS[1:3] if quick else TRIPS[1:]
+    return [Flat(n, k, {t: size(n, k, t) for t in longer}) for n in SIZES for k in CHECKPOINTS]
+
+
+def forward(floats: int, trips: int, seconds: float) -> Forward:
+    """Compare with `lax.while_loop`."""
+    x, _ = arrays(floats)
+
+    def compiled(loop: Loop) -> Compiled:
+        def run(x: Array, trips: Array) -> Array:
+            return loop(lambda c: c[0] < trips, lambda c: (c[0] + 1, jnp.sin(c[1])), (jnp.int32(0), x))[1]
+
+        return jax.jit(run).lower(x, trips).compile()
+
+    mine, plain = compiled(ours("stack", trips)), compiled(lax.while_loop)
+    times = timed(partial(mine, x, trips), partial(plain, x, trips), seconds, MOST_FORWARD)
+    return Forward(floats, trips, *times, instructions(mine) == instructions(plain))
+
+
+def instructions(program: Compiled) -> str:
+    """The text of a compiled program without where its instructions come from."""
+    text = re.sub(r",? *metadata=\{[^}]*\}", "", program.as_text())
+    return "\n".join(line for line in text.splitlines() if line.startswith((" ", "%", "ENTRY", "}")))
+
+
+def forwards(quick: bool) -> list[Forward]:
+    """All comparisons with `lax.while_loop`."""
+    cases = [(10, 10_000), (1_000, 1_000), (262_144, 10)]
+    return [forward(*case, 0.5 if quick else 5.0) for case in cases]
+
+
+def rivalry_table(rows: list[Rivalry]) -> Table:
+    """A line for each comparison with Equinox; the last column tells what ours takes more of."""
+    headings = ("floats", "trips", "checkpoints", "ms", "Equinox ms", "time", "bytes", "÷ Equinox")
+    table = table_of("Beside Equinox's loops", "Equinox's kind", (*headings, "steps again", "gradients", "more"))
+    for r in rows:
+        again = "" if r.ours_again is None else f"{r.ours_again:,} / {r.theirs_again:,}"
+        cells = (
+            r.kind, f"{r.floats:,}", f"{r.trips:,}", f"{r.checkpoints:,}", f"{1e3 * r.ours_s:.3f}",
+            f"{1e3 * r.theirs_s:.3f}", f"{r.ours_s / r.theirs_s:.2f}x", f"{r.ours_bytes:,}",
+            f"{r.ours_bytes / r.theirs_bytes:.3f}x", again, f"{r.difference:.0e}", ", ".join(r.misses),
+        )  # fmt: skip
+        table.add_row(*cells, style=None if r.is_reached else "red")
+    return table
+
+
+def masked_table(rows: list[Masked]) -> Table:
+    """A line for each comparison with masked scans."""
+    names = list(rows[0].seconds) if rows else []
+    headings = [f"{name} {unit}" for unit in ("ms", "kB") for name in names]
+    table = table_of(f"Beside a masked lax.scan of {SCAN_LENGTH:,} steps", "floats", ("trips", *headings, "gradients"))
+    for r in rows:
+        times = (f"{1e3 * s:.3f}" for s in r.seconds.values())
+        sizes = (f"{b / 1e3:,.1f}" for b in r.temp_bytes.values())
+        cells = (f"{r.floats:,}", f"{r.trips:,}", *times, *sizes, f"{r.difference:.0e}")
+        table.add_row(*cells, style=None if r.is_reached else "red")
+    return table
+
+
+def flat_table(rows: list[Flat]) -> Table:
+    """A line for each number of checkpoints."""
+    longer = list(rows[0].temp_bytes) if rows else []
+    table = table_of("Temporary bytes by trips", "floats", ("checkpoints", *(f"{t:,} trips" for t in longer)))
+    for r in rows:
+        sizes = (f"{b:,}" for b in r.temp_bytes.values())
+        table.add_row(f"{r.floats:,}", f"{r.checkpoints}", *sizes, style=None if r.is_reached else "red")
+    return table
+
+
+def forward_table(rows: list[Forward]) -> Table:
+    """A line for each comparison with `lax.while_loop`."""
+    headings = ("trips", "ms", "lax.while_loop ms", "time", "same instructions")
+    table = table_of('memory="stack", nothing differentiated', "floats", headings)
+    for r in rows:
+        cells = (
+            f"{r.floats:,}", f"{r.trips:,}", f"{1e3 * r.ours_s:.3f}", f"{1e3 * r.plain_s:.3f}",
+            f"{r.ours_s / r.plain_s:.3f}x", "yes" if r.is_same_program else "no",
+        )  # fmt: skip
+        table.add_row(*cells, style=None if r.is_reached else "red")
+    return table
+
+
+def table_of(title: str, first: str, others: tuple[str, ...]) -> Table:
+    """An empty table whose columns but the first are numbers."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
