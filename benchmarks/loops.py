@@ -53,7 +53,7 @@ PARTS = {
     "flat": Part(loops_rivals.flats, loops_rivals.flat_table, "the same bytes for any number of trips"),
     "forward": Part(
         loops_rivals.forwards, loops_rivals.forward_table,
-        f"at most {loops_rivals.MOST_FORWARD}x the time of lax.while_loop",
+        f"the instructions of lax.while_loop, or at most {loops_rivals.MOST_FORWARD}x its time",
     ),
     "ode": Part(
         loops_ode.rows, loops_ode.table_of, f"within {loops_ode.MOST_ERROR:g} of finite differences", uses=("diffrax",)
