@@ -79,7 +79,7 @@ def main() -> None:
     unknown = [name for name in given.parts if name not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
-    console = wide_console(150)
+    console = wide_console(165)
     for name in given.parts or PARTS:
         rows = measured(name, PARTS[name], given.quick, console)
         if rows and not given.quick:

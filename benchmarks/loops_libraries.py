@@ -170,11 +170,11 @@ def table_of(rows: list[Row]) -> Table:
     """A line for each function."""
     table = Table(title="Functions that jax.grad refuses", box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("library", "function", "jax.grad says"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("value", "gradient", "differences", "error"):
         table.add_column(heading, justify="right")
     for r in rows:
-        says = f"“{r.refusal[:45]}…”" if r.refusal else "a gradient"
+        says = f"“{r.refusal[:40]}…”" if r.refusal else "a gradient"
         pairs = [" ".join(f"{x:.6f}" for x in xs) for xs in (r.gradient, r.differences)]
         cells = (r.library, r.function, says, f"{r.value:.6f}", *pairs, f"{r.error:.0e}")
         table.add_row(*cells, style=None if r.is_reached else "red")

@@ -259,14 +259,14 @@ def rows(is_quick: bool) -> list[Row]:
 
 def table_of(rows: list[Row]) -> Table:
     """A line for each problem and loop; a difference is relative to finite differences, and to Diffrax's gradient."""
-    title = f"Dormand–Prince steps in float64, tolerance {TOLERANCE:g}"
+    title = f"Dormand–Prince steps in float64, tolerance {TOLERANCE:g}; aot.while_loop has {CHECKPOINTS} checkpoints"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("problem", "loop"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("inputs", "tries", "off differences", "off Diffrax", "kB", "Diffrax", "ms", "Diffrax", "compile s"):
         table.add_column(heading, justify="right")
     for r in rows:
-        loop = "lax.while_loop" if r.loop == "plain" else f"aot.while_loop, {CHECKPOINTS} checkpoints"
+        loop = "lax.while_loop" if r.loop == "plain" else "aot.while_loop"
         ours = f"{r.tries:,}", f"{r.temp_bytes / 1e3:,.1f}", f"{1e3 * r.seconds:.2f}", f"{r.compile_s:.1f}"
         theirs = ("—",) * 5
         if r.diffrax_temp_bytes is not None and r.diffrax_seconds is not None:

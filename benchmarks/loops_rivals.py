@@ -373,7 +373,7 @@ def forward_table(rows: list[Forward]) -> Table:
 def table_of(title: str, first: str, others: tuple[str, ...]) -> Table:
     """An empty table whose columns but the first are numbers."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for heading in others:
         table.add_column(heading, justify="right")
     return table
