@@ -1,7 +1,7 @@
 """Measure loops that run backwards: beside Equinox, masked scans, `lax.while_loop`, Diffrax and finite differences.
 
     python -m benchmarks.loops                # all parts; half an hour on two cores
-    python -m benchmarks.loops ode libraries  # some of: equinox scan flat forward ode libraries branches buffers
+    python -m benchmarks.loops ode libraries  # some of them, by the names below
     python -m benchmarks.loops --quick        # fewer and shorter rows, which are not kept
 
 Each part prints a table, whose red rows miss the mark, and a line that counts those that reach it. The figures go to
@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import branches, buffers, loops_libraries, loops_ode, loops_rivals
+from benchmarks import branches, buffers, loops_libraries, loops_ode, loops_plain, loops_rivals
 from benchmarks.measure import machine, wide_console
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
@@ -47,13 +47,17 @@ class Part:
 PARTS = {
     "equinox": Part(
         loops_rivals.rivalries, loops_rivals.rivalry_table,
-        "equal gradients, and no more time, bytes and repeated steps than Equinox", needs=("equinox",),
+        "no more time, bytes and repeated steps than Equinox", needs=("equinox",),
     ),
-    "scan": Part(loops_rivals.scans, loops_rivals.masked_table, "equal gradients"),
-    "flat": Part(loops_rivals.flats, loops_rivals.flat_table, "the same bytes for any number of trips"),
+    "gradients": Part(
+        loops_rivals.gradients, loops_rivals.gradients_table, f"within {loops_rivals.MOST_EXACT:g} of Equinox's",
+        needs=("equinox",),
+    ),
+    "scan": Part(loops_plain.scans, loops_plain.masked_table, "equal gradients"),
+    "flat": Part(loops_plain.flats, loops_plain.flat_table, "the same bytes for any number of trips"),
     "forward": Part(
-        loops_rivals.forwards, loops_rivals.forward_table,
-        f"the instructions of lax.while_loop, or at most {loops_rivals.MOST_FORWARD}x its time",
+        loops_plain.forwards, loops_plain.forward_table,
+        f"the instructions of lax.while_loop, or at most {loops_plain.MOST_FORWARD}x its time",
     ),
     "ode": Part(
         loops_ode.rows, loops_ode.table_of, f"within {loops_ode.MOST_ERROR:g} of finite differences", uses=("diffrax",)
