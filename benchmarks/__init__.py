@@ -20,6 +20,13 @@ Files, in reading order:
 - meaning: Check that two halves together mean the same as the joint program, bit for bit.
 - pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
 - steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.
+- branches: Weigh what the branches of a `lax.switch` keep for the backward, beside JAX and the largest branch alone.
+- buffers: Weigh the gradient of a loop that fills an array row by row, beside plain JAX, for more and more rows.
+- loops_rivals: Weigh and time the gradient of one loop, by ours and by Equinox's, at equal checkpoints.
+- loops_plain: Weigh and time our loop beside a masked scan, and beside `lax.while_loop` with nothing differentiated.
+- loops_ode: Differentiate adaptive ODE solves in a plain `lax.while_loop`, beside finite differences and Diffrax.
+- loops_libraries: Differentiate functions of libraries that JAX refuses to differentiate, for a loop inside them.
+- loops: Measure loops that run backwards: the four above, branches and buffers, in one command.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.
 - instances: Schedule the training steps of three published networks within less than their peak.
 - artefacts: Time export, load and the first step of a process, with the compiled cache and without.

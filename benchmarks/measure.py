@@ -128,6 +128,18 @@ def time_together(
     }
 
 
+def time_for(calls: Sequence[Call], seconds: float) -> list[float]:
+    """The median seconds of calls that take turns for so long, three turns at least."""
+    times: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < 3 or time.perf_counter() < end:
+        for call, into in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            into.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in times]
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {

@@ -24,6 +24,8 @@ from jointcut.partition.program import jaxprs
 
 State = Any
 
+FEW = 32  # checkpoints
+
 
 def swept(
     step: Callable[[Any, list[Any]], list[Any]], back: Callable[[Any, list[Any], State], State],
@@ -106,10 +108,12 @@ def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
     number, spare = jnp.arange(len(places), dtype=jnp.int32), jnp.array([len(places)], jnp.int32)
     written, dropped = jnp.sum(places >= 0, dtype=jnp.int32), _dropped(checkpoints)
     used = written - dropped
-    order = lax.cond(
-        trips <= len(places), lambda: number,
-        lambda: jnp.argsort(jnp.where(places < 0, trips, places)).astype(jnp.int32),
-    )  # fmt: skip
+
+    def by_place() -> Any:
+        return jnp.argsort(jnp.where(places < 0, trips, places)).astype(jnp.int32)
+
+    # Up to `len(places)` trips they are in order as they were written; to sort a few is as fast as to ask.
+    order = by_place() if len(places) <= FEW else lax.cond(trips <= len(places), lambda: number, by_place)
     start = used - 1 - plan[2]  # of the dropped ones
     moved = jnp.where(number < used, number + dropped, number - used + start)
     order = order[jnp.where((number < start) | (number >= written), number, moved)]
