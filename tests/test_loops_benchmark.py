@@ -83,7 +83,7 @@ def test_an_unknown_part_is_refused(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["loops", "flatt"])
     with pytest.raises(SystemExit):
         loops.main()
-    assert "there is no part 'flatt'; the parts are equinox, scan, flat" in capsys.readouterr().err
+    assert "there is no part 'flatt'; the parts are equinox, gradients, scan, flat" in capsys.readouterr().err
 
 
 def halved(x):
