@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from jointcut.partition.program import jaxprs
@@ -78,8 +78,14 @@ def place(name_stack: str, calls: Iterable[str]) -> Place:
 
 
 def _before_us(calls: Iterable[str]) -> list[str]:
-    """The innermost calls, up to the first one of jointcut's own, which is left out."""
-    return list(takewhile(lambda call: not call.startswith(our_folders()), calls))
+    """The innermost calls, up to the first one of jointcut's own, which is left out.
+
+    An equation that a loop of ours makes comes from where the loop was called.
+    """
+    frames = list(calls)
+    if frames and frames[0].startswith(f"{our_folders()[0]}loops{os.sep}"):
+        frames = dropwhile(lambda call: call.startswith(our_folders()), frames)
+    return list(takewhile(lambda call: not call.startswith(our_folders()), frames))
 
 
 def _line(calls: Sequence[str]) -> str:

@@ -26,11 +26,11 @@ def again(steps: int, slots: int) -> int:
     return most * steps - math.comb(slots + most, slots + 1)
 
 
-def counted(slots: int):
+def counted(slots: int, is_enough: bool = False):
     """A program of the number of trips: steps that ran again, steps pulled back, and where the checkpoints stood."""
 
     def run(trips):
-        carry, points = placed(lambda c: c[0] < trips, lambda c: [c[0] + 1], [jnp.int32(0)], [0], slots)
+        carry, points = placed(lambda c: c[0] < trips, lambda c: [c[0] + 1], [jnp.int32(0)], [0], slots, is_enough)
         ran = [0, 0]
 
         def step(i, kept):
@@ -64,6 +64,15 @@ def test_with_more_trips_the_steps_that_run_again_are_near_those_of_revolve(slot
     assert right and ran[1] == trips and best <= ran[0] <= 1.25 * best + slots
 
 
+def test_a_stack_runs_no_step_again_and_a_loop_that_exceeds_it_starts_from_the_first():
+    run = counted(5, is_enough=True)
+    for trips in range(6):
+        assert run(trips) == ([0, trips], True, list(range(trips)))
+    for trips in (6, 30, 200):
+        ran, right, places = run(trips)
+        assert right and places == [0] and ran == [again(trips, 5), trips]
+
+
 def test_between_two_checkpoints_the_sweep_runs_again_what_revolve_would():
     for slots, trips in ((1, 7), (2, 6), (3, 20), (4, 15)):
         ran, _, places = counted(slots)(trips)
@@ -91,7 +100,8 @@ def test_memory_follows_the_checkpoints_and_not_the_trips():
     assert sizes[20] - sizes[4] == pytest.approx(16 * carry, rel=0.05)
     assert sizes[4] < 10 * carry
     assert temporaries("100kB", None) < 100_000 + 5 * carry
-    assert temporaries("sqrt", 100) - temporaries("stack", 3) == pytest.approx(7 * carry, rel=0.05)
+    assert temporaries("sqrt", 100) - temporaries("sqrt", 9) == pytest.approx(7 * carry, rel=0.05)
+    assert temporaries("stack", 10) - temporaries("stack", 3) == pytest.approx(7 * carry, rel=0.05)
 
 
 def test_a_loop_that_is_not_differentiated_is_a_while_loop():

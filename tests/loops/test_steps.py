@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
+from jointcut.aot.loops.sweep import cutting
 from jointcut.partition import parse, show
 from jointcut.partition.errors import CallError, GraphError
 
@@ -167,3 +168,34 @@ def test_rows_that_were_there_before_keep_their_cotangents():
     np.testing.assert_allclose(jax.grad(filled)(rows, jnp.float32(0.5)), [0, 2, 0, 0, 8, 10])
     many = jax.vmap(jax.grad(filled), (0, None))(jnp.stack([rows, -rows]), jnp.float32(0.5))
     np.testing.assert_allclose(many, [[0, 2, 0, 0, 8, 10], [0, -2, 0, 0, -8, -10]])
+
+
+def test_branches_of_a_step_are_cut_and_share_their_space(monkeypatch):
+    def branch(layers, x, w):
+        for _ in range(layers):
+            x = jnp.tanh((jnp.sin(x @ w) * jnp.cos(x)) @ w)
+        return x
+
+    branches = [lambda x, w, layers=layers: branch(layers, x, w) for layers in (1, 2, 3, 4)]
+
+    def loss(x, w, n):
+        return (aot.fori_loop(0, n, lambda i, y: lax.switch(i % 4, branches, y, w), x, memory=4) ** 2).sum()
+
+    def program():
+        return jax.jit(jax.grad(lambda *xs: loss(*xs))).lower(x, w, jnp.int32(3)).compile()
+
+    x, w = X, WS[0]
+    ours = program()
+    monkeypatch.setattr(cutting, "LEAST_BYTES", 2**60)
+    sizes = [p.memory_analysis().temp_size_in_bytes - 5 * x.nbytes for p in (ours, program())]
+    assert sizes[0] < 0.6 * sizes[1]
+    want = jax.grad(lambda x: (branches[2](branches[1](branches[0](x, w), w), w) ** 2).sum())(x)
+    np.testing.assert_allclose(ours(x, w, jnp.int32(3)), want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loop_of_ours_stands_where_it_was_called():
+    def loss(x, n):
+        return aot.fori_loop(0, n, lambda i, y: jnp.sin(y), x).sum()
+
+    plan = aot.function(loss).trace(X, jnp.int32(2)).partition().plan
+    assert plan.saved and all("test_steps.py" in row.source for row in plan.saved)

@@ -6,9 +6,11 @@ the one keeps for the other is a temporary of the step. The minimum cut makes it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.replay import Replayer
 from jointcut.partition.lower.schedule import schedule
@@ -35,10 +37,12 @@ class CutStep:
     Attributes:
         split: both halves; they return the step's results as well, which a sweep does not need.
         constants: arrays of the program's own, its first inputs.
+        has_branches: whether conditionals of the step were cut before (see `branches`).
     """
 
     split: Split
     constants: tuple[Any, ...]
+    has_branches: bool
 
     @classmethod
     def of(cls, closed: Any, num_primals: int, num_outputs: int) -> CutStep:
@@ -47,20 +51,39 @@ class CutStep:
         The plan is that of the minimum cut where this is worth its barriers, else what JAX keeps.
         """
         jaxpr, constants = jaxprs.opened(simplify.inlined(closed))
-        eqns, outvars, _ = simplify.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
         invars = [*jaxpr.constvars, *jaxpr.invars]
         num_primals += len(constants)
+        ahead = _forward_ops(jaxpr.eqns, invars[num_primals:])
+        eqns, outvars, ahead = simplify.merged(jaxpr.eqns, jaxpr.outvars, ahead)
+        joint = jaxprs.build(invars, outvars, eqns)
+        cut = cut_branches(joint, ahead)
         roles = Roles(
             (Role.PRIMAL,) * num_primals + (Role.COTANGENT,) * (len(invars) - num_primals),
             (Role.OUTPUT,) * num_outputs + (Role.GRADIENT,) * (len(outvars) - num_outputs),
+            ahead,
         )
-        problem = Problem.of(read(jaxprs.build(invars, outvars, eqns), roles), backend=PORTABLE)
-        return cls(halved(problem, lambda _: _chosen(problem)), tuple(constants))
+        problem = Problem.of(read(cut, roles), backend=PORTABLE)
+        return cls(halved(problem, lambda _: _chosen(problem)), tuple(constants), cut is not joint)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the halves are worth running in the place of the program as JAX derives it."""
+        return self.has_branches or self.split.plan.runs_again
 
     def __call__(self, *flat: Any) -> list[Any]:
         """The gradients, by both halves."""
         count = len(self.split.graph.role_inputs(Role.PRIMAL)) - len(self.constants)
         return self.split([*self.constants, *flat[:count]], flat[count:])[1]
+
+
+def _forward_ops(eqns: Sequence[Any], cotangents: Sequence[Any]) -> int:
+    """How many equations come before the first one that reads a cotangent."""
+    known = set(cotangents)
+    return next((i for i, eqn in enumerate(eqns) if any(v in known for v in _variables(eqn))), len(eqns))
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, jaxprs.Literal)]
 
 
 def has_sizes(closed: Any) -> bool:

@@ -74,16 +74,28 @@ class _Orders(NamedTuple):
 
 def placed(
     alive: Callable[[list[Any]], Any], step: Callable[[list[Any]], list[Any]], carry: Sequence[Any],
-    kept: Sequence[int], slots: int,
+    kept: Sequence[int], slots: int, is_enough: bool = False,
 ) -> tuple[list[Any], Checkpoints]:  # fmt: skip
     """Run the loop; return its last carry, and checkpoints of those parts of the carry that `kept` names.
 
     `alive` is the predicate and `step` the body. The rows have one more than `slots`, for the reverse sweep's use.
+    Where the slots should be enough for all trips, no checkpoint is moved; if they are not, only the first one counts.
     """
 
     def advance(trips: Any, carry: list[Any]) -> tuple[Any, Any, list[Any]]:
         carry = step(carry)
         return trips + 1, alive(carry), carry
+
+    carry = list(carry)
+    lives = alive(carry)
+    rows = [jaxprs.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
+    figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
+    numbers = (jnp.int32(0), jnp.full(slots, -1, jnp.int32), figures, order)
+    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in numbers)
+    if is_enough:
+        trips, carry, rows = _filled(advance, (trips, lives, carry, rows), kept, slots)
+        used = jnp.where(trips <= slots, trips, 1)
+        return carry, Checkpoints(trips, figures, jnp.where(order < used, order, -1), rows)
 
     def stretch(state: Any) -> Any:
         trips, lives, carry, places, rows, figures, order = state
@@ -105,15 +117,22 @@ def placed(
         figures = jnp.where(lives, jnp.stack(orders.after[:-1]), figures)
         return trips, lives, carry, places, rows, figures, orders.after.order
 
-    carry = list(carry)
-    lives = alive(carry)
-    rows = [jaxprs.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
-    figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-    numbers = (jnp.int32(0), jnp.full(slots, -1, jnp.int32), figures, order)
-    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in numbers)
     start = (trips, lives, carry, places, rows, figures, order)
     trips, _, carry, places, rows, figures, _ = lax.while_loop(lambda s: s[1], stretch, start)
     return list(carry), Checkpoints(trips, figures, places, rows)
+
+
+def _filled(advance: Callable[..., Any], start: Any, kept: Sequence[int], slots: int) -> tuple[Any, list[Any], Any]:
+    """Run the loop with a checkpoint before each of the first `slots` steps: its trips, last carry, and rows."""
+
+    def fill(state: Any) -> Any:
+        trips, _, carry, rows = state
+        row = jnp.minimum(trips, slots)  # the last row is the sweep's
+        rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
+        return *advance(trips, carry), rows
+
+    trips, _, carry, rows = lax.while_loop(lambda s: s[1], fill, start)
+    return trips, list(carry), rows
 
 
 def binomial(slots: Any, again: Any) -> Any:

@@ -43,8 +43,10 @@ class Saving(Plain):
         consts, carry = flat[:count], list(flat[count:])
         if self._counts:
             carry.append(jaxprs.full(run.carry[-1], 0))
-        slots = self.loop.memory.slots([run.carry[i] for i in self.kept])
-        outs, points = placed(lambda c: run.alive(consts, c), lambda c: run.step(consts, c), carry, self.kept, slots)
+        memory = self.loop.memory
+        slots = memory.slots([run.carry[i] for i in self.kept])
+        alive, step = (lambda c: run.alive(consts, c)), (lambda c: run.step(consts, c))
+        outs, points = placed(alive, step, carry, self.kept, slots, slots == memory.most)
         lane = outs.pop() if self._counts else points.trips
         return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
 

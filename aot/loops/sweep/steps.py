@@ -86,7 +86,7 @@ class Step:
     def _pull(self) -> tuple[Any, list[bool]]:
         """The program that runs, without the step's outputs, and which inputs it reads; cut if it is large."""
         gradients = [i not in self.still for i in self.outputs] + [True] * len(self.consts)
-        if is_large(self.joint) and self.cut.split.plan.runs_again:
+        if is_large(self.joint) and self.cut.pays:
             return jaxprs.pruned(traced(self.cut, self._avals), gradients)
         return jaxprs.pruned(self.joint, [False] * len(self.outputs) + gradients)
 
