@@ -234,8 +234,11 @@ class Traced:
         """The same trace of another form of the program."""
         return self if program is self.program else replace(self, program=program)
 
-    def _wanted(self, budget: Limit, given: Traced) -> Wanted[Compiled]:
-        """The facts and functions that a search for a budget needs; `given` is the trace whose plain step counts."""
+    def _wanted(self, budget: Limit, given: Traced | None = None) -> Wanted[Compiled]:
+        """The facts and functions that a search for a budget needs.
+
+        A fraction is of the plain step of the trace `given`, by default this one.
+        """
         executables = 1 if self.is_scalar else 2
 
         def measure(plan: Plan) -> Weighed[Compiled]:
@@ -264,7 +267,7 @@ class Traced:
             planner=lambda: self.planner,
             measure=measure,
             take=take,
-            plain_bytes=lambda: given.plain_memory.temp_bytes,
+            plain_bytes=lambda: (given or self).plain_memory.temp_bytes,
         )
 
     def pareto(self) -> Pareto:
