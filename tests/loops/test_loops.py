@@ -28,22 +28,26 @@ def again(steps: int, slots: int) -> int:
 
 def counted(slots: int, is_enough: bool = False):
     """A program of the number of trips: steps that ran again, steps pulled back, and where the checkpoints stood."""
+    ran = [0, 0]
+
+    def step(i, kept):
+        jax.debug.callback(lambda: ran.__setitem__(0, ran[0] + 1))
+        return [kept[0] + 1]
+
+    def back(i, kept, right):
+        jax.debug.callback(lambda: ran.__setitem__(1, ran[1] + 1))
+        return right & (kept[0] == i)
+
+    @jax.jit
+    def program(trips):
+        carry, points = placed(lambda c: c[0] < trips, lambda c: [c[0] + 1], [jnp.int32(0)], [0], slots, is_enough)
+        return swept(step, back, points, carry[0] == trips), points.places
 
     def run(trips):
-        carry, points = placed(lambda c: c[0] < trips, lambda c: [c[0] + 1], [jnp.int32(0)], [0], slots, is_enough)
-        ran = [0, 0]
-
-        def step(i, kept):
-            jax.debug.callback(lambda: ran.__setitem__(0, ran[0] + 1))
-            return [kept[0] + 1]
-
-        def back(i, kept, right):
-            jax.debug.callback(lambda: ran.__setitem__(1, ran[1] + 1))
-            return right & (kept[0] == i)
-
-        right = jax.block_until_ready(swept(step, back, points, carry[0] == trips))
+        ran[:] = [0, 0]
+        right, places = jax.block_until_ready(program(trips))
         jax.effects_barrier()
-        return ran, bool(right), [int(p) for p in points.places if p >= 0]
+        return list(ran), bool(right), [int(p) for p in places if p >= 0]
 
     return run
 
