@@ -237,7 +237,8 @@ class Pull(Program):
             return None
         split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
         row = sum(map(jaxprs.aval_bytes, kept))
-        return Nested(loop.trips, split.graph, split.plan, loop.name, loop.memory.slots(kept), row)
+        memory = loop.memory
+        return Nested(loop.trips, split.graph, split.plan, loop.name, memory.slots(kept), row, memory.is_default)
 
     def runs(self) -> Sequence[tuple[Any, int]] | None:
         """As `CallRules.runs`: each step back, and those that run again between checkpoints."""

@@ -175,7 +175,8 @@ def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
     if tried.refused:
         lines.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:
-        lines.append(f"{tried.hopeless} was not tried: every plan is expected to take more")
+        why = "loops keep fewer checkpoints then" if tried.fewer else "every plan is expected to take more"
+        lines.append(f"{tried.hopeless} was not tried: {why}")
     if not tried.in_time:
         lines.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
     return lines or ["No plan was found that takes less"]

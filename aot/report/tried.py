@@ -51,13 +51,15 @@ class Met:
 class Tried:
     """The budgets that were met, and the first that was not: `refused` by the search, or `hopeless` and not tried.
 
-    `in_time` is False where trying ended after `MOST_SECONDS`.
+    `in_time` is False where trying ended after `MOST_SECONDS`. `fewer` is True where loops keep fewer checkpoints under
+    a smaller budget: what is expected then is not known.
     """
 
     met: tuple[Met, ...] = ()
     refused: str = ""
     hopeless: str = ""
     in_time: bool = True
+    fewer: bool = False
 
     @property
     def last(self) -> Met | None:

@@ -156,7 +156,8 @@ def _tried(
         known = 0 if met is None else predicted.get((met.plan.values, met.plan.segments), 0)
         return least * (scale.factor if met is None or not known else (met.peak_bytes - scale.fixed) / known)
 
-    return try_budgets(account.peak_bytes, scale.fixed, expected, partition)
+    tried = try_budgets(account.peak_bytes, scale.fixed, expected, partition)
+    return replace(tried, fewer=any(loop.is_adjustable for point in front for loop in point.plan.nested))
 
 
 def _explained(report: Report) -> Plan:

@@ -96,7 +96,8 @@ def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
 def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
     """A text for each loop whose steps are cut on their own: its checkpoints, and what a step keeps for itself."""
     for loop in loops:
-        count = "a checkpoint of" if loop.checkpoints == 1 else f"at most {loop.checkpoints:,} checkpoints, each of"
+        fewer = ", fewer under a budget" if loop.is_adjustable else ""
+        count = f"at most {counted(loop.checkpoints, 'checkpoint')}{fewer}, each of"
         again = f" and runs {counted(len(loop.plan.recomputed), 'op')} again" if loop.plan.recomputed else ""
         kept = f"a step keeps {human_bytes(loop.plan.bytes_saved)} for its own backward{again}"
         trips = "trips unknown" if loop.trips is None else f"expected trips {loop.trips:,}"

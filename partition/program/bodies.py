@@ -108,6 +108,7 @@ class Nested:
         name: what the user calls the loop.
         checkpoints: how many checkpoints the loop may keep.
         checkpoint_bytes: the bytes of one.
+        is_adjustable: whether it keeps fewer under a budget, since nobody said how many.
     """
 
     trips: int | None
@@ -116,6 +117,7 @@ class Nested:
     name: str = field(default="", compare=False)
     checkpoints: int = field(default=0, compare=False)
     checkpoint_bytes: int = field(default=0, compare=False)
+    is_adjustable: bool = field(default=False, compare=False)
 
 
 class Kind(ABC):
