@@ -86,12 +86,9 @@ def placed(
         carry = step(carry)
         return trips + 1, alive(carry), carry
 
-    carry = list(carry)
-    lives = alive(carry)
+    carry, lives = list(carry), alive(list(carry))
     rows = [jaxprs.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
-    figures, order = jnp.array(FIRST_PLAN, jnp.int32), jnp.arange(slots, dtype=jnp.int32)
-    numbers = (jnp.int32(0), jnp.full(slots, -1, jnp.int32), figures, order)
-    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in numbers)
+    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in _numbers(slots))
     if is_enough:
         trips, carry, rows = _filled(advance, (trips, lives, carry, rows), kept, slots)
         used = jnp.where(trips <= slots, trips, 1)
@@ -120,6 +117,14 @@ def placed(
     start = (trips, lives, carry, places, rows, figures, order)
     trips, _, carry, places, rows, figures, _ = lax.while_loop(lambda s: s[1], stretch, start)
     return list(carry), Checkpoints(trips, figures, places, rows)
+
+
+def _numbers(slots: int) -> tuple[Any, ...]:
+    """The trips, the places of the rows, the figures of the plan, and the order of the rows, before the first step."""
+    return (
+        jnp.int32(0), jnp.full(slots, -1, jnp.int32), jnp.array(FIRST_PLAN, jnp.int32),
+        jnp.arange(slots, dtype=jnp.int32),
+    )  # fmt: skip
 
 
 def _filled(advance: Callable[..., Any], start: Any, kept: Sequence[int], slots: int) -> tuple[Any, list[Any], Any]:
