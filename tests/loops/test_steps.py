@@ -189,7 +189,7 @@ def test_branches_of_a_step_are_cut_and_share_their_space(monkeypatch):
     ours = program()
     monkeypatch.setattr(cutting, "LEAST_BYTES", 2**60)
     sizes = [p.memory_analysis().temp_size_in_bytes - 5 * x.nbytes for p in (ours, program())]
-    assert sizes[0] < 0.6 * sizes[1]
+    assert sizes[0] < 0.7 * sizes[1]
     want = jax.grad(lambda x: (branches[2](branches[1](branches[0](x, w), w), w) ** 2).sum())(x)
     np.testing.assert_allclose(ours(x, w, jnp.int32(3)), want, rtol=1e-4, atol=1e-6)
 
