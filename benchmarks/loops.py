@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import branches, buffers, loops_libraries, loops_ode, loops_plain, loops_rivals
+from benchmarks import branches, buffers, loops_libraries, loops_ode, loops_plain, loops_rivals, loops_steps
 from benchmarks.measure import machine, wide_console
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
@@ -67,6 +67,7 @@ PARTS = {
         f"JAX refuses, and ours is within {loops_libraries.MOST_ERROR:g} of finite differences",
         uses=tuple(sorted({p.library for p in loops_libraries.PROGRAMS})),
     ),
+    "steps": Part(loops_steps.steps, loops_steps.steps_table, "fewer bytes cut; time in proportion to the rows"),
     "branches": Part(
         branches.rows, branches.table_of, f"at most {branches.MOST}x what the largest branch keeps alone"
     ),

@@ -38,7 +38,7 @@ def in_budget(program: Joint, budget: Limit, search: Callable[[Joint], _T]) -> _
 
 def _forms(program: Joint, budget: Limit) -> Iterator[Joint]:
     """The program with ever fewer checkpoints; at least one form."""
-    kept = sum(checkpoint_bytes(program.closed))
+    kept = checkpoint_bytes(program.closed)
     allowed = list(_allowed(program, budget, kept)) if kept else []
     if not allowed or kept <= allowed[0]:
         yield program

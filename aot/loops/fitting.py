@@ -30,16 +30,15 @@ class _Pair:
         return sum(jaxprs.aval_bytes(v.aval) for v in self.saving.outvars[count:])
 
 
-def checkpoint_bytes(closed: Any) -> list[int]:
-    """For each loop that may have another number of checkpoints, the bytes that they take."""
-    return [pair.checkpoint_bytes for pair in _pairs(closed)]
+def checkpoint_bytes(closed: Any) -> int:
+    """The bytes of the checkpoints of all loops that may have another number of them."""
+    return sum(pair.checkpoint_bytes for pair in _pairs(closed))
 
 
 def fewest_bytes(closed: Any, count: int) -> int:
     """The bytes of so many checkpoints of each of these loops."""
-    return sum(
-        (count + 1) * sum(map(jaxprs.aval_bytes, pair.derivative.types)) for pair in _pairs(closed)
-    )  # fmt: skip
+    kept = (aval for pair in _pairs(closed) for aval in pair.derivative.types)
+    return (count + 1) * sum(map(jaxprs.aval_bytes, kept))  # one more is for the sweep
 
 
 def limited(closed: Any, num_bytes: int) -> Any:

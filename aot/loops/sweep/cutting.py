@@ -46,11 +46,11 @@ class CutStep:
 
     @classmethod
     def of(cls, closed: Any, num_primals: int, num_outputs: int) -> CutStep:
-        """Cut a program `(primals, cotangents) -> (outputs, gradients)`.
+        """Cut a program `(primals, cotangents) -> (outputs, gradients)` whose calls are opened.
 
         The plan is that of the minimum cut where this is worth its barriers, else what JAX keeps.
         """
-        jaxpr, constants = jaxprs.opened(simplify.inlined(closed))
+        jaxpr, constants = jaxprs.opened(closed)
         invars = [*jaxpr.constvars, *jaxpr.invars]
         num_primals += len(constants)
         ahead = _forward_ops(jaxpr.eqns, invars[num_primals:])
