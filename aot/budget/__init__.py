@@ -9,7 +9,8 @@ Files, in reading order:
     axes: Open matplotlib axes where it is installed, and save figures.
     pareto: Show what each budget would cost.
     rates: Measure how much a device computes and moves in a second.
-    fit: Compile plans until one fits the budget.
+    fit: Find the fastest plan that fits a budget.
+    scales: Weigh plans: compile them side by side without optimisation, for their memory alone.
     notes: Remember on disk which plans held a budget.
     searches: Search for a plan once for all ways of calling.
     checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.

@@ -1,39 +1,53 @@
-"""Compile plans until one fits the budget.
+"""Find the fastest plan that fits a budget.
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
-program says so. The fastest plan whose predicted peak fits is compiled first. Where it does not fit, predictions near
-it are scaled by the measured peak and the next plan is tried. After `MOST_PROPOSED` plans the ones with the smallest
-predicted peaks are tried. Where none fits, the error names the smallest peak found.
+program says so. The default plan comes first, if it is expected to fit. Otherwise plans are *weighed*: compiled without
+optimisation, which gives the same memory in a fraction of the time, two at once. What is expected of the others is
+scaled by what XLA says of their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
+Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
+ones with the smallest predicted peaks are tried, and the error names the smallest peak of all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
 from jointcut.aot.budget.rates import rates
 from jointcut.aot.choices.limits import Limit, free_bytes
 from jointcut.aot.choices.options import Options
 from jointcut.aot.progress.progress import tell
 from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.lower.replay import Replay
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.search.budget import Candidate, Planner
 from jointcut.wrappers.record import Record
 
-#: Most plans compiled because their predicted peak fits, and most compiled because they are the smallest.
-MOST_PROPOSED, MOST_SMALLEST = 4, 6
+#: How often plans that are expected to fit are weighed, and how many of the smallest plans are.
+MOST_ROUNDS, MOST_SMALLEST = 3, 6
 
-#: XLA's bytes for each predicted byte, until a plan was compiled: about the median on CPU.
+#: How many plans are weighed at once.
+AT_ONCE = 2
+
+#: XLA's bytes for each predicted byte, until a plan was weighed.
 CALIBRATION = 1.25
 
-#: Least share of the predicted time that a faster plan must gain to be compiled.
+#: A prediction is at most this far off, nearly always: as a factor, up or down.
+SPREAD = 1.15
+
+#: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
+FULL = 0.92
+
+#: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
 
 _SHOWN = 5  # arrays alive at the peak that the error names
@@ -43,7 +57,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Attempt(Record):
-    """One plan that was compiled during a search.
+    """One plan that was tried during a search.
 
     Attributes:
         strategy: how the plan was chosen.
@@ -53,6 +67,7 @@ class Attempt(Record):
         activation_bytes: its temporaries alone.
         fits: whether it holds the budget.
         compile_ms: milliseconds of compilation.
+        weighed: whether it was compiled without optimisation, to learn its memory, and does not run.
     """
 
     strategy: str
@@ -62,12 +77,16 @@ class Attempt(Record):
     activation_bytes: int
     fits: bool
     compile_ms: float
+    weighed: bool = False
 
     def __str__(self) -> str:
         """`front: promised 61,000,000 bytes, takes 62,500,000: fits (compiled in 812 ms)`."""
         verdict = "fits" if self.fits else "does not fit"
         took = f"promised {self.promised_bytes:,} bytes, takes {self.peak_bytes:,}"
-        return f"{self.strategy}: {took}: {verdict} (compiled in {self.compile_ms:.0f} ms)"
+        return f"{self.strategy}: {took}: {verdict} ({_HOW[self.weighed]} in {self.compile_ms:.0f} ms)"
+
+
+_HOW = {True: "weighed", False: "compiled"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,7 @@ class Weighed(Generic[_T]):
 
 @dataclass(frozen=True)
 class Fitted(Generic[_T]):
-    """The compiled plan that holds the budget, and the plans that were tried, in order.
+    """The compiled plan that holds the budget, and the plans that were weighed or compiled, in order.
 
     Where the plan of an earlier search was reused, these are the plans tried then.
     """
@@ -97,78 +116,165 @@ class Fitted(Generic[_T]):
     trail: tuple[Attempt, ...]
 
 
-class _Tried(NamedTuple, Generic[_T]):
-    """A candidate that was compiled: its plan, with the promised peak, and the figures of its compiled step."""
+class Ways(NamedTuple, Generic[_T]):
+    """How plans are compiled to run, and where that is quicker, several at once for their memory alone."""
+
+    measure: Callable[[Plan], Weighed[_T]]
+    weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+
+
+class _Tried(NamedTuple):
+    """A candidate that was weighed or compiled: its plan with the promised peak, and XLA's figures."""
 
     candidate: Candidate
     plan: Plan
-    weighed: Weighed[_T]
+    weighed: Weighed[Any]
+    runs: bool
 
 
 class _Search(Generic[_T]):
     """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
 
-    def __init__(
-        self, planner: Planner, measure: Callable[[Plan], Weighed[_T]], room: Callable[[Weighed[Any] | None], float]
-    ) -> None:
-        self.planner, self.measure, self.room = planner, measure, room
+    def __init__(self, planner: Planner, ways: Ways[_T], room: Room) -> None:
+        self.planner, self.ways = planner, ways
+        self._room = room
         self.trail: list[Attempt] = []
-        self.tried: dict[int, _Tried[_T]] = {}
+        self.tried: dict[int, _Tried] = {}
+
+    @property
+    def room(self) -> float:
+        """The bytes that temporaries may take."""
+        return self._room(next(reversed(self.tried.values())).weighed if self.tried else None)
 
     def expected(self, candidate: Candidate) -> float:
-        """Predicted peak, scaled by the XLA/model ratio of the nearest compiled plan."""
-        peak = max(candidate.peak_bytes, 1)
-        near = min(
-            self.tried.values(), key=lambda t: abs(math.log(max(t.candidate.peak_bytes, 1) / peak)), default=None
-        )
-        if near is None:
-            return peak * CALIBRATION
-        return peak * (near.weighed.activation_bytes / max(near.candidate.peak_bytes, 1))
+        """XLA's peak of a candidate that was tried; of another one the predicted peak, scaled as `ratio` says."""
+        if (tried := self.tried.get(id(candidate))) is not None:
+            return tried.weighed.activation_bytes
+        return candidate.peak_bytes * self.ratio(candidate)
 
-    def fits(self, candidate: Candidate) -> bool:
-        """Compile a candidate; whether it holds the budget."""
-        expected, number = self.expected(candidate), len(self.trail) + 1
-        tell(lambda: f"attempt {number} of at most {MOST_PROPOSED + MOST_SMALLEST + 1}")
-        weighed = self.measure(candidate.plan)
-        fits = weighed.activation_bytes <= self.room(weighed)
+    def ratio(self, candidate: Candidate) -> float:
+        """XLA's bytes for each predicted byte: interpolated between the nearest tried plans, one of them on each side.
+
+        Plans that run loops in segments as the candidate does are preferred.
+        """
+        if not self.tried:
+            return CALIBRATION
+        size = math.log(max(candidate.peak_bytes, 1))
+        kind = bool(candidate.plan.segments)
+        alike = [t for t in self.tried.values() if bool(t.candidate.plan.segments) == kind] or [*self.tried.values()]
+        pairs = sorted((math.log(max(t.candidate.peak_bytes, 1)), _log_ratio(t)) for t in alike)
+        sizes, ratios = zip(*pairs, strict=True)
+        return math.exp(float(np.interp(size, sizes, ratios)))
+
+    def tries(self, candidates: Sequence[Candidate]) -> None:
+        """Weigh candidates that were not tried yet, at once; if that is not cheaper, compile the first of them."""
+        new = [c for c in dict.fromkeys(candidates) if id(c) not in self.tried]
+        if self.ways.weigh is None:
+            for candidate in new[:1]:
+                self.compiles(candidate)
+        elif new:
+            promised = list(map(self.expected, new))
+            tell(lambda: f"weighing {counted(len(new), 'plan')} after {len(self.trail)}")
+            for candidate, expected, weighed in zip(new, promised, self.ways.weigh([c.plan for c in new]), strict=True):
+                self.notes(candidate, expected, weighed, runs=False)
+
+    def compiles(self, candidate: Candidate) -> bool:
+        """Compile a candidate, to run it; whether it holds the budget."""
+        if (tried := self.tried.get(id(candidate))) is None or not tried.runs:
+            expected = self.expected(candidate)
+            tell(lambda: f"compiling a plan after {counted(len(self.trail), 'attempt')}")
+            self.notes(candidate, expected, self.ways.measure(candidate.plan), runs=True)
+        return self.fits(candidate)
+
+    def notes(self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool) -> None:
+        """Remember what XLA says of a candidate."""
         promised = weighed.fixed_bytes + math.ceil(expected)
         plan = replace(candidate.plan, peak_bytes=promised)
-        self.trail.append(_attempt(plan, promised, weighed, fits))
-        self.tried[id(candidate)] = _Tried(candidate, plan, weighed)
-        return fits
+        self.tried.pop(id(candidate), None)
+        self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs)
+        self.trail.append(_attempt(plan, promised, weighed, self.fits(candidate), not runs))
 
-    def proposed(self, room: float) -> Candidate | None:
-        """The fastest candidate that should fit and was not compiled yet."""
-        untried = (c for c in self.planner.by_time(room) if id(c) not in self.tried)
-        return next((c for c in untried if self.expected(c) <= room), None)
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate that was tried holds the budget."""
+        weighed = self.tried[id(candidate)].weighed
+        return weighed.activation_bytes <= self._room(weighed)
 
-    def faster(self, chosen: Candidate) -> Candidate:
-        """A plan that fits and is faster by more than `TIE`, else the chosen one; compiles at most one plan."""
-        better = self.proposed(self.room(self.tried[id(chosen)].weighed))
-        if better is not None and better.step_seconds < (1 - TIE) * chosen.step_seconds and self.fits(better):
-            return better
-        return chosen
+    @property
+    def fitting(self) -> Candidate | None:
+        """The fastest of the tried candidates that hold the budget."""
+        fits = [t.candidate for t in self.tried.values() if self.fits(t.candidate)]
+        return min(fits, key=lambda c: (c.step_seconds, c.peak_bytes), default=None)
 
-    def smallest(self) -> Iterator[Candidate]:
-        """The smallest candidate of each strategy, by predicted peak, until XLA's peaks no longer differ."""
+    def default(self, plan: Plan | None) -> Candidate | None:
+        """The default plan, if it holds the budget.
+
+        It is compiled if it surely fits, and weighed if it might.
+        """
+        if plan is None:
+            return None
+        candidate = self.planner.known(self.planner.priced(plan))
+        expected = self.expected(candidate)
+        if expected > SPREAD * self.room:
+            return None
+        if expected * SPREAD > self.room and self.ways.weigh is not None:
+            self.tries([candidate])
+            if not self.fits(candidate):
+                return None
+        return candidate if self.compiles(candidate) else None
+
+    def proposed(self) -> Candidate | None:
+        """The fastest candidate that fits, found by trying those that are expected to; None where none of them does."""
+        for _ in range(MOST_ROUNDS):
+            chosen = self.planner.fastest(self.room, self.expected)
+            if chosen is None or id(chosen) in self.tried:
+                break
+            best = self.fitting
+            if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
+                break
+            careful = self.planner.fastest(self.room / SPREAD, self.expected)
+            self.tries([chosen] if careful is None else [chosen, careful])
+            best = self.fitting
+            if best is not None and (self.expected(best) >= FULL * self.room or self.ways.weigh is None):
+                break
+        return self.fitting
+
+    def smallest(self) -> Iterator[None]:
+        """Try the smallest candidate of each strategy, by predicted peak, until XLA's peaks no longer differ.
+
+        Yields after each of them.
+        """
         best: dict[str, Candidate] = {}
         for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
             best.setdefault(c.plan.strategy, c)
-        peaks: list[int] = []
-        for c in list(best.values())[:MOST_SMALLEST]:
+        row = list(best.values())[:MOST_SMALLEST]
+        step = 1 if self.ways.weigh is None else AT_ONCE
+        peaks: list[float] = []
+        for k in range(0, len(row), step):
             if len(peaks) >= 3 and max(peaks[-3:]) <= 1.01 * min(peaks):
                 return
-            yield c
-            peaks.append(self.tried[id(c)].weighed.activation_bytes)
+            self.tries(row[k : k + step])
+            yield
+            peaks += map(self.expected, row[k : k + step])
+
+    @property
+    def least(self) -> Candidate:
+        """Of the tried candidates the one that takes the fewest bytes."""
+        tried = min(self.tried.values(), key=lambda t: (t.weighed.activation_bytes, t.candidate.step_seconds))
+        return tried.candidate
 
     def fitted(self, candidate: Candidate) -> Fitted[_T]:
-        """The result, with this candidate chosen."""
+        """The result, with this candidate chosen and compiled."""
+        self.compiles(candidate)
         tried = self.tried[id(candidate)]
         return Fitted(tried.plan, tried.weighed, tuple(self.trail))
 
 
-def _attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool) -> Attempt:
-    figures = promised, weighed.peak_bytes, weighed.activation_bytes, fits, weighed.compile_ms
+def _log_ratio(tried: _Tried) -> float:
+    return math.log(max(tried.weighed.activation_bytes, 1) / max(tried.candidate.peak_bytes, 1))
+
+
+def _attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:
+    figures = promised, weighed.peak_bytes, weighed.activation_bytes, fits, weighed.compile_ms, is_weighed
     return Attempt(plan.strategy, plan.bytes_saved, *figures)
 
 
@@ -204,30 +310,31 @@ def _tell_number(number: int, most: int) -> None:
 Room = Callable[[Weighed[Any] | None], float]
 
 
-def fit(planner: Planner, budget: Limit, room: Room, measure: Callable[[Plan], Weighed[_T]]) -> Fitted[_T]:
-    """The fastest plan that holds a budget; `measure` compiles a plan, `room` is the budget as bytes of temporaries.
+def fit(planner: Planner, budget: Limit, room: Room, ways: Ways[_T], default: Plan | None = None) -> Fitted[_T]:
+    """The fastest plan that holds a budget, and the default plan if that does; `room` is the budget's temporaries.
 
     Raises `BudgetError` where none of the smallest plans fits. With a fraction of 0.0 the smallest plan is returned.
     """
-    search = _Search(planner, measure, room)
+    search = _Search(planner, ways, room)
     if budget.fraction == 0.0:
-        for candidate in search.smallest():
-            search.fits(candidate)
-        smallest = min(search.tried.values(), key=lambda t: (t.weighed.activation_bytes, t.candidate.step_seconds))
-        return search.fitted(smallest.candidate)
-    most_bytes = room(None)
-    for _ in range(MOST_PROPOSED):
-        chosen = search.proposed(most_bytes)
-        if chosen is None:
-            break
-        if search.fits(chosen):
-            return search.fitted(search.faster(chosen))
-        most_bytes = room(search.tried[id(chosen)].weighed)
-    for chosen in search.smallest():
-        tried = search.tried.get(id(chosen))
-        if tried.weighed.activation_bytes <= room(tried.weighed) if tried else search.fits(chosen):
-            return search.fitted(search.faster(chosen))
+        for _ in search.smallest():
+            pass
+        return search.fitted(search.least)
+    if (chosen := search.default(default)) is not None:
+        return search.fitted(chosen)
+    for chosen in _fitting(search):
+        if search.compiles(chosen):
+            return search.fitted(chosen)
     raise refused(search, budget)
+
+
+def _fitting(search: _Search[Any]) -> Iterator[Candidate]:
+    """Candidates that fit, the best first; each after the first because the one before did not fit after all."""
+    while (chosen := search.proposed()) is not None:
+        yield chosen
+    for _ in search.smallest():
+        while (chosen := search.proposed() if search.fitting else None) is not None:
+            yield chosen
 
 
 def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
@@ -237,24 +344,34 @@ def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes
     compiled, `plain_bytes` gives the bytes of plain JAX's temporaries.
     """
     if budget.fraction is not None:
-        share = budget.fraction * plain_bytes() if budget.fraction else math.inf
-        return lambda measured: share
+        share = budget.fraction
+        return lambda measured: share * plain_bytes() if share else math.inf
     peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
     return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)
 
 
 def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     """The error that names the smallest peak found and the largest arrays there."""
-    _, plan, measured = min(search.tried.values(), key=lambda tried: tried.weighed.peak_bytes)
-    alive = Counter(map(str, search.planner.replay(plan).alive[:_SHOWN]))
+    _, plan, measured, _ = search.tried[id(search.least)]
+    replay = search.planner.replay(plan)
+    alive = Counter(map(str, replay.alive[:_SHOWN]))
     share = ""
-    if budget.fraction and (room := search.room(None)):
+    if budget.fraction and (room := search.room):
         share = f" ({100 * measured.activation_bytes * budget.fraction / room:.0f}% of plain JAX's activations)"
     lines = [
-        f"The smallest peak found is {measured.peak_bytes:,} bytes ({len(search.trail)} plans compiled): "
+        f"The smallest peak found is {measured.peak_bytes:,} bytes ({counted(len(search.trail), 'plan')} tried): "
         f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
         *(["Alive there, by the model:"] if alive else []),
         *(f"    {buffer}" if times == 1 else f"    {times} × {buffer}" for buffer, times in alive.items()),
+        *_alone(replay),
         f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
     ]
     return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)))
+
+
+def _alone(replay: Replay) -> Iterator[str]:
+    """A line if the op at the peak holds most of it by itself, so that no choice of what to save makes it much less."""
+    if 2 * replay.own_bytes > replay.peak_bytes:
+        where = f" at {replay.source}" if replay.source else ""
+        share = f"{human_bytes(replay.own_bytes)} of it are what {replay.op}{where} reads and makes"
+        yield f"{share}: no choice of what to save makes that less."

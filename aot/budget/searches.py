@@ -15,12 +15,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import jax
 
-from jointcut.aot.budget.fit import Attempt, Fitted, Room, Weighed, fit, followed, prices, room_for
+from jointcut.aot.budget.fit import Attempt, Fitted, Room, Ways, Weighed, fit, followed, prices, room_for
 from jointcut.aot.budget.notes import Held, Note
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
@@ -28,6 +29,7 @@ from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.choices.limits import Limit
 from jointcut.aot.choices.options import Options
 from jointcut.aot.progress.progress import Stage, tell
+from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import IdentityError, PlanError
 from jointcut.partition.figures import counted, human_bytes
@@ -38,6 +40,7 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
+from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
 
 MOST_KEPT = 32  # searches; the least recently used is forgotten first
@@ -56,9 +59,9 @@ class Wanted(Generic[_T]):
         leaves: the arguments of the call, as far as they are known.
         way: how plans are compiled; see the function `way`.
         planner: makes the planner of the graph.
-        measure: compiles a plan.
-        take: gives the same for a plan with known figures, without compiling.
-        plain_bytes: compiles plain JAX's step and gives the bytes of its temporaries.
+        ways: how plans are compiled, and weighed.
+        take: gives the same as `ways.measure` for a plan with known figures, without compiling.
+        plain: begins to compile plain JAX's step, for its memory.
     """
 
     name: str
@@ -69,9 +72,9 @@ class Wanted(Generic[_T]):
     leaves: tuple[Any, ...]
     way: str
     planner: Callable[[], Planner]
-    measure: Callable[[Plan], Weighed[_T]]
+    ways: Ways[_T]
     take: Callable[[Plan, Held], Weighed[_T]]
-    plain_bytes: Callable[[], int]
+    plain: Callable[[], Future[ProgramMemory]]
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
@@ -234,7 +237,7 @@ def _checked(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | No
     """A plan of another process or another way of compiling, if it holds the budget here too."""
     now.says(lambda: "checking the plan of an earlier search")
     for plan, most_bytes in _elsewhere(wanted, lookup):
-        weighed = wanted.measure(plan)
+        weighed = wanted.ways.measure(plan)
         if weighed.activation_bytes <= (_room(wanted, lookup)(weighed) if most_bytes is None else most_bytes):
             return _kept(wanted, lookup, followed(plan, weighed), now, "checked the plan of an earlier search in")
     return None
@@ -255,9 +258,18 @@ def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int
 
 
 def _searched(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T]:
+    room = _room(wanted, lookup)
     planner = wanted.planner()
-    fitted = fit(planner, wanted.budget, _room(wanted, lookup), wanted.measure)
+    fitted = fit(planner, wanted.budget, room, wanted.ways, _default(planner))
     return _kept(wanted, lookup, fitted, now, f"searched {planner.num_replayed} plans in")
+
+
+def _default(planner: Planner) -> Plan | None:
+    """The plan that is taken without a budget; None where the rules of cost leave none."""
+    try:
+        return best(planner.problem)
+    except PlanError:
+        return None
 
 
 def _read(held: Held, graph: Graph) -> Plan | None:
@@ -269,11 +281,13 @@ def _read(held: Held, graph: Graph) -> Plan | None:
 
 
 def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
+    known = lookup.place.plain_bytes
+    begun = wanted.plain() if wanted.budget.fraction and lookup.types not in known else None
+
     def plain_bytes() -> int:
-        known = lookup.place.plain_bytes
-        if lookup.types not in known:
+        if begun is not None and lookup.types not in known:
             tell(lambda: "compiling plain JAX, to compare")
-            known[lookup.types] = wanted.plain_bytes()
+            known[lookup.types] = begun.result().temp_bytes
         return known[lookup.types]
 
     return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)

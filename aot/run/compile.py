@@ -5,9 +5,11 @@ A step runs as one program, forward and backward with a barrier between them, or
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,25 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
 
 
+def weighing_options() -> dict[str, Any] | None:
+    """Options by which a program takes the same memory and is compiled sooner; None where none are known.
+
+    XLA:CPU assigns buffers before LLVM optimises the code, and that takes most of the time.
+    """
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+
+
+def begin(lowered: jax.stages.Lowered) -> Future[ProgramMemory]:
+    """Compile a program on a thread of its own, to read its memory; it does not run."""
+    options = weighing_options()
+    return _pool().submit(lambda: ProgramMemory.of(lowered.compile(compiler_options=options)))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(2, min(4, (os.cpu_count() or 1))), thread_name_prefix="jointcut-compile")
+
+
 @dataclass(frozen=True)
 class ProgramMemory(Record):
     """XLA's account of one compiled program, in bytes."""
@@ -52,8 +73,8 @@ class ProgramMemory(Record):
 
     @classmethod
     def of_jit(cls, function: Any, arguments: Sequence[Any]) -> ProgramMemory:
-        """Compile a `jax.jit` function for arguments or their types, and read its memory."""
-        return cls.of(function.lower(*arguments).compile())
+        """Compile a `jax.jit` function for arguments or their types, to read its memory; it does not run."""
+        return cls.of(function.lower(*arguments).compile(compiler_options=weighing_options()))
 
     @classmethod
     def of(cls, executable: Any) -> ProgramMemory:

@@ -32,6 +32,7 @@ class Jits:
     compile_ms: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: Table[Any] = field(default_factory=Table, repr=False, compare=False)
     _compiled: Table[Any] = field(default_factory=Table, repr=False, compare=False)
+    _lowered: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def run(self, which: str, arrays: Sequence[Any]) -> list[Any]:
         """Run a jitted function; the first time, it is compiled for these arrays within a `Stage`."""
@@ -50,10 +51,17 @@ class Jits:
         """Whether all of these are compiled for the types of the signature."""
         return all(self._compiled.get(name) is not None for name in names)
 
+    def lowered(self, which: str) -> jax.stages.Lowered:
+        """A program for the types of the signature, not compiled yet; it is kept until it is."""
+        if which not in self._lowered:
+            self._lowered[which] = self.jitted[which].lower(*self.takes[which]())
+        return self._lowered[which]
+
     def _compile(self, which: str) -> Any:
         takes = self.takes[which]()
         start = time.perf_counter()
-        executable = self.jitted[which].lower(*takes).compile()
+        lowered = self._lowered.pop(which, None) or self.jitted[which].lower(*takes)
+        executable = lowered.compile()
         self.compile_ms[which] = 1e3 * (time.perf_counter() - start)
         return executable
 

@@ -9,22 +9,22 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.program import jaxprs
 
 
-def memory_of(function: Callable[..., Any], closed: Any) -> ProgramMemory:
-    """XLA's memory figures, for one device, of a flat function in the current context, with the types of a jaxpr.
+def lowered(function: Callable[..., Any], closed: Any) -> jax.stages.Lowered:
+    """A flat function in the current context, with the types of a jaxpr, to be measured by XLA's figures of one device.
 
     Raises `BudgetError` inside a `jax.shard_map` over more devices than there are.
     """
     mesh = jaxprs.manual_mesh()
     if mesh is None:
-        return ProgramMemory.of_jit(jax.jit(function), jaxprs.input_structs(closed))
+        return jax.jit(function).lower(*jaxprs.input_structs(closed))
     checks = jaxprs.checks_varying()
     with jaxprs.outside():
-        return ProgramMemory.of_jit(*_on(_devices(mesh), mesh, function, closed, checks))
+        program, arguments = _on(_devices(mesh), mesh, function, closed, checks)
+        return program.lower(*arguments)
 
 
 def _devices(mesh: Any) -> jax.sharding.Mesh:

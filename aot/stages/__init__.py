@@ -11,6 +11,7 @@ Files, in reading order:
     debug: Run a call half by half, and check types and numbers.
     compiled: Run a compiled cut on the caller's trees, and report XLA's figures.
     gather: Gather a report from a cut, its planner and its front.
+    weighing: Compile the plans of one trace, or weigh them.
     cut: Hold one cut: the plan and the two jaxprs.
     traced: Hold one traced call, for all later stages.
     tracing: Trace a function for one signature.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,16 +17,16 @@ from typing import Any
 import jax
 
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import CALIBRATION, Weighed, planner_for
-from jointcut.aot.budget.notes import Held
+from jointcut.aot.budget.fit import CALIBRATION, planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.progress.progress import Stage
-from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.weighing import Weighing
 from jointcut.aot.trace.analyse import analyse, plain_meta
 from jointcut.aot.trace.joint import Joint
 from jointcut.aot.trace.trees import Call
@@ -162,17 +163,24 @@ class Traced:
 
     @cached_property
     def plain_memory(self) -> ProgramMemory:
-        """XLA's memory figures for `jax.jit(jax.value_and_grad(f))`."""
-        return ProgramMemory.of(self.plain_program)
+        """XLA's memory figures for `jax.jit(jax.value_and_grad(f))`, which is compiled only to read them."""
+        return self._plain_weighed.result()
+
+    @cached_property
+    def _plain_weighed(self) -> Future[ProgramMemory]:
+        return begin(self._plain_lowered)
 
     @cached_property
     def plain_program(self) -> jax.stages.Compiled:
         """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
+        return self._plain_lowered.compile()
+
+    @cached_property
+    def _plain_lowered(self) -> jax.stages.Lowered:
         closed, structs = self.program.closed, self.structs
         ones = self.call.ones() if self.is_scalar else ()
         cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
-        program = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones))
-        return program.lower(*structs, *cotangents).compile()
+        return jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones)).lower(*structs, *cotangents)
 
     # -------------------------------------------------------------------------------------------- plans
 
@@ -220,9 +228,8 @@ class Traced:
         return planner_for(self.problem, self.options)
 
     @cached_property
-    def _weighed(self) -> dict[Any, Weighed[Compiled]]:
-        """Compiled plans, for reuse by other budgets."""
-        return {}
+    def _weighing(self) -> Weighing:
+        return Weighing(self)  # pyright: ignore[reportArgumentType]
 
     def _within(self, budget: Limit) -> Cut:
         """The cut whose compiled step holds a budget."""
@@ -239,23 +246,7 @@ class Traced:
 
         A fraction is of the plain step of the trace `given`, by default this one.
         """
-        executables = 1 if self.is_scalar else 2
-
-        def measure(plan: Plan) -> Weighed[Compiled]:
-            key = (plan.values, plan.segments)
-            if key not in self._weighed:
-                compiled = self._cut(lambda graph: plan).compile()
-                peak_bytes, activation_bytes = compiled.peak_bytes, compiled.activation_bytes
-                self._weighed[key] = Weighed(compiled, peak_bytes, activation_bytes, compiled.compile_ms)
-            return self._weighed[key]
-
-        def take(plan: Plan, held: Held) -> Weighed[Compiled]:
-            key = (plan.values, plan.segments)
-            if key not in self._weighed:
-                compiled = Compiled(self._cut(lambda graph: plan), executables)
-                self._weighed[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
-            return self._weighed[key]
-
+        plain, weighing = given or self, self._weighing
         return Wanted(
             name=self.name,
             program=self.program,
@@ -263,11 +254,11 @@ class Traced:
             budget=budget,
             graph=self.graph,
             leaves=(*self.consts, *self.bound.leaves),
-            way=way(self.options, executables, True),
+            way=way(self.options, weighing.executables, True),
             planner=lambda: self.planner,
-            measure=measure,
-            take=take,
-            plain_bytes=lambda: (given or self).plain_memory.temp_bytes,
+            ways=weighing.ways,
+            take=weighing.take,
+            plain=lambda: plain._plain_weighed,
         )
 
     def pareto(self) -> Pareto:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import cache
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import Weighed, planner_for
+from jointcut.aot.budget.fit import Ways, Weighed, planner_for
 from jointcut.aot.budget.notes import Held
+from jointcut.aot.budget.scales import Scales
 from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
-from jointcut.aot.run.meshed import memory_of
+from jointcut.aot.run.compile import ProgramMemory, begin
+from jointcut.aot.run.meshed import lowered
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.lower import verify
 from jointcut.partition.nesting.read import read
@@ -47,22 +49,22 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
     def cut(plan: Plan) -> Split:
         return halved(problem, lambda graph: plan, options.passes)
 
-    @cache
-    def measure(plan: Plan) -> Weighed[Split]:
+    def program_of(plan: Plan) -> Any:
         pair = cut(plan)
-        start = time.perf_counter()
-        memory = memory_of(
-            lambda *flat: verify.run(pair.halves, pair.graph, flat[:primals], seeds(flat[primals:])), program.closed
-        )
-        return Weighed(pair, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
+        return lambda *flat: verify.run(pair.halves, pair.graph, flat[:primals], seeds(flat[primals:]))
+
+    scales = Scales(lambda plan: lowered(program_of(plan), program.closed))
+
+    def measure(plan: Plan) -> Weighed[Split]:
+        """The program of the caller is compiled later, so that nothing is compiled to run here."""
+        return replace(scales.weigh([plan])[0], made=cut(plan))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
-    def plain_bytes() -> int:
-        return memory_of(
-            lambda *flat: jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:])), plain
-        ).temp_bytes
+    def plain_memory() -> Future[ProgramMemory]:
+        whole = lambda *flat: jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:]))  # noqa: E731
+        return begin(lowered(whole, plain))
 
     wanted = Wanted(
         name=name,
@@ -73,9 +75,9 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         leaves=(),
         way=way(options, 1, False),
         planner=lambda: planner_for(problem, options),
-        measure=measure,
+        ways=Ways(measure, scales.weigh),
         take=take,
-        plain_bytes=plain_bytes,
+        plain=plain_memory,
     )
     return settled(wanted).measured.made
 

@@ -242,6 +242,15 @@ class Level:
                     replaced.append(fitting)
         return replaced
 
+    def own(self, at: int) -> tuple[str, int, str]:
+        """The op of a row, the bytes of the buffers that it reads and makes, and its line; of a body its own peak's."""
+        row = self.rows[at]
+        if row.inside is not None and row.inside.rows and row.inside.peak[0]:
+            return row.inside.own(row.inside.peak[1])
+        counted = self.lives[1]
+        own_bytes = sum(self.sizes[b] for b in dict.fromkeys((*row.reads, *row.makes)) if counted[b])
+        return (row.name, own_bytes, _op_and_line(row)[1])
+
     def alive(self, at: int) -> list[Buffer]:
         """The buffers that are alive while a row runs, those inside it included."""
         if not self.rows:

@@ -28,13 +28,16 @@ _CLOSED = (LITERAL, OPEN_LOOP, STEP)
 class Replay:
     """The peak of a program in bytes, the side and the op where it is reached, and what is alive there, largest first.
 
-    Inside a loop what lies around the loop counts too.
+    Inside a loop what lies around the loop counts too. `own_bytes` are those that the op at the peak itself reads and
+    makes, `source` is the user's line of it; where the peak is in a loop's body, both are of the op there.
     """
 
     peak_bytes: int
     side: Side
     op: str
     alive: tuple[Buffer, ...]
+    own_bytes: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,11 @@ class Rows:
         peak, at = self.level.peak
         side = Side.FORWARD if at < self.forward else Side.BACKWARD
         name = self.level.rows[at].name if self.level.rows else ""
-        return Replay(peak, side, name, tuple(sorted(self.level.alive(at), key=lambda b: -b.bytes)))
+        alive = tuple(sorted(self.level.alive(at), key=lambda b: -b.bytes))
+        if not self.level.rows:
+            return Replay(peak, side, name, alive)
+        inner, own_bytes, source = self.level.own(at)
+        return Replay(peak, side, inner, alive, own_bytes, source)
 
 
 class Replayer:

@@ -4,7 +4,7 @@ A `Planner` knows one program and its prices. Its *menu* is the list of plans wo
 vertices of the front of (bytes saved, seconds recomputed) and cuts between them, divisions of the forward into pieces
 that run again one at a time (`chain`: for small budgets, where recomputed values take more memory than saved ones), and
 long loops in segments. Each plan has a time, for recomputing and for writing and reading what it saves, and a predicted
-peak from a replay. For a large program a replay takes seconds, so `by_time` replays a plan only when its turn comes.
+peak from a replay. Where a budget falls between two plans that lie far apart, `fastest` looks for others between them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jointcut.partition.prices.rules import Demand, Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
+from jointcut.partition.search.between import mixed
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.front import Choice, Front, front
 from jointcut.partition.search.mincut import min_cut, residuals_of_jax, save_all
@@ -34,6 +35,11 @@ from jointcut.partition.search.network import Network, network
 #: How many plans of the front are replayed, by the most ops that the program may have for it.
 _SAMPLES = ((3_000, 24), (20_000, 10))
 _FEWEST_SAMPLES = 5
+
+#: How often the gap around a budget is divided at most. Neighbours are near enough if the smaller one takes at least
+#: this share of the larger one's peak.
+_MOST_HALVINGS = 6
+_DENSE = 0.93
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Planner:
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
         self._replayer = Replayer(self.graph)
         self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
+        self._between: dict[tuple[int, int], list[Candidate]] = {}
 
     @property
     def most_bytes_per_s(self) -> float:
@@ -200,25 +207,75 @@ class Planner:
             yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
 
     @cached_property
-    def _by_time(self) -> list[Plan]:
-        with paused_collection():
-            return sorted(self.plans(), key=self.step_seconds)
-
-    def by_time(self, most_bytes: float) -> Iterator[Candidate]:
-        """The candidates that save at most so many bytes, the fastest first."""
-        return (self._replayed(plan) for plan in self._by_time if plan.bytes_saved <= most_bytes)
-
-    @cached_property
     def menu(self) -> tuple[Candidate, ...]:
         """All candidates, the fastest first."""
-        return tuple(sorted(map(self._replayed, self._by_time), key=lambda c: (c.step_seconds, c.peak_bytes)))
+        with paused_collection():
+            plans = list(self.plans())
+            found = []
+            for number, plan in enumerate(plans, 1):
+                self.told(number, len(plans))
+                found.append(self.known(plan))
+        return tuple(sorted(found, key=lambda c: (c.step_seconds, c.peak_bytes)))
 
-    def _replayed(self, plan: Plan) -> Candidate:
+    def known(self, plan: Plan) -> Candidate:
+        """The candidate of a plan that has its seconds, replayed once."""
         key = plan.values, plan.segments
         if key not in self._known:
-            self.told(len(self._known) + 1, len(self._by_time))
             self._known[key] = self.candidate(plan)
         return self._known[key]
+
+    @cached_property
+    def ranked(self) -> list[Candidate]:
+        """The candidates of the menu that no other betters in both time and peak, the fastest and largest first."""
+        return ranked(self.menu)
+
+    def fastest(
+        self, most_bytes: float, expected: Callable[[Candidate], float] = lambda c: c.peak_bytes
+    ) -> Candidate | None:
+        """The fastest known plan that is `expected` to take at most so many bytes; None where there is none.
+
+        By the model's own peaks, more bytes never give a slower plan.
+        """
+        row = self.ranked
+        k = next((k for k, c in enumerate(row) if expected(c) <= most_bytes), None)
+        if k is None:
+            return None
+        for _ in range(_MOST_HALVINGS):
+            if k == 0 or row[k].peak_bytes >= _DENSE * row[k - 1].peak_bytes:
+                break
+            found = self.between(row[k - 1], row[k])
+            if not found:
+                break
+            row = ranked([row[k - 1], *found, row[k]])
+            k = next(k for k, c in enumerate(row) if expected(c) <= most_bytes)
+        return row[k]
+
+    def between(self, large: Candidate, small: Candidate) -> list[Candidate]:
+        """Candidates strictly between two others in peak and in time; `large` takes more bytes and less time.
+
+        So what is found for a budget is never slower than what is found for a smaller one.
+        """
+        pair = id(large), id(small)
+        if pair not in self._between:
+            with paused_collection():
+                found = map(self.known, self._middle(large.plan, small.plan))
+                self._between[pair] = [c for c in found if _is_between(large, c, small)]
+        return self._between[pair]
+
+    def _middle(self, large: Plan, small: Plan) -> Iterator[Plan]:
+        """Plans that may lie between two others."""
+        handed = [plan.bytes_saved + plan.bytes_spared for plan in (large, small)]  # without segments
+        choice = self.front.best(sum(handed) // 2)
+        plans = [] if choice is None else [self.plan(choice, "front")]
+        for plan in (*plans, *map(self.priced, mixed(self.problem, large, small))):
+            yield plan
+            if small.segments:
+                yield from self.in_segments(plan)
+
+
+def _is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:
+    shrinks = small.peak_bytes < c.peak_bytes < large.peak_bytes
+    return shrinks and large.step_seconds < c.step_seconds < small.step_seconds
 
 
 def _why(verdict: Verdict) -> str:

@@ -20,6 +20,7 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot.budget import rates as measuring
 from jointcut.aot.budget import searches
+from jointcut.aot.budget.fit import Ways
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.partition.nesting.read import read
@@ -169,11 +170,11 @@ def test_a_plan_that_does_not_hold_in_another_way_is_searched_for(told):
     measured = []
 
     def measure(plan):
-        weighed = wanted.measure(plan)
+        weighed = wanted.ways.measure(plan)
         measured.append(plan.values)
         return replace(weighed, activation_bytes=10**9) if plan.values == first.plan.values else weighed
 
-    found = searches.settled(replace(wanted, way="another", measure=measure))
+    found = searches.settled(replace(wanted, way="another", ways=Ways(measure)))
     assert [how for how, _ in told()] == ["searched"]
     assert measured[0] == first.plan.values != found.plan.values
     assert searches.settled(wanted).plan == first.plan

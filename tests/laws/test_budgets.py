@@ -84,7 +84,7 @@ def test_xla_s_account_is_within_the_budget(program, name):
             assert made.peak_bytes <= budget
         assert made.executables == 1
         assert (made.peak_bytes, made.activation_bytes) == (made.memory.step.peak_bytes, made.memory.step.temp_bytes)
-        assert 1 <= len(made.trail) <= 10
+        assert sum(not a.weighed for a in made.trail) == 1
         chosen = [a for a in made.trail if a.promised_bytes == cut.plan.peak_bytes and a.strategy == cut.plan.strategy]
         assert [(a.peak_bytes, a.activation_bytes, a.fits) for a in chosen][-1:] == [
             (made.peak_bytes, made.activation_bytes, True)
@@ -186,7 +186,7 @@ def compiled_within_budgets(traced):
     top = max(default.peak_bytes, least.peak_bytes)
     for budget in ((top + least.peak_bytes) // 2, 4 * top):
         assert traced.partition(budget=budget).compile().peak_bytes <= budget
-    made = [weighed.made for weighed in traced._weighed.values()]
+    made = [weighed.made for weighed in traced._weighing._compiled.values()]
     assert any(c.cut.plan.runs_again for c in made)
     return made
 

@@ -1,0 +1,65 @@
+"""Compile the plans of one trace, or weigh them: for the search for a budget, and for reuse by other budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jointcut.aot.budget.fit import Ways, Weighed
+from jointcut.aot.budget.notes import Held
+from jointcut.aot.budget.scales import Scales
+from jointcut.aot.run.compile import weighing_options
+from jointcut.aot.stages.compiled import Compiled
+from jointcut.partition.plans.plan import Plan
+
+if TYPE_CHECKING:
+    from jointcut.aot.stages.cut import Cut
+    from jointcut.aot.stages.traced import Traced
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The plans of one trace that were cut, weighed and compiled so far."""
+
+    traced: Traced
+    _cuts: dict[Any, Cut] = field(default_factory=dict)
+    _compiled: dict[Any, Weighed[Compiled]] = field(default_factory=dict)
+
+    @property
+    def executables(self) -> int:
+        """The number of programs of a step."""
+        return 1 if self.traced.is_scalar else 2
+
+    @property
+    def ways(self) -> Ways[Compiled]:
+        """How plans are compiled, and how they are weighed; steps of two programs are not weighed."""
+        is_quick = self.executables == 1 and weighing_options() is not None
+        return Ways(self.measure, self._scales.weigh if is_quick else None)
+
+    @cached_property
+    def _scales(self) -> Scales:
+        return Scales(lambda plan: self._cut(plan).jits.lowered("step"))
+
+    def measure(self, plan: Plan) -> Weighed[Compiled]:
+        """Compile a plan, to run it."""
+        key = plan.values, plan.segments
+        if key not in self._compiled:
+            compiled = self._cut(plan).compile()
+            figures = compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms
+            self._compiled[key] = Weighed(compiled, *figures)
+        return self._compiled[key]
+
+    def take(self, plan: Plan, held: Held) -> Weighed[Compiled]:
+        """A plan with known figures, to be compiled when it first runs."""
+        key = plan.values, plan.segments
+        if key not in self._compiled:
+            compiled = Compiled(self._cut(plan), self.executables)
+            self._compiled[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
+        return self._compiled[key]
+
+    def _cut(self, plan: Plan) -> Cut:
+        key = plan.values, plan.segments
+        if key not in self._cuts:
+            self._cuts[key] = self.traced._cut(lambda graph: plan)
+        return self._cuts[key]
