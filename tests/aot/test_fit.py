@@ -140,12 +140,8 @@ def test_where_the_model_is_too_optimistic_the_next_is_scaled_by_what_was_weighe
     found = fitted(menu, FIXED + 500)
     assert found.plan.recomputed == (2,)
     # The fastest that is expected to fit, and the fastest that surely should, at once; then the one between.
-    assert tried(found) == [
-        (500, 800, False, True),
-        (375, 600, False, True),
-        (400, 400, True, True),
-        (400, 400, True, False),
-    ]
+    weighings = [(500, 800, False, True), (375, 600, False, True), (400, 400, True, True)]
+    assert tried(found) == [*weighings, (400, 400, True, False)]
     assert [a.recomputed for a in menu.compiled] == [(2,)]
 
 
@@ -191,7 +187,7 @@ def test_a_plan_that_takes_more_than_it_did_when_it_was_weighed_is_not_taken():
 
     def more(plan):
         weighed = measure(plan)
-        return replace(weighed, activation_bytes=900) if plan.recomputed == (0,) else weighed
+        return replace(weighed, peak_bytes=FIXED + 900, activation_bytes=900) if plan.recomputed == (0,) else weighed
 
     menu.measure = more
     found = fitted(menu, FIXED + 520)
@@ -227,7 +223,7 @@ def test_what_is_found_fits_and_the_trail_tells_the_truth(quick, menu, room, has
     assert found.measured.activation_bytes <= room
     assert found.measured.made == menu.compiled[-1] or not quick
     assert len(found.trail) == len(menu.compiled) + len(menu.weighed) <= MOST_TRIED
-    assert len(menu.compiled) == 1 or not quick
+    assert len(menu.compiled) <= 1 + has_default or not quick
     for made in (menu.compiled, menu.weighed):
         assert len({plan.recomputed for plan in made}) == len(made)
     for attempt in found.trail:
@@ -420,12 +416,13 @@ def test_too_small_a_budget_for_a_program(budget, shown, traced, least):
     fixed = least.peak_bytes - least.activation_bytes
     plain = traced.plain_memory.temp_bytes
     share = "" if shown else f" ({100 * least.activation_bytes / plain:.0f}% of plain JAX's activations)"
+    count = sum(a.weighed for a in least.trail)
     assert len(alive) == 5
     assert all(re.fullmatch(r"8\.19 kB float32\[64,32\] \w+ at .*test_fit\.py:\d+ \(deep\)", str(b)) for b in alive)
     assert str(refusal.value) == "\n".join(
         [
             f"budget of {shown or '1% of plain JAX' + chr(39) + 's activations'} cannot be met.",
-            f"The smallest peak found is {least.peak_bytes:,} bytes ({sum(a.weighed for a in least.trail)} plans tried): {fixed:,} are "
+            f"The smallest peak found is {least.peak_bytes:,} bytes ({count} plans tried): {fixed:,} are "
             f"arguments and results, {least.activation_bytes:,} temporaries.",
             "Alive there, by the model:",
             *(f"    {buffer}" if n == 1 else f"    {n} × {buffer}" for buffer, n in Counter(map(str, alive)).items()),
