@@ -1,15 +1,16 @@
-"""Remember on disk which plans held a budget.
+"""Remember on disk which plans held a budget, and what plain JAX takes.
 
 The result of a search is noted in the cache under everything that it depends on, so that the next process compiles that
-plan alone. Its compiled step is measured all the same, and a plan that does not hold the budget is not used.
+plan alone. Its compiled step is measured all the same, and a plan that does not hold the budget is not used. A budget
+that is a fraction needs the bytes of plain JAX's step: these are noted too, for every fraction.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.aot.cache.location import store_for
@@ -47,7 +48,7 @@ class Note:
     label: str
 
     @classmethod
-    def of(cls, options: Options, label: str, parts: dict[str, Any]) -> Note | None:
+    def of(cls, options: Options, label: str, parts: Mapping[str, Any]) -> Self | None:
         """The place named by the parts that a search depends on; None without a cache, or where one has no identity."""
         store = store_for(options.cache)
         if store is None:
@@ -65,3 +66,17 @@ class Note:
     def write(self, plans: Sequence[Held]) -> None:
         """Replace the noted plans."""
         self.store.put(self.key, json.dumps([asdict(plan) for plan in plans]).encode(), self.label)
+
+
+@dataclass(frozen=True)
+class PlainNote(Note):
+    """The place on disk for the bytes of plain JAX's temporaries."""
+
+    def known(self) -> int | None:
+        """The bytes that another process noted."""
+        data = self.store.get(self.key)
+        return None if data is None else int(json.loads(data))
+
+    def keep(self, plain_bytes: int) -> None:
+        """Note the bytes."""
+        self.store.put(self.key, json.dumps(plain_bytes).encode(), self.label)

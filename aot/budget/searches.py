@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from jointcut.aot.budget.fit import Attempt, Fitted, Room, Ways, Weighed, fit, followed, prices, room_for
-from jointcut.aot.budget.notes import Held, Note
+from jointcut.aot.budget.notes import Held, Note, PlainNote
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
@@ -158,6 +158,7 @@ class _Lookup:
     key: tuple[str, str]
     types: str
     note: Note | None
+    plain: PlainNote | None = None
 
     @classmethod
     def of(cls, wanted: Wanted[Any]) -> _Lookup:
@@ -171,21 +172,23 @@ class _Lookup:
             "function": WithoutRules(_forward(program)),
             "differentiated": program.differentiated,
             "sparse": tuple(sorted(program.sparse)),
-            "budget": (budget.fraction, budget.peak_bytes),
             "environment": environment(),
         }
+        bounds = {"budget": (budget.fraction, budget.peak_bytes)}
         jaxpr, _ = jaxprs.opened(program.closed)
         avals = tuple(str(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
         try:
             types = sketch(roles=roles, avals=avals, placed=_placed(wanted))
             key = sketch(program=program.closed, types=types), wanted.way
-            name = sketch(model=model if isinstance(model, Roofline) else id(model), **parts)
+            name = sketch(model=model if isinstance(model, Roofline) else id(model), **bounds, **parts)
         except IdentityError:
             return cls(_Place(model), ("", wanted.way), "", None)
         if budget.of_device:
             return cls(_Place(model), key, types, None)
-        note = Note.of(wanted.options, f"{wanted.name} plan within {budget}", {**parts, "model": model})
-        return cls(_place(name, model), key, types, note)
+        note = Note.of(wanted.options, f"{wanted.name} plan within {budget}", {**parts, **bounds, "model": model})
+        plain_parts = {**parts, "kind": "plain", "types": types}
+        plain = PlainNote.of(wanted.options, f"{wanted.name} plain JAX", plain_parts) if budget.fraction else None
+        return cls(_place(name, model), key, types, note, plain)
 
 
 def _place(name: str, model: CostModel) -> _Place:
@@ -261,7 +264,7 @@ def _searched(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T]:
     room = _room(wanted, lookup)
     planner = wanted.planner()
     fitted = fit(planner, wanted.budget, room, wanted.ways, _default(planner))
-    return _kept(wanted, lookup, fitted, now, f"searched {planner.num_replayed} plans in")
+    return _kept(wanted, lookup, fitted, now, f"searched {counted(planner.num_replayed, 'plan')} in")
 
 
 def _default(planner: Planner) -> Plan | None:
@@ -281,23 +284,29 @@ def _read(held: Held, graph: Graph) -> Plan | None:
 
 
 def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
-    known = lookup.place.plain_bytes
-    begun = wanted.plain() if wanted.budget.fraction and lookup.types not in known else None
+    known, types = lookup.place.plain_bytes, lookup.types
+    if types not in known and lookup.plain is not None and (noted := lookup.plain.known()) is not None:
+        known[types] = noted
+    begun = wanted.plain() if wanted.budget.fraction and types not in known else None
 
     def plain_bytes() -> int:
-        if begun is not None and lookup.types not in known:
+        if begun is not None and types not in known:
             tell(lambda: "compiling plain JAX, to compare")
-            known[lookup.types] = begun.result().temp_bytes
-        return known[lookup.types]
+            known[types] = begun.result().temp_bytes
+            if lookup.plain is not None:
+                lookup.plain.keep(known[types])
+        return known[types]
 
     return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)
 
 
 def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:
     """Remember the plan in this process, and report it."""
-    weighed, plan, count = fitted.measured, fitted.plan, len(fitted.trail)
+    weighed, plan = fitted.measured, fitted.plan
+    tried = sum(attempt.weighed for attempt in fitted.trail)
+    done = f"weighed {tried} and compiled {len(fitted.trail) - tried}"
     text = planfile.dumps(plan, wanted.graph)
     held = Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)
     lookup.place.known[lookup.key] = _Known(held, fitted.trail)
-    now.ends(lambda: f"{how} {now} and compiled {count}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
+    now.ends(lambda: f"{how} {now}, {done}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
     return fitted

@@ -246,6 +246,28 @@ def test_a_note_that_does_not_hold_is_not_followed(told, tmp_path, monkeypatch):
         assert [how for how, _ in told()] == ["searched"]
 
 
+def test_plain_jax_is_compiled_once_for_all_fractions_and_processes(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(searches, "_room", spied(searches._room, begun))
+    for fraction, cache in ((0.9, tmp_path), (0.95, tmp_path), (0.95, False)):
+        searches.forget()
+        cut(budget=fraction, cache=cache).trace(W, X).partition()
+    jax.jit(jax.grad(cut(budget=0.85, cache=tmp_path)))(W, X)  # another way of calling
+    assert begun == [True, False, True, False]
+
+
+def spied(room, begun):
+    """`_room` that notes whether plain JAX's step was compiled for it."""
+
+    def noting(wanted, lookup):
+        started = []
+        made = room(replace(wanted, plain=lambda: started.append(wanted.plain()) or started[0]), lookup)
+        begun.append(bool(started))
+        return made
+
+    return noting
+
+
 # --------------------------------------------------------------------------------------------------- the corpus
 
 
