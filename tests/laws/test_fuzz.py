@@ -18,8 +18,9 @@ from benchmarks.eagerly import traced
 from benchmarks.random_programs import program
 from jointcut import aot
 from jointcut.partition.plans.backend import PORTABLE
+from programs import EVERY_PROGRAM
 
-PROGRAMS, TOGETHER = 200, 10
+PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 100), 10
 
 
 @pytest.fixture(scope="module", autouse=True)

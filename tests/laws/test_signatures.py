@@ -22,10 +22,12 @@ from jointcut import aot
 from jointcut.wrappers.metadata.schemas import OutputType, SubclassMeta, ViewAndMutationMeta, plain_metas
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from oracle import cotangents, is_inexact, kind, numbers, weigh
+from programs import EVERY_PROGRAM
 from regenerate import can_be_regenerated, regenerated
 
-few = settings(deadline=None, max_examples=14, derandomize=True, database=None, phases=[Phase.generate])
-many = settings(deadline=None, max_examples=28, derandomize=True, database=None, phases=[Phase.generate])
+MORE = 2 if EVERY_PROGRAM else 1
+few = settings(deadline=None, max_examples=7 * MORE, derandomize=True, database=None, phases=[Phase.generate])
+many = settings(deadline=None, max_examples=14 * MORE, derandomize=True, database=None, phases=[Phase.generate])
 
 FLOAT0 = jax.dtypes.float0
 
