@@ -242,16 +242,14 @@ class Traced:
         executables = 1 if self.is_scalar else 2
 
         def measure(plan: Plan) -> Weighed[Compiled]:
-            key = (plan.values, plan.segments)
-            if key not in self._weighed:
+            if (key := plan.key) not in self._weighed:
                 compiled = self._cut(lambda graph: plan).compile()
                 peak_bytes, activation_bytes = compiled.peak_bytes, compiled.activation_bytes
                 self._weighed[key] = Weighed(compiled, peak_bytes, activation_bytes, compiled.compile_ms)
             return self._weighed[key]
 
         def take(plan: Plan, held: Held) -> Weighed[Compiled]:
-            key = (plan.values, plan.segments)
-            if key not in self._weighed:
+            if (key := plan.key) not in self._weighed:
                 compiled = Compiled(self._cut(lambda graph: plan), executables)
                 self._weighed[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
             return self._weighed[key]

@@ -17,9 +17,9 @@ import numpy as np
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
-from jointcut.partition.lower.reruns import best_length, segmentable
+from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
 from jointcut.partition.prices.rules import Demand, Verdict
@@ -67,7 +67,7 @@ class Planner:
         most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
         self._replayer = Replayer(self.graph)
-        self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
+        self._known: dict[PlanKey, Candidate] = {}
 
     @property
     def most_bytes_per_s(self) -> float:
@@ -110,15 +110,17 @@ class Planner:
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
-        seconds = float(sum(self.problem.seconds[i] for i in (*plan.recomputed, *self._rerun(plan))))
+        seconds = float(sum(self.problem.seconds[i] for i in plan.recomputed) + self._rerun_seconds(plan))
         bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
-    def _rerun(self, plan: Plan) -> Iterator[int]:
-        """Ops that run again because their loop runs in segments."""
+    def _rerun_seconds(self, plan: Plan) -> float:
+        """The time of ops that run again because their loop runs in segments, in all steps but those kept whole."""
         loops = segmentable(self.problem, plan) if plan.segments else {}
-        for loop, _ in plan.segments:
-            yield from loops[loop].rerun_ops
+        return sum(
+            (1.0 - kept / loops[loop].length) * sum(self.problem.seconds[i] for i in loops[loop].rerun_ops)
+            for loop, _, kept in plan.loops_in_segments
+        )
 
     def step_seconds(self, plan: Plan) -> float:
         """The time to run ops again, and to write and read the saved values."""
@@ -143,12 +145,11 @@ class Planner:
 
     def plans(self) -> Iterator[Plan]:
         """Plans worth trying: the default one, the front's, those in pieces, and each with its loops in segments."""
-        seen: set[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = set()
+        seen: set[PlanKey] = set()
         for plan in self._plans():
             for form in (plan, *self.in_segments(plan)):
-                key = (form.values, form.segments)
-                if key not in seen:
-                    seen.add(key)
+                if form.key not in seen:
+                    seen.add(form.key)
                     yield form
 
     def _plans(self) -> Iterator[Plan]:
@@ -199,6 +200,26 @@ class Planner:
             strategy = f"{plan.strategy}, segments"
             yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
 
+    def partly(self, plan: Plan, share: float) -> Plan:
+        """A plan in segments, with about a share of the steps of each such loop kept whole: its last ones.
+
+        Raises `PlanError` where the share is not between 0 and 1. A loop of one step stays as it is.
+        """
+        if not 0 < share < 1:
+            cure = "Give a number between them: 0 would be the plan itself, and 1 one without segments."
+            raise PlanError(message("share", f"is {share}, not between 0 and 1.", cure))
+        loops, segments, kept_steps, bytes_spared = segmentable(self.problem, plan), [], [], plan.bytes_spared
+        for loop, steps, before in plan.loops_in_segments:
+            sizes, length = loops[loop], loops[loop].length
+            kept = min(max(round(share * length), 1), length - 1)
+            new = similar_length(length - kept, steps)
+            fewer = -(-(length - before) // steps) - -(-(length - kept) // new)
+            bytes_spared += (before - kept) * sizes.residual_bytes + fewer * sizes.carry_bytes
+            segments.append((loop, new))
+            kept_steps += [(loop, kept)] if kept else []
+        parts = {"segments": tuple(segments), "kept_steps": tuple(kept_steps), "bytes_spared": bytes_spared}
+        return self.priced(replace(plan, strategy=f"{plan.strategy}, {share:.0%} kept", **parts))
+
     @cached_property
     def _by_time(self) -> list[Plan]:
         with paused_collection():
@@ -214,8 +235,7 @@ class Planner:
         return tuple(sorted(map(self._replayed, self._by_time), key=lambda c: (c.step_seconds, c.peak_bytes)))
 
     def _replayed(self, plan: Plan) -> Candidate:
-        key = plan.values, plan.segments
-        if key not in self._known:
+        if (key := plan.key) not in self._known:
             self.told(len(self._known) + 1, len(self._by_time))
             self._known[key] = self.candidate(plan)
         return self._known[key]
