@@ -149,14 +149,14 @@ def measure(program: Program, options: argparse.Namespace) -> Outcome:
     calls: dict[str, Call] = {PLAIN: plain.call}
     taken: dict[Any, str] = {}
     for i, (cut, step) in enumerate(zip(found, steps, strict=True)):
-        name = taken.setdefault((cut.plan.values, cut.plan.segments), f"budget {i}")
+        name = taken.setdefault(cut.plan.key, f"budget {i}")
         calls.setdefault(name, partial(step.value_and_grad, *program.arguments))
     calls |= {name: step.call for name, step in rivals.items()}
     timings = time_together(calls, PLAIN, options.rounds)
     times = {name: t.ratio.median for name, t in timings.items()}
     model = Modelled.of(traced.planner)
     points = tuple(
-        point(budget, cut, step, times[taken[cut.plan.values, cut.plan.segments]], model.time(cut.plan))
+        point(budget, cut, step, times[taken[cut.plan.key]], model.time(cut.plan))
         for budget, cut, step in zip(budgets, found, steps, strict=True)
     )
     pairs = tuple(

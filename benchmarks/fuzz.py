@@ -108,9 +108,12 @@ def closed(graph: Graph, saved: set[int]) -> Plan | None:
 
 
 def with_segments(graph: Graph, plan: Plan, draws: random.Random) -> Plan:
-    """The plan with random loops in segments of random lengths, of those that can run so."""
+    """The plan with random loops in segments of random lengths, of those that can; some keep their last steps."""
     loops = [loop for loop in segmentable(Problem.of(graph), plan) if draws.random() < 0.8]
-    return replace(plan, segments=tuple((loop, draws.randint(1, graph.loops[loop].length)) for loop in loops))
+    lengths = {loop: graph.loops[loop].length for loop in loops}
+    segments = tuple((loop, draws.randint(1, length)) for loop, length in lengths.items())
+    longer = [(loop, length) for loop, length in lengths.items() if length > 1 and draws.random() < 0.5]
+    return replace(plan, segments=segments, kept_steps=tuple((i, draws.randint(1, n - 1)) for i, n in longer))
 
 
 def run_halves(made: Traced, strategy: Strategy, backend: Backend, arguments: Any) -> Any:

@@ -179,4 +179,4 @@ _LEAD = (
 
 def _are_same(point: ParetoPoint, other: ParetoPoint | None) -> bool:
     """Whether two plans run the same programs."""
-    return other is not None and (point.plan.values, point.plan.segments) == (other.plan.values, other.plan.segments)
+    return other is not None and point.plan.key == other.plan.key

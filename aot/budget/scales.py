@@ -25,11 +25,11 @@ class Scales:
         """Weigh plans, each once; those that are not known are compiled at the same time."""
         begun = []
         for plan in plans:
-            if (plan.values, plan.segments) not in self._known:
+            if (plan.key) not in self._known:
                 start = time.perf_counter()
                 begun.append((plan, start, begin(self.lower(plan))))
         for plan, start, future in begun:
             memory = future.result()
             figures = memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start)
-            self._known[plan.values, plan.segments] = Weighed(None, *figures)
-        return [self._known[plan.values, plan.segments] for plan in plans]
+            self._known[plan.key] = Weighed(None, *figures)
+        return [self._known[plan.key] for plan in plans]

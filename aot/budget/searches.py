@@ -255,8 +255,8 @@ def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int
     seen: set[Any] = set()
     for known in sorted(lookup.place.known.values(), key=lambda known: known is not same_way):
         plan = _read(known.held, wanted.graph)
-        if plan is not None and (plan.values, plan.segments) not in seen:
-            seen.add((plan.values, plan.segments))
+        if plan is not None and plan.key not in seen:
+            seen.add(plan.key)
             yield plan, known.held.activation_bytes if known is same_way else None
 
 

@@ -83,8 +83,9 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     and holds; empty with --no-compile),
                     extra_seconds, extra_share, freed_bytes,
                     kept_bytes, freed and kept (as in saved), again,
-                    lines (as in recomputed), segments (loop, steps)
-  segments          loops that run in segments: loop, steps
+                    lines (as in recomputed), segments
+  segments          loops that run in segments: loop, steps (of one),
+                    kept_steps (its last, which are in no segment)
   bound_bytes       which no plan goes below, if that is known
   account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,
                     plain_peak_bytes; null with --no-compile

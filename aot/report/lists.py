@@ -70,7 +70,7 @@ class LessRow:
     beyond this one's, `extra_share` the same over the predicted time of a step. `freed` are the arrays that it no
     longer saves, `kept` those that it saves instead, both largest first; `freed_bytes` and `kept_bytes` are their
     sums. `again` names the further ops that it runs again, `lines` lists them by the user's line, longest time first.
-    `segments` are its loops that run in segments: the id of each, and the steps of a segment.
+    `segments` are its loops that run in segments, as in `Plan.loops_in_segments`.
     """
 
     share: float
@@ -84,7 +84,7 @@ class LessRow:
     kept: tuple[SavedRow, ...] = ()
     again: str = ""
     lines: tuple[AgainRow, ...] = ()
-    segments: tuple[tuple[int, int], ...] = ()
+    segments: tuple[tuple[int, int, int], ...] = ()
 
 
 class Lists:
@@ -231,9 +231,9 @@ class Lists:
             kept_bytes=sum(row.bytes for row in kept),
             freed=freed,
             kept=kept,
-            again="; ".join([*names, *in_segments(other.plan.segments)]),
+            again="; ".join([*names, *in_segments(other.plan.loops_in_segments)]),
             lines=self._by_line(again, lambda _: ""),
-            segments=other.plan.segments,
+            segments=other.plan.loops_in_segments,
         )
 
 

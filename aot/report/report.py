@@ -29,7 +29,7 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.plan import Plan, in_steps
+from jointcut.partition.plans.plan import Plan, in_segments, in_steps
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.roles import Side
 
@@ -214,10 +214,7 @@ class Report:
     def bounds(self) -> tuple[str, ...]:
         """Remarks on the saved bytes: loops in segments, the proved lower bound, and jointcut's default plan."""
         lines = []
-        if self.plan.segments:
-            loops = ", ".join(f"loop {loop} of {steps} steps" for loop, steps in self.plan.segments)
-            lines.append(f"loops that run in segments: {loops}")
-        lines += in_steps(self.plan.nested)
+        lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested)]
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
@@ -326,7 +323,7 @@ class Report:
             "saved": [asdict(row) for row in self.saved],
             "recomputed": [asdict(row) for row in self.again],
             "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
-            "segments": _segments(self.plan.segments),
+            "segments": _segments(self.plan.loops_in_segments),
             "loops": [_loop(loop) for loop in self.plan.nested],
             "bound_bytes": self.plan.bound_bytes,
             "account": None if self.account is None else asdict(self.account),
@@ -376,8 +373,8 @@ def _loop(loop: Nested) -> JSON:
     }
 
 
-def _segments(loops: Iterable[tuple[int, int]]) -> list[JSON]:
-    return [{"loop": loop, "steps": steps} for loop, steps in loops]
+def _segments(loops: Iterable[tuple[int, int, int]]) -> list[JSON]:
+    return [{"loop": loop, "steps": steps, "kept_steps": kept} for loop, steps, kept in loops]
 
 
 def totals(

@@ -253,7 +253,8 @@ _WORDS = {
     "front": "A plan of the curve of budgets: among those that save as little, none computes less again, by the model.",
     "pieces, stages kept": "The forward is divided into stages, and these into pieces. What passes from piece to piece "
     "is saved, and the backward runs one piece again at a time; of the stages kept more is saved than that.",
-    "segments": "A loop runs in stretches of steps. What enters a stretch is kept, and each stretch runs again.",
+    "segments": "A loop runs in stretches of steps. What enters a stretch is kept, and each stretch runs again. Of the "
+    "last steps, which come first in the backward, all may be kept; then they do not run again.",
     "no plan of as few bytes": "A bound that is proved; the gap is how far above it the plan lies.",
     "temporaries": "The memory that XLA takes for a step beside arguments and results.",
     "peak": "The most that a step holds at once, arguments and results included, by memory_analysis() of the compiled "

@@ -133,4 +133,4 @@ def _peak(cut: jointcut.aot.stages.cut.Cut) -> int:
 
 
 def _is_same(one: Met, other: Met) -> bool:
-    return (one.plan.values, one.plan.segments) == (other.plan.values, other.plan.segments)
+    return one.plan.key == other.plan.key

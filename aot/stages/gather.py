@@ -149,11 +149,11 @@ def _tried(
     """Try smaller budgets; None if nothing was compiled."""
     if account is None:
         return None
-    predicted = {(p.plan.values, p.plan.segments): p.peak_bytes - fixed for p in front}
+    predicted = {p.plan.key: p.peak_bytes - fixed for p in front}
     least = min(predicted.values(), default=0)
 
     def expected(met: Met | None) -> float:
-        known = 0 if met is None else predicted.get((met.plan.values, met.plan.segments), 0)
+        known = 0 if met is None else predicted.get(met.plan.key, 0)
         return least * (scale.factor if met is None or not known else (met.peak_bytes - scale.fixed) / known)
 
     tried = try_budgets(account.peak_bytes, scale.fixed, expected, partition)

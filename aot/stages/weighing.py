@@ -43,7 +43,7 @@ class Weighing:
 
     def measure(self, plan: Plan) -> Weighed[Compiled]:
         """Compile a plan, to run it."""
-        key = plan.values, plan.segments
+        key = plan.key
         if key not in self._compiled:
             compiled = self._cut(plan).compile()
             figures = compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms
@@ -52,14 +52,14 @@ class Weighing:
 
     def take(self, plan: Plan, held: Held) -> Weighed[Compiled]:
         """A plan with known figures, to be compiled when it first runs."""
-        key = plan.values, plan.segments
+        key = plan.key
         if key not in self._compiled:
             compiled = Compiled(self._cut(plan), self.executables)
             self._compiled[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
         return self._compiled[key]
 
     def _cut(self, plan: Plan) -> Cut:
-        key = plan.values, plan.segments
+        key = plan.key
         if key not in self._cuts:
             self._cuts[key] = self.traced._cut(lambda graph: plan)
         return self._cuts[key]

@@ -9,6 +9,7 @@ Files, in reading order:
 
     order: Order the backward so that a recomputed value lives briefly.
     steps: The schedule: the steps of both halves, in the order in which they run.
+    written: Read a schedule back from the text that it prints (see `steps`).
     reruns: Say which loops can run in segments, and what that takes.
     follow: Follow a schedule: say what stands for each value at each level of the program.
     schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.

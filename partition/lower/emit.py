@@ -17,10 +17,13 @@ from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.bodies import Body, DividingKind
+from jointcut.partition.program.bodies import Apart, Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.simplify import renamed
+
+#: A value of a loop in segments, and whether its stack of the last steps is meant, or else the starts of segments.
+_Key = tuple[int, bool]
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,12 @@ def emit(graph: Graph, schedule: Schedule) -> Halves:
         what = "was read from text, so it has no equations that halves could be written of."
         raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
     with jaxprs.paused_collection():
-        forward, starts = _forward(graph, schedule)
-        return Halves(forward, *_backward(graph, schedule, starts), schedule.runs_again)
+        forward, kept = _forward(graph, schedule)
+        return Halves(forward, *_backward(graph, schedule, kept), schedule.runs_again)
 
 
-def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[int, Any]]]:
-    """The forward, and what it hands over of segments: each as the value and its type."""
+def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[_Key, Any]]]:
+    """The forward, and what it hands over of loops in segments, each with its type."""
     outputs = graph.role_outputs(Role.OUTPUT)
     handed = [v for v in schedule.handed if v not in outputs]
     top = _Writer(graph, graph.regions[TOP], None)
@@ -77,32 +80,32 @@ def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[int, Any
     invars = [top.define(v, top.fresh(v, TOP)) for v in primals]
     top.run(schedule.forward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
-    starts = [(v, atom) for v, atoms in top.starts.items() for atom in atoms]
-    closed = jaxprs.build(invars, [*results, *map(top.want, handed), *(atom for _, atom in starts)], top.eqns)
-    return closed, [(v, atom.aval) for v, atom in starts]
+    kept = [(key, atom) for key, atoms in top.kept.items() for atom in atoms]
+    closed = jaxprs.build(invars, [*results, *map(top.want, handed), *(atom for _, atom in kept)], top.eqns)
+    return closed, [(key, atom.aval) for key, atom in kept]
 
 
-def _backward(graph: Graph, schedule: Schedule, starts: Sequence[tuple[int, Any]]) -> tuple[Any, tuple[Residual, ...]]:
+def _backward(graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]]) -> tuple[Any, tuple[Residual, ...]]:
     top = _Writer(graph, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     values = [*schedule.handed, *primals]
     fed = [top.define(v, top.fresh(v, TOP)) for v in values]
-    first = [jaxprs.fresh(aval) for _, aval in starts]
-    for (v, _), var in zip(starts, first, strict=True):
-        top.starts.setdefault(v, []).append(var)
+    first = [jaxprs.fresh(aval) for _, aval in kept]
+    for (key, _), var in zip(kept, first, strict=True):
+        top.kept.setdefault(key, []).append(var)
     cotangents = [top.define(v, top.fresh(v, TOP)) for v in graph.role_inputs(Role.COTANGENT)]
     top.run(schedule.backward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
     read.update(v for v in results if not isinstance(v, jaxprs.Literal))
-    places = _residuals(graph, schedule, [v for v, _ in starts])
+    places = _residuals(graph, schedule, [v for (v, _), _ in kept])
     residuals = [(r, var) for r, var in zip(places, [*fed, *first], strict=True) if var in read]
     invars = [*(var for _, var in residuals), *cotangents]
     return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
 
 
-def _residuals(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> Iterator[Residual]:
-    """Where the forward has what is handed over, the program's inputs, and the starts of segments."""
+def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int]) -> Iterator[Residual]:
+    """Where the forward has what is handed over, the program's inputs, and what it keeps of loops in segments."""
     outputs = graph.role_outputs(Role.OUTPUT)
     saved = 0
     for v in schedule.handed:
@@ -113,7 +116,7 @@ def _residuals(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> Itera
             saved += 1
     for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
         yield Residual("input", i, v)
-    for i, v in enumerate(starts, saved):
+    for i, v in enumerate(kept, saved):
         yield Residual("saved", i, v)
 
 
@@ -126,12 +129,13 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
 class _Writer(Followed[Any]):
     """The equations of one region while they are written; atoms are variables and literals.
 
-    `starts` are, for a carried value of a loop in segments, what the loop carries where its segments start: a stack,
-    and the start of a shorter last segment.
+    `kept` is what the forward keeps of loops in segments. Of a carried value it is what the loop carries where segments
+    start, `(v, False)`: a stack, and the start of a shorter last segment. Of a value of the last steps, which are in no
+    segment, it is the stack, `(v, True)`.
     """
 
     eqns: list[Any] = field(default_factory=list)
-    starts: dict[int, list[Any]] = field(default_factory=dict)
+    kept: dict[_Key, list[Any]] = field(default_factory=dict)
 
     def fresh(self, v: int, loop: int) -> Any:
         """A new variable."""
@@ -209,16 +213,22 @@ class _Writer(Followed[Any]):
     def keep(self, step: Keep) -> None:
         """Write a loop that keeps where its segments start."""
         eqn, made, _ = self.entered(step.loop)
-        body = self.graph.bodies[step.loop.op]
+        body, apart = self.graph.bodies[step.loop.op], None
+        if step.whole is not None:
+            both = [*step.whole.stacks, *body.own]
+            same = tuple(map(both.index, (*step.loop.stacks, *body.own)))
+            apart = Apart(step.last, self.entered(step.whole)[0], same)
         kept = [body.carried_in.index(v) for v in step.starts]
-        results = self.splice(_dividing(body).sweep(eqn, kept, step.length), eqn.invars)
+        results = self.splice(*_dividing(body).sweep(eqn, kept, step.length, apart))
         self.finish(step.loop, results)
-        starts = results[len(made) :]
-        self.starts.update((v, starts[i :: len(kept)]) for i, v in enumerate(step.starts))
+        starts = results[len(made) : len(results) - len(step.tails)]
+        self.kept.update(((v, False), starts[i :: len(kept)]) for i, v in enumerate(step.starts))
+        tails = results[len(results) - len(step.tails) :]
+        self.kept.update(((v, True), [tail]) for v, tail in zip(step.tails, tails, strict=True))
 
     def segments(self, step: Segments) -> None:
         """Write a loop's backward in segments."""
-        lengths, reruns, starts = [step.length], [], step.starts
+        lengths, reruns, starts, last = [step.length], [], step.starts, step.last
         while isinstance(step.rerun, Keep) and isinstance(step.then, Segments):
             reruns.append(self.entered(step.rerun.loop, starts)[0])
             step = step.then
@@ -228,9 +238,10 @@ class _Writer(Followed[Any]):
         reruns.append(self.entered(step.rerun, starts)[0])
         back, _, sliced = self.entered(step.then, made=made)
         fed = [made.index(v) if v in made else None for v in sliced]
-        rows = [self.starts[v] for v in starts]
-        program, operands = _dividing(self.graph.bodies[step.then.op]).unwind(reruns, back, fed, lengths)
+        rows = [self.kept[v, False] for v in starts]
+        program, operands = _dividing(self.graph.bodies[step.then.op]).unwind(reruns, back, fed, lengths, last)
         operands += [v for kind in zip(*rows, strict=True) for v in kind]
+        operands += [self.kept[v, True][0] for v in made] if last else []
         self.finish(step.then, self.splice(program, operands))
 
     def splice(self, program: Any, operands: Sequence[Any]) -> list[Any]:

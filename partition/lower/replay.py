@@ -88,6 +88,7 @@ class Replayer:
         for v in graph.role_inputs(Role.COTANGENT):
             backward.define(v, backward.given(v))
         backward.starts.update(forward.starts)
+        backward.tails.update(forward.tails)
         backward.run(schedule.backward)
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
@@ -121,6 +122,7 @@ def handed_bytes(graph: Graph, schedule: Schedule) -> int:
     for step in schedule.forward:
         if isinstance(step, Keep):
             total += _segments(graph, step) * sum(graph.values[v].bytes for v in step.starts)
+            total += sum(step.last * graph.values[v].saved_bytes // _steps(graph, step.loop) for v in step.tails)
     return total
 
 
@@ -133,7 +135,7 @@ def spared(graph: Graph, plan: Plan, schedule: Schedule) -> Plan:
 
 def _segments(graph: Graph, step: Keep) -> int:
     """How many segments a loop has."""
-    return -(-_steps(graph, step.loop) // step.length)
+    return -(-(_steps(graph, step.loop) - step.last) // step.length)
 
 
 def _steps(graph: Graph, step: Enter) -> int:
@@ -145,15 +147,18 @@ class _Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
+    `tails` are, for a value that is stacked in the last steps alone, that stack.
     """
 
     level: Level = field(default_factory=Level)
     bodies: Mapping[int, Level] = field(kw_only=True)
     starts: dict[int, int] = field(default_factory=dict)
+    tails: dict[int, int] = field(default_factory=dict)
 
     def copied(self) -> _Counter:
         """The same rows of the top of the program, to be continued."""
-        return replace(self, env=dict(self.env), starts=dict(self.starts), written=set(), level=self.level.copied())
+        kept = {"starts": dict(self.starts), "tails": dict(self.tails)}
+        return replace(self, env=dict(self.env), written=set(), level=self.level.copied(), **kept)
 
     def given(self, v: int) -> int:
         """A buffer of somebody else for a value."""
@@ -250,10 +255,13 @@ class _Counter(Followed[int | None]):
 
     def reads(self, step: Enter, inner: _Counter, made: Sequence[int] = ()) -> list[int | None]:
         """The buffers that a loop reads: where its carries start, and what its body takes from around."""
+        return [*self.first(step, inner), *self.taken(step, inner, made)]
+
+    def first(self, step: Enter, inner: _Counter) -> list[int | None]:
+        """The buffers where a loop's carries start."""
         body = self.graph.bodies[step.op]
         pairs = zip(body.carried_in, body.starts, strict=True)
-        first = [self.want(start) for v, start in pairs if start is not None and v not in inner.unchanged]
-        return [*first, *self.taken(step, inner, made)]
+        return [self.want(start) for v, start in pairs if start is not None and v not in inner.unchanged]
 
     def taken(self, step: Enter, inner: _Counter, made: Sequence[int] = ()) -> list[int | None]:
         """The buffers that a loop's body takes from around, but for the stacks that are `made` in each segment."""
@@ -277,30 +285,73 @@ class _Counter(Followed[int | None]):
         self.row(reads, makes, inside, graph.ops[step.op], trips, body.kind)
 
     def keep(self, step: Keep) -> None:
-        """Count a loop that keeps where its segments start."""
-        graph = self.graph
+        """Count a loop that keeps where its segments start, and the stacks of the steps that are in none."""
+        graph, count = self.graph, _segments(self.graph, step)
         inner = self.body(step.loop)
-        starts = [self.buffer(v, [_segments(graph, step)]) for v in step.starts]
+        starts = [self.buffer(v, [count]) for v in step.starts]
         self.starts.update(zip(step.starts, starts, strict=True))
-        segment = self.segment()
-        segment.part(step.loop, graph.bodies[step.loop.op].carried_in, [], inner.level, step.length)
-        self.enter(step.loop, self.reads(step.loop, inner), segment.level, _segments(graph, step), starts)
-        self.join(step.loop, step.length)
+        segment, carried = self.segment(), graph.bodies[step.loop.op].carried_in
+        segment.part(step.loop, carried, [], inner.level, step.length)
+        reads = self.reads(step.loop, inner)
+        if step.whole is None:
+            self.enter(step.loop, reads, segment.level, count, starts)
+            self.join(step.loop, step.length)
+            return
+        steps = _steps(graph, step.loop) - step.last
+        ends, early = self.stretch(step.loop, reads, segment.level, steps, count, starts)
+        whole = self.body(step.whole)
+        ends, late = self.stretch(step.whole, [*ends, *self.taken(step.whole, whole)], whole.level, step.last)
+        self.tails.update((v, late[v]) for v in step.tails)
+        self.finish(step.loop, ends, early, late)
 
     def segments(self, step: Segments) -> None:
-        """Count a loop's backward in segments."""
+        """Count a loop's backward in segments, and before them that of the steps that are in none."""
         segment, reads, last = self.divided(step)
-        count = -(-_steps(self.graph, last) // step.length)
+        back, steps = self.body(last), _steps(self.graph, last) - step.last
+        first, count = self.first(last, back), -(-steps // step.length)
         starts = [self.starts[v] for v in step.starts]
-        self.enter(last, [*starts, *reads], segment.level, count)
-        self.join(last, step.length)
+        if not step.last:
+            self.enter(last, [*starts, *first, *reads], segment.level, count)
+            self.join(last, step.length)
+            return
+        made = step.made
+        tails = [*(self.tails[v] for v in made), *self.taken(last, back, made)]
+        ends, late = self.stretch(last, [*first, *tails], back.level, step.last)
+        ends, early = self.stretch(last, [*starts, *ends, *reads], segment.level, steps, count)
+        self.finish(last, ends, early, late)
+
+    def stretch(
+        self,
+        step: Enter,
+        reads: Iterable[int | None],
+        inside: Level,
+        length: int,
+        trips: int | None = None,
+        others: Iterable[int] = (),
+    ) -> tuple[list[int], dict[int, int]]:
+        """Add the row of `length` steps of a loop; returns the buffers of its carries and, by value, of its stacks."""
+        graph, body = self.graph, self.graph.bodies[step.op]
+        ends = [self.buffer(v) for v in body.carried_out]
+        shapes = ((v, lengths_between(graph, v, TOP)[1:]) for v in (*step.stacks, *body.own))
+        stacks = {v: self.buffer(v, [length, *inner]) for v, inner in shapes}
+        self.row(reads, [*ends, *stacks.values(), *others], inside, graph.ops[step.op], trips or length, body.kind)
+        return ends, stacks
+
+    def finish(self, step: Enter, ends: Iterable[int], early: Mapping[int, int], late: Mapping[int, int]) -> None:
+        """Let the results of two stretches stand for a loop's values; their stacks are joined."""
+        for v, end in zip(self.graph.bodies[step.op].carried_out, ends, strict=True):
+            self.define(v, end)
+        for v, stack in early.items():
+            joined = self.buffer(v, lengths_between(self.graph, v, TOP))
+            self.define(v, joined)
+            self.row([stack, late[v]], [joined], None, self.graph.ops[step.op], 1, "concatenate")
 
     def segment(self) -> _Counter:
         """The rows of one segment."""
         return _Counter(self.graph, self.region, None, bodies=self.bodies)
 
     def divided(self, step: Segments) -> tuple[_Counter, list[int | None], Enter]:
-        """One segment of a loop's backward, what it reads from around, and the backward's own loop."""
+        """One segment of a loop's backward, what it reads from around beside carries, and the backward's own loop."""
         segment, graph = self.segment(), self.graph
         if isinstance(step.rerun, Keep) and isinstance(step.then, Segments):
             again = self.body(step.rerun.loop, step.starts)
@@ -316,7 +367,7 @@ class _Counter(Followed[int | None]):
         back, carried = self.body(step.then), graph.bodies[step.then.op].carried_in
         stacks = segment.part(step.rerun, step.starts, [], again.level, step.length, keeps=False)
         segment.part(step.then, carried, stacks, back.level, step.length)
-        return segment, [*self.taken(step.rerun, again), *self.reads(step.then, back, made)], step.then
+        return segment, [*self.taken(step.rerun, again), *self.taken(step.then, back, made)], step.then
 
     def part(
         self,

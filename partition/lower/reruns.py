@@ -60,6 +60,17 @@ def best_length(length: int, carry_bytes: int, residual_bytes: int) -> int:
     return even[1] if even[0] <= _EVEN * best[0] else best[1]
 
 
+def similar_length(length: int, steps: int) -> int:
+    """A segment length k near `steps` for `length` steps, of which there are two segments at least.
+
+    XLA unrolls a loop over one segment, and may then run the forward again too early. A divisor of `length` is
+    preferred, if it differs from `steps` by at most a third.
+    """
+    steps = min(steps, -(-length // 2))
+    even = (k for k in range(-(-2 * steps // 3), 4 * steps // 3 + 1) if length % k == 0 and k < max(length, 2))
+    return min(even, key=lambda k: abs(k - steps), default=steps)
+
+
 def segmentable(problem: Problem, plan: Plan) -> dict[int, Segmentable]:
     """The loops that can run in segments under a plan, by loop id.
 

@@ -6,8 +6,8 @@ The forward runs in program order. The backward runs in the order of `order`, ea
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from jointcut.partition.errors import PlanError, message
@@ -26,16 +26,23 @@ Lengths = int | tuple[int, ...]
 _run = functools.cache(Run)
 
 
-def schedule(problem: Problem, plan: Plan, lengths: Mapping[int, Lengths] | None = None) -> Schedule:
+def schedule(
+    problem: Problem,
+    plan: Plan,
+    lengths: Mapping[int, Lengths] | None = None,
+    kept_steps: Mapping[int, int] | None = None,
+) -> Schedule:
     """The steps of a plan that closes, for the problem's backend.
 
     Where nothing runs again, nothing waits and nothing is written out.
 
-    `lengths` are by loop id how many steps a segment of it has: the plan's own, or others. A loop of which the backward
-    reads no stacks runs whole all the same. Raises `PlanError` for a loop that cannot run in segments, or such a
-    length.
+    `lengths` are by loop id how many steps a segment of it has, and `kept_steps` how many of its last steps are in no
+    segment: the plan's own, or others. A loop of which the backward reads no stacks runs whole all the same. Raises
+    `PlanError` for a loop that cannot run in segments, or such a length or number of steps.
     """
-    return _Halves(problem, plan).schedule(dict(plan.segments) if lengths is None else lengths)
+    if kept_steps is None:
+        kept_steps = dict(plan.kept_steps) if lengths is None else {}
+    return _Halves(problem, plan).schedule(dict(plan.segments) if lengths is None else lengths, kept_steps)
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,19 @@ class _Divided:
     """A loop that runs in segments: the steps that they have, and its forward as it runs in a segment.
 
     `op` holds its forward, `starts` are the carried values that the rerun starts from. `levels` are the loops that run
-    again, one for each of the lengths.
+    again, one for each of the lengths. The `last` steps of the forward are in no segment.
     """
 
     op: int
     lengths: tuple[int, ...]
+    last: int
     starts: tuple[int, ...]
     levels: tuple[Enter, ...]
+
+    @property
+    def tails(self) -> tuple[int, ...]:
+        """The values that the backward reads of the last steps."""
+        return self.levels[-1].stacks if self.last else ()
 
 
 class _Halves:
@@ -65,12 +78,12 @@ class _Halves:
             saved, again = frozenset(plan.values), frozenset(plan.recomputed)
             self.written = frozenset(problem.backend.written_forward(self.graph, saved, again))
 
-    def schedule(self, lengths: Mapping[int, Lengths]) -> Schedule:
-        """The schedule, with loops in segments of these lengths."""
+    def schedule(self, lengths: Mapping[int, Lengths], kept_steps: Mapping[int, int]) -> Schedule:
+        """The schedule, with loops in segments of these lengths, but for so many of their last steps."""
         backward = self.backward()
         wanted = self.gradients | self.read(backward)
         handed = [v for v in self.plan.values if v in wanted]
-        divided = self.divided(lengths, handed)
+        divided = self.divided(lengths, kept_steps, handed)
         if divided:
             made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
             handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
@@ -79,10 +92,23 @@ class _Halves:
 
     def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
         """The forward, which keeps the carried values where the segments of divided loops start."""
-        ops = runs_forward(self.graph, self.problem.sides, [*handed, *(v for loop in divided for v in loop.starts)])
-        steps = self.pass_(ops, {*self.outputs, *handed}).steps(TOP)
+        leaving = {*handed, *(v for loop in divided for v in loop.tails)}
+        starts = {v for loop in divided for v in loop.starts}
         loops = {loop.op: loop for loop in divided}
-        return tuple(Keep(loops[s.op].lengths[0], loops[s.op].starts, s) if _is_in(s, loops) else s for s in steps)
+
+        def kept(loop: _Divided, step: Enter) -> Keep:
+            if not loop.last:
+                return Keep(loop.lengths[0], loop.starts, step)
+            bare = self.run_for(leaving.difference(loop.tails), starts).loop(loop.op)
+            return Keep(loop.lengths[0], loop.starts, bare, loop.last, step)
+
+        steps = self.run_for(leaving, starts).steps(TOP)
+        return tuple(kept(loops[s.op], s) if _is_in(s, loops) else s for s in steps)
+
+    def run_for(self, leaving: Set[int], starts: Set[int]) -> _Pass:
+        """Regions of the forward with the ops that it runs for outputs and for these values; `leaving` are stacked."""
+        ops = runs_forward(self.graph, self.problem.sides, sorted(leaving | starts))
+        return self.pass_(ops, {*self.outputs, *leaving})
 
     def pass_(self, ops: frozenset[int], leaving: set[int]) -> _Pass:
         """Regions of the forward with some of their ops."""
@@ -105,18 +131,23 @@ class _Halves:
         read.update(op.inputs[0] for op in slices if op.outputs[0] in read)
         return read
 
-    def divided(self, lengths: Mapping[int, Lengths], read: Sequence[int]) -> dict[int, _Divided]:
+    def divided(
+        self, lengths: Mapping[int, Lengths], kept_steps: Mapping[int, int], read: Sequence[int]
+    ) -> dict[int, _Divided]:
         """The loops to run in segments, by the op of their backward; `read` is what the backward reads."""
         known = segmentable(self.problem, self.plan) if lengths else {}
         asked = {loop: _checked(known, loop, given) for loop, given in lengths.items()}
+        lasts = {loop: _checked_last({i: known[i] for i in asked}, loop, given) for loop, given in kept_steps.items()}
         divided = {}
         for loop, ks in asked.items():
             stacks = {v for v in known[loop].values if v in read}
             if stacks:
-                divided[known[loop].backward] = self.rerun(known[loop].forward, ks, stacks)
+                last = lasts.get(loop, 0)
+                ks = _shortened(ks, known[loop].length - last)
+                divided[known[loop].backward] = self.rerun(known[loop].forward, ks, last, stacks)
         return divided
 
-    def rerun(self, op: int, lengths: tuple[int, ...], stacks: set[int]) -> _Divided:
+    def rerun(self, op: int, lengths: tuple[int, ...], last: int, stacks: set[int]) -> _Divided:
         """A loop's forward as it runs in a segment, for these stacks."""
         body = self.graph.bodies[op]
         run = runs_forward(self.graph, self.problem.sides, self.plan.values)
@@ -126,7 +157,7 @@ class _Halves:
             self.pass_(frozenset({op, *(o.id for o in part)}), leaving).loop(op, again=True)
             for part, leaving in ((ops, stacks), (bare, set[int]()))
         )
-        return _Divided(op, lengths, starts, (*[carries] * (len(lengths) - 1), whole))
+        return _Divided(op, lengths, last, starts, (*[carries] * (len(lengths) - 1), whole))
 
     def read_again(self, backward: Iterable[Step], divided: Mapping[int, _Divided]) -> Iterator[int]:
         """The values that segments read when they run again, but for those that are at hand in the backward."""
@@ -153,7 +184,7 @@ def _unwound(loop: _Divided, step: Enter) -> Segments:
     for level, longer in reversed(list(enumerate(outer))):
         rerun = Keep(loop.lengths[level + 1], loop.starts, loop.levels[level])
         segments = Segments(longer, loop.starts, rerun, segments)
-    return segments
+    return replace(segments, last=loop.last)
 
 
 def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
@@ -188,6 +219,22 @@ def _checked(known: Mapping[int, Segmentable], loop: int, given: Lengths) -> tup
         cure = f"Give a length from 1 to {known[loop].length}, or several in a tuple, each shorter than the one before."
         raise PlanError(message(where, f"is {given}, and the loop has {known[loop].length} steps.", cure))
     return lengths
+
+
+def _checked_last(known: Mapping[int, Segmentable], loop: int, given: int) -> int:
+    where = f"kept_steps[{loop}]"
+    if loop not in known:
+        raise PlanError(message(where, "names a loop that does not run in segments.", "Give its length, too."))
+    if not 0 <= given < known[loop].length:
+        cure = f"Give a number from 0 to {known[loop].length - 1}."
+        raise PlanError(message(where, f"is {given}, and the loop has {known[loop].length} steps.", cure))
+    return given
+
+
+def _shortened(lengths: tuple[int, ...], steps: int) -> tuple[int, ...]:
+    """The lengths for so many steps: the first at most as long, and those after it shorter."""
+    first = min(lengths[0], steps)
+    return first, *(k for k in lengths[1:] if k < first)
 
 
 @dataclass(frozen=True)
@@ -277,9 +324,9 @@ def _exported(graph: Graph, run: frozenset[int], leaving: set[int]) -> dict[int,
 
 
 def _reads_in(graph: Graph, i: int, v: int) -> int:
-    """The region in which an op reads a value: a loop reads the values of its own next step in its body."""
+    """The region in which an op reads a value: a loop reads what makes up its own next step in its body."""
     op = graph.ops[i]
-    if op.name == OPEN_LOOP and graph.values[v].loop == graph.bodies[i].loop:
+    if op.name == OPEN_LOOP and graph.bodies[i].loop in graph.ancestors[graph.values[v].loop]:
         return graph.bodies[i].region
     return op.region
 

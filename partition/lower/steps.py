@@ -16,7 +16,7 @@
         }
 
 A number after `#` is an op of the graph, one after `%` a value. `emit` writes what stands here and decides nothing, and
-`replay` counts its bytes. A loop in segments has two blocks around it:
+`replay` counts its bytes. `written` reads the text back. A loop in segments has two blocks around it:
 
     keep %2 every 8 steps {
         loop #1 stacks {
@@ -31,18 +31,28 @@ A number after `#` is an op of the graph, one after `%` a value. `emit` writes w
             ...
         }
     }
+
+If its last steps are not in segments, the forward has the loop twice, the second time as those steps run it:
+
+    keep %2 every 8 steps but the last 12 {
+        loop #1 stacks {
+            ...
+        }
+        loop #1 stacks %5 {
+            ...
+        }
+    }
+    segments of 8 steps from %2 after the last 12 {
+        ...
+    }
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
 
-from jointcut.partition.errors import PlanError, message
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
-from jointcut.partition.program.roles import Role
+from jointcut.partition.program.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,20 @@ class Keep:
     """Run a loop, and keep its carried values `starts` as they are before each segment of `length` steps.
 
     The segments are counted from the first step of the stacks. If the length does not divide the loop's, the last
-    segment is shorter.
+    segment is shorter. The `last` steps that the loop takes are in no segment. They run as `whole`, which keeps more
+    stacks, though of these steps alone; it is None where all steps are in segments.
     """
 
     length: int
     starts: tuple[int, ...]
     loop: Enter
+    last: int = 0
+    whole: Enter | None = None
+
+    @property
+    def tails(self) -> tuple[int, ...]:
+        """The values that are stacked in the last steps alone."""
+        return () if self.whole is None else tuple(v for v in self.whole.stacks if v not in self.loop.stacks)
 
 
 @dataclass(frozen=True)
@@ -105,13 +123,22 @@ class Segments:
 
     In each segment the loop's forward runs again first (`rerun`), from what `Keep` kept of its carried values `starts`;
     those that are not among `starts` do not change. Then the segment's part of the backward runs (`then`). Where these
-    are a `Keep` and `Segments` again, each segment is divided once more, if it is longer than their length.
+    are a `Keep` and `Segments` again, each segment is divided once more, if it is longer than their length. The `last`
+    steps of the forward are in no segment: the backward reads the stacks that `Keep` has of them.
     """
 
     length: int
     starts: tuple[int, ...]
     rerun: Enter | Keep
     then: Enter | Segments
+    last: int = 0
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The values that are stacked again in each segment, or in those of the innermost level."""
+        if isinstance(self.then, Segments):
+            return self.then.made
+        return (self.rerun.loop if isinstance(self.rerun, Keep) else self.rerun).stacks
 
 
 Step = Run | Wait | Write | Round | Enter | Keep | Segments
@@ -134,7 +161,7 @@ class Schedule:
     graph: Graph = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        """The text above, which `parse` reads back."""
+        """The text above, which `written.parse` reads back."""
         forward, backward = (_lines(steps, self.graph, "    ") for steps in (self.forward, self.backward))
         handed = f"handed:{_values(self.handed)}"
         return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
@@ -156,9 +183,13 @@ def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
                 yield step
                 yield from runs(step.steps)
             case Keep():
-                yield from runs([step.loop])
+                yield from runs(_loops(step))
             case Segments():
                 yield from runs([step.rerun, step.then])
+
+
+def _loops(step: Keep) -> list[Enter]:
+    return [step.loop] if step.whole is None else [step.loop, step.whole]
 
 
 def _values(values: Iterable[int]) -> str:
@@ -181,9 +212,12 @@ def _lines(steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:
                 head = f"{'again ' * step.again}loop #{step.op} stacks{_values(step.stacks)}"
                 yield from _block(head, step.steps, graph, pad)
             case Keep():
-                yield from _block(f"keep{_values(step.starts)} every {step.length} steps", [step.loop], graph, pad)
+                apart = f" but the last {step.last}" if step.last else ""
+                head = f"keep{_values(step.starts)} every {step.length} steps{apart}"
+                yield from _block(head, _loops(step), graph, pad)
             case Segments():
-                head = f"segments of {step.length} steps from{_values(step.starts)}"
+                apart = f" after the last {step.last}" if step.last else ""
+                head = f"segments of {step.length} steps from{_values(step.starts)}{apart}"
                 yield from _block(head, [step.rerun, step.then], graph, pad)
 
 
@@ -191,201 +225,3 @@ def _block(head: str, steps: Iterable[Step], graph: Graph, pad: str) -> Iterator
     yield f"{pad}{head} {{"
     yield from _lines(steps, graph, pad + "    ")
     yield f"{pad}}}"
-
-
-def parse(text: str, graph: Graph) -> Schedule:
-    """The schedule that a text describes.
-
-    Raises `PlanError`, with the number of the line, where the text is malformed or does not fit the graph.
-    """
-    return _Reader(graph).read(text)
-
-
-_LINES = (
-    (re.compile(r"(run|again)( apart)? #(\d+) (\S+)"), "run"),
-    (re.compile(r"wait %(\d+) for %(\d+)"), "wait"),
-    (re.compile(r"(write|round) %(\d+)"), "touch"),
-    (re.compile(r"(again )?loop #(\d+) stacks((?: %\d+)*) \{"), "enter"),
-    (re.compile(r"keep((?: %\d+)*) every ([1-9]\d*) steps \{"), "keep"),
-    (re.compile(r"segments of ([1-9]\d*) steps from((?: %\d+)*) \{"), "segments"),
-    (re.compile(r"\}"), "close"),
-)
-_HANDED = re.compile(r"handed:((?: %\d+)*)")
-
-
-@dataclass
-class _Block:
-    """A block that is being read: how to make a step of the steps inside it, and the region that these are of."""
-
-    close: Callable[[tuple[Step, ...]], Step]
-    region: int
-    steps: list[Step] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Line:
-    """The values that a line reads, and those that stand for something from there on."""
-
-    number: int
-    reads: tuple[int, ...]
-    makes: tuple[int, ...] = ()
-
-
-class _Reader:
-    """Read a schedule line by line; `open` are the blocks around the next step, outermost first."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.number, self.half = graph, 0, ""
-        self.halves: dict[str, list[Step]] = {}
-        self.lines: dict[str, list[_Line]] = {"forward": [], "backward": []}
-        self.handed: tuple[int, ...] | None = None
-        self.open: list[_Block] = []
-
-    def read(self, text: str) -> Schedule:
-        for number, line in enumerate(text.splitlines(), 1):
-            self.number = number
-            if line.strip():
-                self.line(line.strip())
-        if self.open:
-            self.fail("is the last, and a block is still open.", "Close it with }.")
-        if set(self.halves) != {"forward", "backward"} or self.handed is None:
-            cure = "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps."
-            self.fail("is the last, and a part is missing.", cure)
-        self.compare()
-        return Schedule(tuple(self.halves["forward"]), self.handed, tuple(self.halves["backward"]), self.graph)
-
-    def line(self, line: str) -> None:
-        if line in ("forward:", "backward:"):
-            self.begin(line[:-1])
-        elif (handed := _HANDED.fullmatch(line)) is not None:
-            self.begin("handed")
-            self.handed = self.values(handed[1])
-            self.lines["forward"].append(_Line(self.number, self.handed))
-            self.lines["backward"].insert(0, _Line(self.number, (), self.handed))
-        elif not self.half:
-            self.fail(f"is `{line}`, before any half began.", "Begin with `forward:`.")
-        else:
-            self.step(line)
-
-    def begin(self, part: str) -> None:
-        if self.open:
-            self.fail(f"is `{part}:`, and a block is still open.", "Close it with }.")
-        if part in self.halves or (part == "handed" and self.handed is not None):
-            self.fail(f"is `{part}:` for the second time.", "Write all of it in one place.")
-        self.half = "" if part == "handed" else part
-        if self.half:
-            self.halves[part] = []
-
-    def step(self, line: str) -> None:
-        for pattern, kind in _LINES:
-            if (match := pattern.fullmatch(line)) is not None:
-                getattr(self, kind)(*match.groups())
-                return
-        self.fail(f"is no step: `{line}`.", "Write steps as a schedule prints them.")
-
-    def run(self, how: str, apart: str | None, op: str, name: str) -> None:
-        number = self.op(op, name)
-        self.note(self.graph.ops[number].inputs, self.graph.ops[number].outputs)
-        self.steps().append(Run(number, how == "again", bool(apart)))
-
-    def wait(self, value: str, cotangent: str) -> None:
-        step = Wait(self.value(value), self.value(cotangent))
-        self.note((step.value, step.cotangent))
-        self.steps().append(step)
-
-    def touch(self, how: str, value: str) -> None:
-        self.note((self.value(value),))
-        self.steps().append((Write if how == "write" else Round)(self.value(value)))
-
-    def enter(self, again: str | None, op: str, stacks: str) -> None:
-        holder, values = self.op(op, OPEN_LOOP), self.values(stacks)
-        body = self.graph.bodies[holder]
-        self.note((), self.graph.ops[holder].outputs)
-
-        def close(steps: tuple[Step, ...]) -> Step:
-            self.note(values)
-            return Enter(holder, steps, values, bool(again))
-
-        self.open.append(_Block(close, body.region))
-
-    def keep(self, starts: str, length: str) -> None:
-        values = self.values(starts)
-
-        def close(steps: tuple[Step, ...]) -> Step:
-            if len(steps) != 1 or not isinstance(loop := steps[0], Enter):
-                self.fail("closes `keep`, which does not hold one loop.", "Write a `loop` into it, and nothing else.")
-            self.lines["backward"].insert(0, _Line(self.number, (), values))
-            return Keep(int(length), values, loop)
-
-        self.open.append(_Block(close, self.region))
-
-    def segments(self, length: str, starts: str) -> None:
-        values = self.values(starts)
-
-        def close(steps: tuple[Step, ...]) -> Step:
-            match steps:
-                case (Enter() as rerun, Enter() as then) | (Keep() as rerun, Segments() as then):
-                    return Segments(int(length), values, rerun, then)
-            cure = "Write two loops into it, or a `keep` and `segments`."
-            return self.fail("closes `segments`, which do not hold a loop and its backward.", cure)
-
-        self.open.append(_Block(close, self.region))
-
-    def close(self) -> None:
-        if not self.open:
-            self.fail("is `}`, and no block is open.", "Leave it out.")
-        block = self.open.pop()
-        self.steps().append(block.close(tuple(block.steps)))
-
-    def steps(self) -> list[Step]:
-        return self.open[-1].steps if self.open else self.halves[self.half]
-
-    def op(self, number: str, name: str) -> int:
-        op = int(number)
-        if op >= len(self.graph.ops):
-            self.fail(f"names op #{op}, and the graph has {len(self.graph.ops)}.", _OTHER)
-        if (there := self.graph.ops[op].name) != name:
-            self.fail(f"calls op #{op} {name}, and in the graph it is {there}.", _OTHER)
-        if self.graph.loop_of(self.graph.ops[op]) != self.graph.regions[self.region].loop:
-            self.fail(f"runs op #{op} {name}, which is of another loop.", "Write it where the graph has it.")
-        return op
-
-    def values(self, text: str) -> tuple[int, ...]:
-        return tuple(self.value(v[1:]) for v in text.split())
-
-    def value(self, number: str) -> int:
-        if int(number) >= len(self.graph.values):
-            self.fail(f"names value %{number}, and the graph has {len(self.graph.values)}.", _OTHER)
-        return int(number)
-
-    @property
-    def region(self) -> int:
-        """The region whose ops may run next."""
-        return self.open[-1].region if self.open else TOP
-
-    def note(self, reads: tuple[int, ...], makes: tuple[int, ...] = ()) -> None:
-        """Remember what this line reads and makes."""
-        self.lines[self.half].append(_Line(self.number, reads, makes))
-
-    def compare(self) -> None:
-        """Refuse a line that reads what nothing before it in its half computes, and a half without its results."""
-        graph = self.graph
-        for half, role in (("forward", Role.OUTPUT), ("backward", Role.GRADIENT)):
-            results = tuple(v for v in graph.role_outputs(role) if v is not None)
-            known = set[int]()
-            late = set(graph.role_inputs(Role.COTANGENT)) if half == "forward" else set[int]()
-            for line in (*self.lines[half], _Line(self.number, results)):
-                for v in line.reads:
-                    while (maker := graph.maker_of(v)) is not None and maker.name == STEP:
-                        v = maker.inputs[0]
-                    if v in late or (maker is not None and maker.name != LITERAL and v not in known):
-                        self.number = line.number
-                        what = f"needs {graph.where(v)}, which nothing in the {half} before it computes."
-                        self.fail(what, "Run what computes it first, or hand it over.")
-                known.update(line.makes)
-
-    def fail(self, what: str, cure: str) -> NoReturn:
-        raise PlanError(message(f"line {self.number}", what, cure))
-
-
-_OTHER = "Give the graph for which the schedule was made."

@@ -7,7 +7,8 @@ A loop of L steps in segments of k keeps L/k carries and k residuals. Several le
 more run each, as in Griewank and Walther's treeverse (TOMS 2000), though with segments of one length.
 
 Each scan keeps its body, its direction, its name stack and its source line. A segment of a stack is sliced out of the
-whole; if the segments leave a rest, that is one shorter segment at the end of the stacks.
+whole; if the segments leave a rest, that is one shorter segment at the end of the stacks. The last steps of the forward
+may be in no segment: it stacks their residuals, and the backward reads them there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.bodies import Carry, DividingKind, Inside, Operands
+from jointcut.partition.program.bodies import Apart, Carry, DividingKind, Inside, Operands
 from jointcut.partition.rewrite.simplify import renamed
 
 Segment = Callable[["_Place", Any, list[Any], list[Any]], tuple[list[Any], list[Any], list[Any]]]
@@ -50,40 +51,74 @@ class Scan(DividingKind):
         """A scan in the direction of another, with another body."""
         return jaxprs.scan(like, program, *operands, results)
 
-    def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
-        """The program in the place of a forward scan that runs in segments."""
-        layout = jaxprs.scan_layout(eqn)
-        a, b = layout.num_consts, layout.num_consts + layout.num_carry
-        walk = _Walk.of(eqn)
+    def sweep(self, eqn: Any, kept: Sequence[int], length: int, apart: Apart | None = None) -> tuple[Any, list[Any]]:
+        """The program in the place of a forward scan that runs in segments, and the atoms that it reads."""
+        walk, (read, carry) = _Walk.of(eqn), _operands(eqn)
+        place, end = _places(eqn, 0 if apart is None else apart.steps)
+        further = ([], []) if apart is None else _operands(apart.eqn)[0]
 
-        def program(*operands: Any) -> Any:
-            read, carry = (list(operands[:a]), list(operands[b:])), list(operands[a:b])
-            carry, starts, last, ys = _sweep(walk, kept, _Place(np.uint32(0), layout.length), length, read, carry)
-            return *carry, *ys, *starts, *last
+        def program(read: Any, further: Any, carry: list[Any]) -> Any:
+            carry, starts, rest, pieces = _sweep(walk, kept, place, length, read, carry)
+            if apart is None:
+                return *carry, *_joined(pieces), *starts, *rest
+            carry, ys = _Walk.of(apart.eqn).run(end, further, carry)
+            shared = [ys[i] for i in apart.same]
+            pieces = [shared, *pieces] if eqn.params["reverse"] else [*pieces, shared]
+            tails = [y for i, y in enumerate(ys) if i not in apart.same]
+            return *carry, *_joined(pieces), *starts, *rest, *tails
 
-        return _traced(program, *map(_struct, eqn.invars))[0]
+        groups = [read, further, carry]
+        return _traced(program, *jax.tree.map(_struct, groups))[0], jax.tree.leaves(groups)
 
     def unwind(
-        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
+        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int], last: int = 0
     ) -> tuple[Any, list[Any]]:
         """The program in the place of a backward scan that runs in segments, and the atoms that it reads."""
         pair = _Pair(tuple(map(_Walk.of, reruns)), _Walk.of(back, fed), tuple(i for i in fed if i is not None))
-        layout, scans = jaxprs.scan_layout(back), [jaxprs.scan_layout(eqn) for eqn in reruns]
-        a, b = layout.num_consts, layout.num_consts + layout.num_carry
-        other = [v for v, stack in zip(back.invars[b:], fed, strict=True) if stack is None]
-        again = zip(reruns, scans, strict=True)
-        read = [(eqn.invars[: s.num_consts], eqn.invars[s.num_consts + s.num_carry :]) for eqn, s in again]
-        groups = [read, (back.invars[:a], other), back.invars[a:b]]
-        carried = [v.aval for v in reruns[0].invars[scans[0].num_consts :][: scans[0].num_carry]]
-        count, rest = divmod(layout.length, lengths[0])
-        starts = [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in carried]
-        last = [jaxprs.struct(aval) for aval in carried] if rest else []
+        (consts, stacks), carry = _operands(back)
+        other = [v for v, stack in zip(stacks, fed, strict=True) if stack is None]
+        groups = [[_operands(eqn)[0] for eqn in reruns], (consts, other), carry]
+        place, end = _places(reruns[-1], last)
+        given = _given(reruns, lengths[0], place.steps, last)
 
-        def program(again: Any, read: Any, carry: Any, starts: Any, last: Any) -> Any:
-            carry, ys = _unwind(pair, lengths, _Place(np.uint32(0), layout.length), (again, read), carry, starts, last)
-            return [*carry, *ys]
+        def program(again: Any, read: Any, carry: Any, starts: Any, rest: Any, tails: Any) -> Any:
+            def segments(carry: list[Any]) -> Any:
+                return _unwind(pair, lengths, place, (again, read), carry, starts, rest)
 
-        return _traced(program, *jax.tree.map(_struct, groups), starts, last)[0], jax.tree.leaves(groups)
+            def steps(carry: list[Any]) -> Any:
+                carry, ys = pair.backward.run(end, read, carry, [tails[i] for i in pair.fed])
+                return carry, [ys]
+
+            parts = [segments, steps] if last else [segments]
+            carry, pieces = _in_turn(back, parts[::-1] if reruns[-1].params["reverse"] else parts, carry)
+            return [*carry, *_joined(pieces)]
+
+        return _traced(program, *jax.tree.map(_struct, groups), *given)[0], jax.tree.leaves(groups)
+
+
+def _operands(eqn: Any) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
+    """What a scan reads whole and the stacks that it takes slices of, then the carries."""
+    layout = jaxprs.scan_layout(eqn)
+    a, b = layout.num_consts, layout.num_consts + layout.num_carry
+    return (list(eqn.invars[:a]), list(eqn.invars[b:])), list(eqn.invars[a:b])
+
+
+def _places(forward: Any, last: int) -> tuple[_Place, _Place]:
+    """The places of the steps that are in segments, and of the `last` ones of a forward scan, which are in none."""
+    steps = forward.params["length"] - last
+    if forward.params["reverse"]:
+        return _Place(np.uint32(last), steps), _Place(np.uint32(0), last)
+    return _Place(np.uint32(0), steps), _Place(np.uint32(steps), last)
+
+
+def _given(reruns: Sequence[Any], length: int, steps: int, last: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What a backward is handed of a forward of so many steps in segments: their starts, that of a rest, the tails."""
+    count, rest = divmod(steps, length)
+    carries = [v.aval for v in _operands(reruns[0])[1]]
+    stacks = [v.aval for v in reruns[-1].outvars[len(_operands(reruns[-1])[1]) :]] if last else []
+    starts = [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in carries]
+    tails = [jaxprs.struct(jaxprs.stacked(jaxprs.unstacked(aval), [last])) for aval in stacks]
+    return starts, [jaxprs.struct(aval) for aval in carries] if rest else [], tails
 
 
 # --------------------------------------------------------------------------------------------- how they are traced
@@ -164,7 +199,7 @@ class _Pair:
 
 
 def _sweep(scan: _Walk, kept: Sequence[int], place: _Place, length: int, read: Any, carry: list[Any]) -> Any:
-    """Run a forward scan in segments: final carries, starts of the segments, starts of the tail, stacks."""
+    """Run a forward scan in segments: final carries, starts of the segments, starts of the tail, stacks in pieces."""
 
     def segment(place: _Place, read: Any, carry: list[Any], row: list[Any]) -> Any:
         del row
@@ -176,8 +211,8 @@ def _sweep(scan: _Walk, kept: Sequence[int], place: _Place, length: int, read: A
 
 def _unwind(
     pair: _Pair, lengths: Sequence[int], place: _Place, read: Any, carry: list[Any], starts: Any, last: Any
-) -> tuple[list[Any], list[Any]]:
-    """Run a backward scan in segments, each after its rerun: final carries and stacks.
+) -> tuple[list[Any], list[list[Any]]]:
+    """Run a backward scan in segments, each after its rerun: final carries and stacks in pieces.
 
     `lengths` are those of this level and the ones below. `read` is what each rerun reads and what the backward scan
     reads, each a pair as `_Walk.run` takes it.
@@ -188,8 +223,8 @@ def _unwind(
         return carry, [], ys
 
     like = pair.backward.scan.like
-    carry, _, _, ys = _in_segments(like, place, lengths[0], segment, read, carry, starts, last)
-    return carry, ys
+    carry, _, _, pieces = _in_segments(like, place, lengths[0], segment, read, carry, starts, last)
+    return carry, pieces
 
 
 def _run_again(
@@ -202,7 +237,8 @@ def _run_again(
             level = len(pair.reruns) - len(lengths) + below - 1
             kept = range(len(start))
             _, starts, last, _ = _sweep(pair.reruns[level], kept, place, lengths[below], read[0][level], start)
-            return _unwind(pair, lengths[below:], place, read, carry, starts, last)
+            carry, pieces = _unwind(pair, lengths[below:], place, read, carry, starts, last)
+            return carry, _joined(pieces)
     _, stacks = pair.reruns[-1].run(place, read[0][-1], start)
     return pair.backward.run(place, read[1], carry, [stacks[i] for i in pair.fed])
 
@@ -220,14 +256,15 @@ def _tied(start: list[Any], carry: list[Any]) -> list[Any]:
 
 def _in_segments(
     like: Any, place: _Place, length: int, segment: Segment, read: Any, carry: Any, rows: list[Any], last: list[Any]
-) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+) -> tuple[list[Any], list[Any], list[Any], list[list[Any]]]:
     """A scan over segments of `length` steps each, and the tail before or after it, in the direction of an equation.
 
     `segment(place, read, carry, row)` runs one, with its own of `rows` (the tail gets `last`), and returns carry, notes
     and stacks. The whole returns the final carry, the notes of all segments, each stacked, those of the tail, and the
-    stacks, joined.
+    stacks in pieces (see `_joined`).
     """
     count, rest = divmod(place.steps, length)
+    notes, late = [], []
 
     def body(fixed: Any, carry: list[Any], row: list[Any]) -> Any:
         first, read = fixed
@@ -236,22 +273,32 @@ def _in_segments(
 
     def main(carry: list[Any]) -> Any:
         numbers = lax.iota(np.uint32, count)
-        carry, (notes, ys) = _scan_over(like, count, body, (place.first, read), carry, [numbers, *rows])
-        return carry, notes, [lax.collapse(y, 0, 2) for y in ys]
+        carry, (notes[:], ys) = _scan_over(like, count, body, (place.first, read), carry, [numbers, *rows])
+        return carry, [[lax.collapse(y, 0, 2) for y in ys]]
 
     def tail(carry: list[Any]) -> Any:
-        return segment(_Place(place.first + np.uint32(count * length), rest), read, carry, last)
+        carry, late[:], ys = segment(_Place(place.first + np.uint32(count * length), rest), read, carry, last)
+        return carry, [ys]
 
-    if not rest:
-        carry, notes, ys = main(carry)
-        return carry, notes, [], ys
-    if like.params["reverse"]:
-        carry, late_notes, late = tail(carry)
-        carry, notes, ys = main(carry)
-    else:
-        carry, notes, ys = main(carry)
-        carry, late_notes, late = tail(carry)
-    return carry, notes, late_notes, [lax.concatenate(pair, 0) for pair in zip(ys, late, strict=True)]
+    carry, pieces = _in_turn(like, [main, tail] if rest else [main], carry)
+    return carry, notes, late, pieces
+
+
+def _in_turn(like: Any, parts: Sequence[Callable[..., Any]], carry: list[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """Run parts of a loop in the direction of an equation: the final carry, and the stacks in pieces.
+
+    The parts are in the order of the stacks; each takes a carry and returns it with its own pieces.
+    """
+    reverse, pieces = like.params["reverse"], []
+    for part in reversed(parts) if reverse else parts:
+        carry, more = part(carry)
+        pieces = [*more, *pieces] if reverse else [*pieces, *more]
+    return carry, pieces
+
+
+def _joined(pieces: Sequence[Sequence[Any]]) -> list[Any]:
+    """Stacks of which each piece has some steps, the first steps first."""
+    return [parts[0] if len(parts) == 1 else lax.concatenate(parts, 0) for parts in zip(*pieces, strict=True)]
 
 
 def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carry: list[Any], rows: list[Any]) -> Any:

@@ -26,6 +26,10 @@ from jointcut.partition.program.sides import Sides
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
 
+#: The values that a plan saves, its loops in segments, and the kept steps of these.
+PlanKey = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+
+
 class _Told(Protocol):
     """A row about an array: a dataclass."""
 
@@ -88,9 +92,10 @@ def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
     return alike(saved, value=0, scope="")
 
 
-def in_segments(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """A text for each loop that runs in segments, given as its id and the steps of one segment."""
-    return (f"loop {loop} in segments of {counted(steps, 'step')}" for loop, steps in loops)
+def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
+    """A text for each loop that runs in segments, given as in `Plan.loops_in_segments`."""
+    for loop, steps, kept in loops:
+        yield f"loop {loop} in segments of {counted(steps, 'step')}{f', its last {kept} kept' * bool(kept)}"
 
 
 def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
@@ -125,6 +130,8 @@ class Plan(Shown):
         seconds: the time that the recomputed ops take by a cost model, None where no model was asked.
         bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
         segments: the loops that run in segments, each as its id and the steps of one segment.
+        kept_steps: those loops in segments of which the last steps are in no segment: the forward keeps whole what
+            these hand to the backward. Each as its id and how many such steps it has.
         peak_bytes: the peak of the whole step, as the memory model predicts it.
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
         nested: the loops whose steps are cut on their own, each with its own plan.
@@ -140,12 +147,24 @@ class Plan(Shown):
     segments: tuple[tuple[int, int], ...] = ()
     peak_bytes: int | None = None
     bytes_spared: int = 0
+    kept_steps: tuple[tuple[int, int], ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
         """Ids of the saved values."""
         return tuple(s.value for s in self.saved)
+
+    @property
+    def key(self) -> PlanKey:
+        """What tells the plan from the others of its program: those of one key run the same programs."""
+        return self.values, self.segments, self.kept_steps
+
+    @property
+    def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:
+        """The loops in segments, each as its id, the steps of one segment, and how many last steps are in none."""
+        kept = dict(self.kept_steps)
+        return tuple((loop, steps, kept.get(loop, 0)) for loop, steps in self.segments)
 
     @property
     def bytes_saved(self) -> int:
@@ -189,7 +208,7 @@ class Plan(Shown):
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
             yield f"peak {self.peak_bytes:,} bytes"
-        yield from in_segments(self.segments)
+        yield from in_segments(self.loops_in_segments)
 
     @classmethod
     def of(
@@ -205,6 +224,7 @@ class Plan(Shown):
         segments: Iterable[tuple[int, int]] = (),
         peak_bytes: int | None = None,
         bytes_spared: int = 0,
+        kept_steps: Iterable[tuple[int, int]] = (),
     ) -> Plan:
         """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
@@ -221,7 +241,7 @@ class Plan(Shown):
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
-        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared
+        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
         nested = tuple(graph.nested.values())
         plan = cls(strategy, records, recomputed, deferred, *figures, nested)
         return _lawful(problem, plan, runs)
@@ -328,8 +348,21 @@ def _segmented(graph: Graph, plan: Plan) -> None:
         if not TOP < loop < len(graph.loops):
             cure = "Name a loop of the program: see Graph.loops."
             raise PlanError(message(where, f"names loop {loop}, which does not exist.", cure))
-        if loop in dict(plan.segments[:n]):
-            raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))
+        _named_once(where, loop, plan.segments[:n])
         if not 1 <= steps <= graph.loops[loop].length:
             cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all."
             raise PlanError(message(where, f"has segments of {steps} steps.", cure))
+    for n, (loop, steps) in enumerate(plan.kept_steps):
+        where = f"plan.kept_steps[{n}]"
+        if loop not in dict(plan.segments):
+            cure = "Name one of plan.segments; a loop that runs whole keeps what all its steps hand over."
+            raise PlanError(message(where, f"names loop {loop}, which does not run in segments.", cure))
+        _named_once(where, loop, plan.kept_steps[:n])
+        if not 1 <= steps < graph.loops[loop].length:
+            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all: keep at least one, and not all of them."
+            raise PlanError(message(where, f"keeps {counted(steps, 'step')}.", cure))
+
+
+def _named_once(where: str, loop: int, before: Iterable[tuple[int, int]]) -> None:
+    if loop in dict(before):
+        raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))

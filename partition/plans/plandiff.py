@@ -30,7 +30,8 @@ class PlanDiff(Shown):
     """The differences from one plan to another of the same program.
 
     `saved_only_before` and `saved_only_after` are values that the other plan does not save, or saves at another size;
-    the ids under `recomputed_only_...` are ops, the pairs under `segments_only_...` loops and the steps of a segment.
+    the ids under `recomputed_only_...` are ops, and the loops under `segments_only_...` are as in
+    `Plan.loops_in_segments`.
     A delta is after minus before, None where either is not known.
     """
 
@@ -39,8 +40,8 @@ class PlanDiff(Shown):
     saved_only_after: tuple[Saved, ...]
     recomputed_only_before: tuple[int, ...]
     recomputed_only_after: tuple[int, ...]
-    segments_only_before: tuple[tuple[int, int], ...]
-    segments_only_after: tuple[tuple[int, int], ...]
+    segments_only_before: tuple[tuple[int, int, int], ...]
+    segments_only_after: tuple[tuple[int, int, int], ...]
     delta_bytes: int
     delta_seconds: float | None
     delta_peak_bytes: int | None
@@ -75,8 +76,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         _only(after.saved, before.saved),
         _only(before.recomputed, after.recomputed),
         _only(after.recomputed, before.recomputed),
-        _only(before.segments, after.segments),
-        _only(after.segments, before.segments),
+        _only(before.loops_in_segments, after.loops_in_segments),
+        _only(after.loops_in_segments, before.loops_in_segments),
         after.bytes_saved - before.bytes_saved,
         _delta(before.seconds, after.seconds),
         _delta(before.peak_bytes, after.peak_bytes),

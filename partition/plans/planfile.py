@@ -2,7 +2,8 @@
 
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
-contradicts it. Nothing in the text is ever run. `scope` and `source` are for people: they differ between machines, so
+contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
+segment. Nothing in the text is ever run. `scope` and `source` are for people: they differ between machines, so
 they are neither compared nor taken over. A plan also serves a program with the same forward and another backward
 (`twins`).
 
@@ -73,7 +74,10 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
         "saved": [_entry(s) for s in plan.saved],
         "recomputed": list(plan.recomputed),
         "deferred": list(plan.deferred),
-        "segments": [{"loop": loop, "steps": steps} for loop, steps in plan.segments],
+        "segments": [
+            {"loop": loop, "steps": steps, **({"kept": kept} if kept else {})}
+            for loop, steps, kept in plan.loops_in_segments
+        ],
         "bytes_saved": plan.bytes_saved,
         "figures": {name: getattr(plan, name) for name in _figures},
         "written_for": _program(graph),
@@ -156,16 +160,19 @@ def _list_of(check: _Check) -> _Check:
     return check_list
 
 
-def _record(fields: Mapping[str, _Check]) -> _Check:
+def _record(fields: Mapping[str, _Check], optional: Mapping[str, _Check] | None = None) -> _Check:
+    more = optional or {}
+
     def check_record(given: Any, where: str) -> None:
         if not isinstance(given, dict):
             raise _refuse(where, f"is {_shown(given)}, not an object.")
         if missing := sorted(fields.keys() - given.keys()):
             raise _refuse(where, f"lacks {', '.join(map(repr, missing))}.")
-        if unknown := sorted(given.keys() - fields.keys()):
+        if unknown := sorted(given.keys() - fields.keys() - more.keys()):
             raise _refuse(where, f"holds {', '.join(map(_shown, unknown))}, which this version does not know.")
-        for name, check in fields.items():
-            check(given[name], f"{where}.{name}")
+        for name, check in (*fields.items(), *more.items()):
+            if name in given:
+                check(given[name], f"{where}.{name}")
 
     return check_record
 
@@ -186,7 +193,7 @@ _has_types = _record(
         **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
         **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
         "saved": _list_of(_record(_saved)),
-        "segments": _list_of(_record({"loop": _is_count, "steps": _is_count})),
+        "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
         "figures": _record(_figures),
         "written_for": _list_of(_is_text),
     }
@@ -255,9 +262,16 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
         raise other
     loops = dict(zip(_loops(there), _loops(graph), strict=True))
     reasons = {moved[s.value]: s.reason for s in plan.saved}
-    segments = [(loops[loop], steps) for loop, steps in plan.segments]
-    strategy, seconds = plan.strategy, plan.seconds
-    return Plan.of(graph, moved.values(), strategy=strategy, reasons=reasons, seconds=seconds, segments=segments)
+    segments, kept_steps = ([(loops[i], steps) for i, steps in pairs] for pairs in (plan.segments, plan.kept_steps))
+    return Plan.of(
+        graph,
+        moved.values(),
+        strategy=plan.strategy,
+        reasons=reasons,
+        seconds=plan.seconds,
+        segments=segments,
+        kept_steps=kept_steps,
+    )
 
 
 def _loops(graph: Graph) -> list[int]:
@@ -276,6 +290,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
         strategy=document["strategy"],
         reasons={entry["value"]: entry["reason"] for entry in document["saved"]},
         segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
+        kept_steps=((entry["loop"], entry["kept"]) for entry in document["segments"] if "kept" in entry),
         **document["figures"],
     )
     _same_saved(document["saved"], plan, graph)

@@ -136,25 +136,42 @@ class Kind(ABC):
         """
 
 
+@dataclass(frozen=True)
+class Apart:
+    """The last steps of a forward that runs in segments otherwise.
+
+    Attributes:
+        steps: how many they are.
+        eqn: the forward equation as it runs them, which stacks more. From where it starts does not matter.
+        same: the places, among the stacks of `eqn`, of those that the equation of the segments has.
+    """
+
+    steps: int
+    eqn: Any
+    same: tuple[int, ...]
+
+
 class DividingKind(Kind):
     """A kind whose equations can also be written in segments."""
 
     @abstractmethod
-    def sweep(self, eqn: Any, kept: Sequence[int], length: int) -> Any:
-        """The program in the place of a forward equation, of its operands, that runs it in segments of `length` steps.
+    def sweep(self, eqn: Any, kept: Sequence[int], length: int, apart: Apart | None = None) -> tuple[Any, list[Any]]:
+        """The program in the place of a forward equation that runs it in segments of `length` steps, and the atoms that
+        it reads.
 
         It returns the results, then the starts of all segments, each stacked, then those of a shorter last one. `kept`
-        are the places of the carries whose starts it returns.
+        are the places of the carries whose starts it returns. The steps `apart` are in no segment. The further stacks
+        of these steps come last.
         """
 
     @abstractmethod
     def unwind(
-        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int]
+        self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int], last: int = 0
     ) -> tuple[Any, list[Any]]:
         """The program in the place of a backward equation that runs in segments, and the atoms that it reads.
 
         `reruns` are forward equations, one for each of the `lengths`: the last makes the stacks that `back` takes
         slices of, those before it their carries alone. `fed` says for all that `back` slices which of these stacks it
-        is, None for what is none of them. Behind the atoms the program reads the starts of all segments, and those of a
-        shorter last one.
+        is, None for what is none of them. Behind the atoms the program reads the starts of all segments, those of a
+        shorter last one, and all the stacks of the `last` steps of the forward, which are in no segment.
         """

@@ -17,9 +17,9 @@ import numpy as np
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
-from jointcut.partition.lower.reruns import best_length, segmentable
+from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
 from jointcut.partition.prices.rules import Demand, Verdict
@@ -40,6 +40,9 @@ _FEWEST_SAMPLES = 5
 #: this share of the larger one's peak.
 _MOST_HALVINGS = 6
 _DENSE = 0.93
+
+#: The end of the strategies of plans with loops in segments.
+_SEGMENTS = ", segments"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Planner:
         most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
         self._replayer = Replayer(self.graph)
-        self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
+        self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
 
     @property
@@ -117,15 +120,17 @@ class Planner:
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
-        seconds = float(sum(self.problem.seconds[i] for i in (*plan.recomputed, *self._rerun(plan))))
+        seconds = float(sum(self.problem.seconds[i] for i in plan.recomputed) + self._rerun_seconds(plan))
         bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
-    def _rerun(self, plan: Plan) -> Iterator[int]:
-        """Ops that run again because their loop runs in segments."""
+    def _rerun_seconds(self, plan: Plan) -> float:
+        """The time of ops that run again because their loop runs in segments, in all steps but those kept whole."""
         loops = segmentable(self.problem, plan) if plan.segments else {}
-        for loop, _ in plan.segments:
-            yield from loops[loop].rerun_ops
+        return sum(
+            (1.0 - kept / loops[loop].length) * sum(self.problem.seconds[i] for i in loops[loop].rerun_ops)
+            for loop, _, kept in plan.loops_in_segments
+        )
 
     def step_seconds(self, plan: Plan) -> float:
         """The time to run ops again, and to write and read the saved values."""
@@ -150,12 +155,11 @@ class Planner:
 
     def plans(self) -> Iterator[Plan]:
         """Plans worth trying: the default one, the front's, those in pieces, and each with its loops in segments."""
-        seen: set[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = set()
+        seen: set[PlanKey] = set()
         for plan in self._plans():
             for form in (plan, *self.in_segments(plan)):
-                key = (form.values, form.segments)
-                if key not in seen:
-                    seen.add(key)
+                if form.key not in seen:
+                    seen.add(form.key)
                     yield form
 
     def _plans(self) -> Iterator[Plan]:
@@ -203,8 +207,29 @@ class Planner:
                 lengths.append((loop, steps))
                 bytes_spared += sizes.length * sizes.residual_bytes - carries
         if lengths:
-            strategy = f"{plan.strategy}, segments"
+            strategy = f"{plan.strategy}{_SEGMENTS}"
             yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
+
+    def partly(self, plan: Plan, share: float) -> Plan:
+        """A plan in segments, with about a share of the steps of each such loop kept whole: its last ones.
+
+        Raises `PlanError` where the share is not between 0 and 1. A loop of one step stays as it is.
+        """
+        if not 0 < share < 1:
+            cure = "Give a number between them: 0 would be the plan itself, and 1 one without segments."
+            raise PlanError(message("share", f"is {share}, not between 0 and 1.", cure))
+        loops, segments, kept_steps, bytes_spared = segmentable(self.problem, plan), [], [], plan.bytes_spared
+        for loop, steps, before in plan.loops_in_segments:
+            sizes, length = loops[loop], loops[loop].length
+            kept = min(max(round(share * length), 1), length - 1)
+            new = similar_length(length - kept, steps)
+            fewer = -(-(length - before) // steps) - -(-(length - kept) // new)
+            bytes_spared += (before - kept) * sizes.residual_bytes + fewer * sizes.carry_bytes
+            segments.append((loop, new))
+            kept_steps += [(loop, kept)] if kept else []
+        parts = {"segments": tuple(segments), "kept_steps": tuple(kept_steps), "bytes_spared": bytes_spared}
+        strategy = f"{plan.strategy.partition(_SEGMENTS)[0]}{_SEGMENTS}, {share:.0%} of steps kept"
+        return self.priced(replace(plan, strategy=strategy, **parts))
 
     @cached_property
     def menu(self) -> tuple[Candidate, ...]:
@@ -219,8 +244,7 @@ class Planner:
 
     def known(self, plan: Plan) -> Candidate:
         """The candidate of a plan that has its seconds, replayed once."""
-        key = plan.values, plan.segments
-        if key not in self._known:
+        if (key := plan.key) not in self._known:
             self._known[key] = self.candidate(plan)
         return self._known[key]
 
@@ -267,10 +291,21 @@ class Planner:
         handed = [plan.bytes_saved + plan.bytes_spared for plan in (large, small)]  # without segments
         choice = self.front.best(sum(handed) // 2)
         plans = [] if choice is None else [self.plan(choice, "front")]
-        for plan in (*plans, *map(self.priced, mixed(self.problem, large, small))):
-            yield plan
-            if small.segments:
-                yield from self.in_segments(plan)
+        plans += map(self.priced, mixed(self.problem, large, small))
+        yield from plans
+        if small.segments:
+            share = (self._kept_share(small) + self._kept_share(large)) / 2
+            yield self.partly(small, share)
+            for plan in (*plans, *([] if large.segments else [large])):
+                for form in self.in_segments(plan):
+                    yield form
+                    yield self.partly(form, share)
+
+    def _kept_share(self, plan: Plan) -> float:
+        """The share of the steps that are in no segment, of those loops that run in segments; 1 if none does."""
+        loops = self.graph.loops
+        shares = [kept / loops[loop].length for loop, _, kept in plan.loops_in_segments]
+        return sum(shares) / len(shares) if shares else 1.0
 
 
 def _is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:

@@ -11,7 +11,7 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import RecordError
-from jointcut.partition.lower.steps import parse
+from jointcut.partition.lower.written import parse
 
 LAYERS, BATCH, LENGTH, WIDTH, HEADS = 4, 4, 32, 32, 2
 W = jnp.arange(6.0).reshape(3, 2) / 5

@@ -406,9 +406,9 @@ def test_plans_that_run_a_loop_otherwise_differ():
     plain = replace(PLAN, segments=())
     found = diff(PLAN, plain)
     assert not found.is_empty
-    assert (found.segments_only_before, found.segments_only_after) == (((1, 2),), ())
+    assert (found.segments_only_before, found.segments_only_after) == (((1, 2, 0),), ())
     assert str(found).splitlines()[1:] == ["- loop 1 in segments of 2 steps"]
-    assert diff(plain, PLAN).segments_only_after == ((1, 2),)
+    assert diff(plain, PLAN).segments_only_after == ((1, 2, 0),)
 
 
 def test_a_difference_is_printed_whole_and_a_value_of_another_size_is_another():

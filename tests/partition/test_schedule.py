@@ -12,7 +12,7 @@ from jax import lax
 from jointcut.partition import Roles, split
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.steps import parse
+from jointcut.partition.lower.written import parse
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem

@@ -63,7 +63,7 @@ class Plans:
         if not fitting:
             raise BudgetError("none fits")
         peak = fitting[0] if most is not None else fitting[-1]
-        plan = SimpleNamespace(values=(peak,), segments=())
+        plan = SimpleNamespace(key=(peak,))
         return SimpleNamespace(plan=plan, fitted=SimpleNamespace(measured=SimpleNamespace(peak_bytes=peak)))
 
 
