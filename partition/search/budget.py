@@ -295,11 +295,11 @@ class Planner:
         yield from plans
         if small.segments:
             share = (self._kept_share(small) + self._kept_share(large)) / 2
-            yield self.partly(small, share)
-            for plan in (*plans, *([] if large.segments else [large])):
-                for form in self.in_segments(plan):
-                    yield form
-                    yield self.partly(form, share)
+            forms = [form for plan in plans for form in self.in_segments(plan)]
+            yield from forms
+            if share:
+                wholes = () if large.segments else self.in_segments(large)
+                yield from (self.partly(form, share) for form in (small, *forms, *wholes))
 
     def _kept_share(self, plan: Plan) -> float:
         """The share of the steps that are in no segment, of those loops that run in segments; 1 if none does."""
