@@ -32,9 +32,9 @@ from jointcut.partition.search.front import Choice, Front, front
 from jointcut.partition.search.mincut import min_cut, residuals_of_jax, save_all
 from jointcut.partition.search.network import Network, network
 
-#: How many plans of the front are replayed, by the most ops that the program may have for it.
-_SAMPLES = ((3_000, 24), (20_000, 10))
-_FEWEST_SAMPLES = 5
+#: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
+_SAMPLES = ((3_000, 24, 24), (20_000, 6, 8))
+_FEWEST_SAMPLES = 4, 4
 
 #: How often the gap around a budget is divided at most. Neighbours are near enough if the smaller one takes at least
 #: this share of the larger one's peak.
@@ -170,10 +170,11 @@ class Planner:
             yield self.priced(everything)
             if default is not None and len(self.graph.loops) > 1:
                 yield self.loops_kept(default, everything)
-        samples = next((count for most, count in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
+        ops = len(self.graph.ops)
+        samples, divided = next((counts for most, *counts in _SAMPLES if ops <= most), _FEWEST_SAMPLES)
         for choice in sampled(self.front, samples):
             yield self.plan(choice, "front")
-        yield from self.divided()
+        yield from self.divided(divided)
 
     def default(self) -> Plan | None:
         """The default cut; None where no cut fits the rules of cost and the demands."""
@@ -190,9 +191,9 @@ class Planner:
         reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
         return self.priced(self._of(saved, f"{outside.strategy}, loops kept", reasons))
 
-    def divided(self) -> Iterator[Plan]:
-        """Plans that divide the forward into pieces which run again one at a time."""
-        for division in divisions(self.problem, self.front, self.model.saving_seconds(1)):
+    def divided(self, most: int = _SAMPLES[0][2]) -> Iterator[Plan]:
+        """Plans that divide the forward into pieces which run again one at a time, at most so many."""
+        for division in divisions(self.problem, self.front, self.model.saving_seconds(1), most):
             yield self.priced(self._of(division.saved, str(division), division.reasons))
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:

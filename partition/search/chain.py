@@ -34,6 +34,9 @@ from jointcut.partition.search.undo import Figures, figures
 _MOST_STRETCHES = 72
 _WORTHS = (2.0, 0.5)
 
+#: The ops of the largest program that is divided by both factors; a larger one by the first alone, which is quicker.
+_MOST_OPS = 5_000
+
 #: How many cuts are tried for a piece of one stretch, and for pieces of several.
 _MOST_OPTIONS = 8
 _MOST_LEVELS = 5
@@ -348,7 +351,8 @@ def divisions(problem: Problem, front: Front, byte_seconds: float, peaks: int = 
     The ops of the problem have prices in seconds, `front` is the problem's own, and `byte_seconds` is the time to write
     and read a byte. Returns an empty list where the forward has no narrow place.
     """
-    rows = [Stretches(problem, _MOST_STRETCHES, worth) for worth in _WORTHS]
+    worths = _WORTHS if len(problem.graph.ops) <= _MOST_OPS else _WORTHS[:1]
+    rows = [Stretches(problem, _MOST_STRETCHES, worth) for worth in worths]
     rows = list({row.cuts: row for row in rows if row.cuts}.values())
     by_values: dict[tuple[int, ...], Division] = {}
     for row in rows:
