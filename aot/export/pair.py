@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,11 @@ if TYPE_CHECKING:
     import jointcut.aot.stages.cut
     from jointcut.aot.stages.traced import Traced
 
-_REASONS = {"input": "an input, which the caller holds", "output": "an output, which the caller holds"}
+_REASONS = {
+    "input": "an input, which the caller holds",
+    "output": "an output, which the caller holds",
+    "saved": "a loop that runs in segments starts from it, or reads it when it runs again",
+}
 
 
 @dataclass(frozen=True)
@@ -160,12 +165,14 @@ class Pair:
         elif residual.kind == "input":
             index += len(self.constants) - len(consts)
         prefix = "primals" if residual.kind == "input" else residual.kind
+        value = self.cut.split.graph.values[residual.value]
+        copies = math.prod(aval.shape[: len(aval.shape) - len(value.shape)])  # of a loop in segments, some steps' alone
         return ResidualInput.like(
             aval,
             name=f"{prefix}_{index + 1}",
             kind=residual.kind,
             index=index,
-            bytes=self.cut.split.graph.values[residual.value].saved_bytes,
+            bytes=copies * value.bytes,
             op="" if saved is None else saved.op,
             scope="" if saved is None else saved.scope,
             source="" if saved is None else saved.source,

@@ -81,13 +81,21 @@ SECONDS = st.floats(0, allow_infinity=False).map(np.float64) | st.none()
 BYTES = st.integers(0, 2**70) | st.none()
 FIELDS = {"seconds": SECONDS, "bound_seconds": SECONDS, "bound_bytes": BYTES, "peak_bytes": BYTES}
 FIELDS |= {"segments": st.sampled_from([(), ((1, 1),), ((1, 5),)]), "strategy": st.text(max_size=5)}
+KEPT_STEPS = st.sampled_from([(), ((1, 1),), ((1, 4),)])
 
 
 @quick
-@given(st.sets(st.sampled_from([2, 3, 6])), st.fixed_dictionaries(FIELDS), st.text(max_size=5))
-def test_figures_and_words_are_read_back_to_the_last_digit(saved, fields, reason):
-    plan = Plan.of(GRAPH, saved | {5}, reasons={5: reason}, **fields)
+@given(st.sets(st.sampled_from([2, 3, 6])), st.fixed_dictionaries(FIELDS), KEPT_STEPS, st.text(max_size=5))
+def test_figures_and_words_are_read_back_to_the_last_digit(saved, fields, kept_steps, reason):
+    kept_steps = kept_steps if fields["segments"] else ()
+    plan = Plan.of(GRAPH, saved | {5}, reasons={5: reason}, kept_steps=kept_steps, **fields)
     assert loads(dumps(plan, GRAPH), GRAPH) == plan
+
+
+def test_kept_steps_stand_with_the_segments_of_their_loop_and_only_where_there_are_some():
+    kept = replace(PLAN, kept_steps=((1, 3),))
+    assert json.loads(WRITTEN)["segments"] == [{"loop": 1, "steps": 2}]
+    assert json.loads(dumps(kept, GRAPH))["segments"] == [{"loop": 1, "steps": 2, "kept": 3}]
 
 
 def test_the_text_is_sorted_with_a_line_for_each_value_and_each_line_of_the_program():
@@ -197,6 +205,7 @@ def test_a_difference_to_the_plans_program_is_told_with_the_users_line():
 NO_PLAN = 'plan is no plan of jointcut: it does not say `format` "jointcut plan".'
 VERSION = ", and this jointcut reads version 1.\nRead it with the jointcut that wrote it, or make the plan anew."
 COUNT, AMOUNT = "not a whole number from 0 up.", "not a finite number from 0 up."
+NOT_ALL = "Loop 1 takes 5 steps in all: keep at least one, and not all of them."
 NO_LOOP = "which does not exist.\nName a loop of the program: see Graph.loops."
 DROPPED = object()
 
@@ -255,6 +264,9 @@ NONSENSE = [
     ("segments.0.loop", 2, "plan.segments[0] names loop 2, " + NO_LOOP),
     ("segments.0.loop", 0, "plan.segments[0] names loop 0, " + NO_LOOP),
     ("segments", 2 * [{"loop": 1, "steps": 2}], "plan.segments[1] names loop 1 a second time.\nName each loop once."),
+    ("segments.0.kept", 5, "plan.kept_steps[0] keeps 5 steps.\n" + NOT_ALL),
+    ("segments.0.kept", 0, "plan.kept_steps[0] keeps 0 steps.\n" + NOT_ALL),
+    ("segments.0.kept", -1, "plan.segments[0].kept is -1, not a whole number from 0 up."),
     ("segments.0.steps", 6, "plan.segments[0] has segments of 6 steps.\nLoop 1 takes 5 steps in all."),
     ("segments.0.steps", 0, "plan.segments[0] has segments of 0 steps.\nLoop 1 takes 5 steps in all."),
 ]
@@ -409,6 +421,34 @@ def test_plans_that_run_a_loop_otherwise_differ():
     assert (found.segments_only_before, found.segments_only_after) == (((1, 2, 0),), ())
     assert str(found).splitlines()[1:] == ["- loop 1 in segments of 2 steps"]
     assert diff(plain, PLAN).segments_only_after == ((1, 2, 0),)
+
+
+def test_plans_that_keep_other_steps_of_a_loop_differ_and_say_so():
+    kept = replace(PLAN, kept_steps=((1, 3),))
+    assert kept.key != PLAN.key and kept.loops_in_segments == ((1, 2, 3),)
+    assert str(diff(PLAN, kept)).splitlines()[1:] == [
+        "- loop 1 in segments of 2 steps",
+        "+ loop 1 in segments of 2 steps, its last 3 kept",
+    ]
+    assert "; loop 1 in segments of 2 steps, its last 3 kept\n" in str(kept)
+
+
+@pytest.mark.parametrize(
+    "kept_steps, told",
+    [
+        ([(1, 0)], "plan.kept_steps[0] keeps 0 steps.\n{NOT_ALL}"),
+        ([(1, 5)], "plan.kept_steps[0] keeps 5 steps.\n{NOT_ALL}"),
+        ([(1, 1), (1, 1)], "plan.kept_steps[1] names loop 1 a second time.\nName each loop once."),
+        (
+            [(2, 1)],
+            "plan.kept_steps[0] names loop 2, which does not run in segments.\n"
+            "Name one of plan.segments; a loop that runs whole keeps what all its steps hand over.",
+        ),
+    ],
+)
+def test_kept_steps_that_do_not_fit_are_refused(kept_steps, told):
+    told = told.replace("{NOT_ALL}", NOT_ALL)
+    assert refusal(lambda: Plan.of(GRAPH, [2, 5], segments=[(1, 2)], kept_steps=kept_steps)) == told
 
 
 def test_a_difference_is_printed_whole_and_a_value_of_another_size_is_another():

@@ -21,9 +21,9 @@ from jointcut.partition.search.mincut import STRATEGIES
 from programs import CORPUS
 
 
-def text_of(graph_text, saved, backend=CPU, lengths=None):
+def text_of(graph_text, saved, backend=CPU, lengths=None, kept_steps=None):
     graph = read(graph_text)
-    return str(schedule(Problem.of(graph, backend=backend), Plan.of(graph, saved), lengths))
+    return str(schedule(Problem.of(graph, backend=backend), Plan.of(graph, saved), lengths, kept_steps))
 
 
 def steps(text):
@@ -252,6 +252,94 @@ def test_segments_of_segments_run_a_loop_for_its_carry_alone_first():
             }
             run #3 reduce_sum
         """)
+
+
+KEPT = """
+    forward:
+        run #0 exp
+        keep %4 every 2 steps but the last 1 {
+            loop #1 stacks {
+                run #4 mul
+                run #5 sin
+            }
+            loop #1 stacks %4 {
+                run #4 mul
+                run #5 sin
+            }
+        }
+    handed: %2
+    backward:
+        segments of 2 steps from %4 after the last 1 {
+            again loop #1 stacks %4 {
+                run #4 mul
+                run #5 sin
+            }
+            loop #2 stacks %11 {
+                again #4 mul
+                run #6 cos
+                run #7 mul
+                run #8 mul
+            }
+        }
+        run #3 reduce_sum
+"""
+
+
+def test_a_loop_that_keeps_its_last_steps_stands_twice_in_the_forward_and_its_backward_once():
+    assert text_of(LOOP, [2, 4], lengths={1: 2}, kept_steps={1: 1}) == steps(KEPT)
+
+
+def test_segments_are_no_longer_than_the_steps_that_are_left_for_them():
+    text = text_of(LOOP, [2, 4], lengths={1: (4, 3)}, kept_steps={1: 2})
+    (length,) = {line.split(" of ")[1].split()[0] for line in text.splitlines() if "segments of" in line}
+    assert length == str(read(LOOP).loops[1].length - 2)
+
+
+@pytest.mark.parametrize(
+    "old, new, told",
+    [
+        (
+            "but the last 1 {",
+            "but the last 0 {",
+            "line 3 is no step: `keep %4 every 2 steps but the last 0 {`.\nWrite steps as a schedule prints them.",
+        ),
+        (
+            "but the last 1 {",
+            "but the last 9 {",
+            "line 12 closes a `keep` of all but the last 9 steps, and the loop has {L}.\nLeave out at most {M} steps.",
+        ),
+        (
+            " but the last 1",
+            "",
+            "line 12 closes `keep`, which does not hold one loop.\nWrite a `loop` into it, and nothing else.",
+        ),
+        (
+            "        loop #1 stacks %4 {\n            run #4 mul\n            run #5 sin\n        }\n    }\nhanded",
+            "    }\nhanded",
+            "line 8 closes `keep`, which does not hold one loop twice.\n"
+            "Write a `loop` into it, once as segments run it, once as its last steps do.",
+        ),
+        (
+            "after the last 1",
+            "after the last 2",
+            "line 26 closes `segments` after the last 2 steps, and here the last 1 are left out.\n"
+            "Leave out as many as `keep` does, and none in segments of segments.",
+        ),
+        (
+            " after the last 1",
+            "",
+            "line 26 closes `segments` after the last 0 steps, and here the last 1 are left out.\n"
+            "Leave out as many as `keep` does, and none in segments of segments.",
+        ),
+    ],
+)
+def test_a_text_that_keeps_other_steps_than_it_says_is_refused_by_its_line(old, new, told):
+    graph, text = read(LOOP), steps(KEPT)
+    length = graph.loops[1].length
+    assert old in text
+    with pytest.raises(PlanError) as caught:
+        parse(text.replace(old, new), graph)
+    assert str(caught.value) == told.replace("{L}", str(length)).replace("{M}", str(length - 1))
 
 
 def test_segments_are_handed_what_they_read_unless_the_backward_has_computed_it_again():
