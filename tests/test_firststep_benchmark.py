@@ -110,19 +110,31 @@ def test_of_nothing_measured_there_is_nothing_to_tell():
     assert firststep.summary([Outcome("mlp", "", BOUNDS)])[-1].endswith("the default plan: 0 of 0")
 
 
-def test_a_step_is_weighed_and_a_budget_that_none_holds_is_refused():
+def test_a_first_step_is_weighed_and_compiles_what_the_users_own_call_compiles():
     program = programs.load("mlp", "tiny")
-    bounds = firststep.bounds_of(program)
-    assert bounds.least.peak_bytes <= bounds.default.peak_bytes and bounds.least_s > 0
-    point = firststep.first_step(program, bounds, bounds.least.peak_bytes)
-    assert point.holds and point.is_reachable and point.compilations >= 1 and point.programs >= point.compilations
-    assert min(point.first_s, point.plain_s) > 0
+    point = firststep.first_step(program, BOUNDS, 1_000_000)
+    assert point.holds and point.is_reachable and not point.is_between and point.first_fits
+    assert (point.limit_bytes, point.least_bytes, point.default_bytes) == (1_000_000, 40, 90)
+    assert min(point.first_s, point.plain_s) > 0 and point.programs >= point.compilations == 1
     firststep.forget()
     before = xla_clock.programs
-    aot.function(program.loss, budget=bounds.least.peak_bytes).value_and_grad(*program.arguments)
-    assert xla_clock.programs - before == point.programs, "the user's own call compiles what the stages compile"
-    refused = firststep.first_step(program, replace(bounds, plain=Size(10, 8)), 100)
-    assert refused.taken_bytes is None and not refused.first_fits and refused.programs > 0
+    aot.function(program.loss, budget=1_000_000).value_and_grad(*program.arguments)
+    assert xla_clock.programs - before == point.programs
+
+
+def test_a_budget_that_is_refused_has_no_step(monkeypatch):
+    class Traced:
+        def trace(self, *_):
+            return self
+
+        def partition(self, budget):
+            raise aot.BudgetError(f"no plan holds {budget}")
+
+    monkeypatch.setattr(aot, "function", lambda *_, **__: Traced())
+    monkeypatch.setattr(firststep, "plain_first", lambda _: 2.0)
+    point = firststep.first_step(programs.load("mlp", "tiny"), BOUNDS, 0.5)
+    assert (point.taken_bytes, point.used, point.holds, point.first_fits) == (None, None, False, False)
+    assert (point.is_fraction, point.limit_bytes, point.least_bytes, point.default_bytes) == (True, 40.0, 20, 70)
 
 
 def options(whole, **changed):
