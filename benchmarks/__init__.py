@@ -6,6 +6,7 @@ Files, in reading order:
 - outside: Models of libraries that are no part of the suite, and that nothing was tuned for: one of each library.
 - measure: Weigh and time compiled programs.
 - methods: Build one training step in each of the ways that we compare.
+- nesting: Nest `jax.checkpoint` by square roots, as by hand: blocks in groups, scans of scans.
 - alive: Count the bytes of temporaries alive at each instruction that a compiled program executes.
 - scaling: Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.

@@ -7,9 +7,9 @@
     python -m benchmarks.budgets --resume           # go on where a run was stopped
 
 For each program eight budgets in bytes, evenly spread between the smallest peak that is found and plain's. Each step is
-compiled and XLA's account read, and is timed in close pairs with plain. Every placement of `jax.checkpoint` is built
-and timed likewise, and its peak is given to us as a budget: it is matched where some plan of ours takes no more memory
-and at most 2 % more time.
+compiled and XLA's account read, and is timed in close pairs with plain. Every placement of `jax.checkpoint`, and its
+nesting by square roots, is built and timed likewise, and its peak is given to us as a budget: it is matched where some
+plan of ours takes no more memory and at most 2 % more time.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks import outside, programs
 from benchmarks.measure import Call, machine, time_together, wide_console
 from benchmarks.methods import PLAIN, Step, build_plain, forget, methods_for
+from benchmarks.nesting import nested_for
 from benchmarks.programs import SIZES, Program
 from jointcut import aot
 from jointcut.partition import Plan
@@ -195,9 +196,9 @@ class Modelled:
 
 
 def others(program: Program) -> dict[str, Step]:
-    """The methods with `jax.checkpoint`, in every place."""
+    """The methods with `jax.checkpoint`, in every place, once and nested."""
     built: dict[str, Step] = {}
-    for name, build in methods_for(program).items():
+    for name, build in (methods_for(program) | nested_for(program)).items():
         if name.startswith("checkpoint"):
             built[name] = build(program)
     return built
