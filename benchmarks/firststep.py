@@ -10,7 +10,8 @@ A first step is all that happens until the gradient is there: trace, search, com
 takes its own first step in the same process. The caches of JAX and of jointcut are emptied before each of the two, JAX
 keeps none on disk, and the rates of the device, which are measured once for each device and kept on disk, are known
 before the first clock starts. Budgets in bytes are evenly spread from plain's peak down to the least that is found;
-fractions are of plain's activations, XLA's temporaries. Used is what the step takes of its budget by XLA's account.
+fractions are of plain's activations, XLA's temporaries. Seconds of the processor are told beside those of the wall,
+since they hang less on what else runs. Used is what the step takes of its budget by XLA's account.
 """
 
 import argparse
@@ -59,6 +60,25 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """How long something took: by the wall, and by the processor in all threads of this process."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> "Seconds":
+        """The two clocks."""
+        return cls(time.perf_counter(), time.process_time())
+
+    @property
+    def since(self) -> "Seconds":
+        """What has passed since these clocks were read."""
+        now = Seconds.now()
+        return Seconds(now.wall - self.wall, now.processor - self.processor)
+
+
+@dataclass(frozen=True)
 class Bounds:
     """A program's sizes without a budget: plain JAX, the default plan, and the smallest plan found in `least_s`."""
 
@@ -77,7 +97,7 @@ class Point:
         limit_bytes: what the budget allows the peak, or the activations.
         taken_bytes: what the step takes of it, None where the budget was refused.
         least_bytes, default_bytes: what the smallest plan found and the default plan take of it.
-        first_s, plain_s: seconds of the first step, and of plain JAX's beside it; until it was refused, if it was.
+        first, plain: how long the first step took, and plain JAX's beside it; until it was refused, if it was.
         compilations: plans compiled in full.
         programs: all that XLA compiled meanwhile, however it did.
         first_fits: whether the first plan that was compiled holds the budget.
@@ -88,8 +108,8 @@ class Point:
     taken_bytes: int | None
     least_bytes: int
     default_bytes: int
-    first_s: float
-    plain_s: float
+    first: Seconds
+    plain: Seconds
     compilations: int
     programs: int
     first_fits: bool
@@ -111,8 +131,13 @@ class Point:
 
     @property
     def ratio(self) -> float:
-        """The first step over plain JAX's."""
-        return self.first_s / self.plain_s
+        """The first step over plain JAX's, by the wall."""
+        return self.first.wall / self.plain.wall
+
+    @property
+    def processor_ratio(self) -> float:
+        """The same by the processor."""
+        return self.first.processor / self.plain.processor
 
     @property
     def used(self) -> float | None:
@@ -237,36 +262,36 @@ def first_step(program: Program, bounds: Bounds, budget: float) -> Point:
     is_fraction = budget < 1
     limit = budget * bounds.plain.activation_bytes if is_fraction else budget
     least, default = (s.activation_bytes if is_fraction else s.peak_bytes for s in (bounds.least, bounds.default))
-    plain_s = plain_first(program)
+    plain = plain_first(program)
     forget()
-    start, programs_before = time.perf_counter(), xla_clock.programs
+    start, programs_before = Seconds.now(), xla_clock.programs
     try:
         traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
         step = traced.partition(budget=budget).compile()
         jax.block_until_ready(step.value_and_grad(*program.arguments))
     except aot.BudgetError:
         step = None
-    first_s, compiled = time.perf_counter() - start, xla_clock.programs - programs_before
+    first, compiled = start.since, xla_clock.programs - programs_before
     return Point(
         budget=budget,
         limit_bytes=limit,
         taken_bytes=step and (step.activation_bytes if is_fraction else step.peak_bytes),
         least_bytes=least,
         default_bytes=default,
-        first_s=first_s,
-        plain_s=plain_s,
+        first=first,
+        plain=plain,
         compilations=full_compilations(step.trail) if step else 0,
         programs=compiled,
         first_fits=bool(step and step.trail[0].fits),
     )
 
 
-def plain_first(program: Program) -> float:
-    """Seconds of plain JAX's first step."""
+def plain_first(program: Program) -> Seconds:
+    """How long plain JAX's first step takes."""
     forget()
-    start = time.perf_counter()
+    start = Seconds.now()
     jax.block_until_ready(jax.jit(jax.value_and_grad(program.loss, has_aux=program.has_aux))(*program.arguments))
-    return time.perf_counter() - start
+    return start.since
 
 
 # ---------------------------------------------------------------------------------------------------- keep and show
@@ -283,7 +308,8 @@ def outcome_in(kept: dict[str, Any]) -> Outcome:
     """A program's outcome, from what JSON holds of it."""
     plain, default, least = (Size(**kept["bounds"][key]) for key in ("plain", "default", "least"))
     bounds = Bounds(plain, default, least, kept["bounds"]["least_s"])
-    return Outcome(kept["name"], kept["title"], bounds, tuple(Point(**p) for p in kept["points"]))
+    points = ({**p, "first": Seconds(**p["first"]), "plain": Seconds(**p["plain"])} for p in kept["points"])
+    return Outcome(kept["name"], kept["title"], bounds, tuple(Point(**p) for p in points))
 
 
 def write(path: Path, outcomes: dict[str, Outcome]) -> None:
@@ -303,7 +329,8 @@ def table_of(outcome: Outcome) -> Table:
     )
     table = Table(title=outcome.name, caption=caption, box=box.SIMPLE_HEAD, caption_justify="left")
     for heading in ("budget\nMB", "taken\nMB", "used", "holds", "between", "first\nfits", "plans\ncompiled",
-                    "programs\ncompiled", "first step\ns", "plain's\ns", "first step\n÷ plain's"):  # fmt: skip
+                    "programs\ncompiled", "first step\ns", "plain's\ns", "first step\n÷ plain's",
+                    "by the\nprocessor"):  # fmt: skip
         table.add_column(heading, justify="right")
     for p in outcome.points:
         share = f"{p.budget:.0%}: " if p.is_fraction else ""
@@ -312,7 +339,7 @@ def table_of(outcome: Outcome) -> Table:
         table.add_row(
             f"{share}{p.limit_bytes / MB:.1f}", *taken, "yes" if p.is_between else "",
             "yes" if p.first_fits else "no", str(p.compilations), str(p.programs),
-            f"{p.first_s:.2f}", f"{p.plain_s:.2f}", f"{p.ratio:.2f}",
+            f"{p.first.wall:.2f}", f"{p.plain.wall:.2f}", f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}",
         )  # fmt: skip
     return table
 
@@ -343,7 +370,9 @@ def told(kind: str, points: Sequence[tuple[str, Point]]) -> list[str]:
         name, worst = max(met, key=lambda pair: pair[1].ratio)
         lines += [
             f"    first step over plain's: median {statistics.median(p.ratio for _, p in met):.2f}, "
-            f"worst {worst.ratio:.2f} ({name})",
+            f"worst {worst.ratio:.2f} ({name}); by the processor: median "
+            f"{statistics.median(p.processor_ratio for _, p in met):.2f}, "
+            f"worst {max(p.processor_ratio for _, p in met):.2f}",
             f"    compiled on average: {statistics.mean(p.compilations for _, p in met):.2f} plans in full, "
             f"{statistics.mean(p.programs for _, p in met):.2f} programs in all",
             f"    first plans that hold: {of(sum(p.first_fits for _, p in met), len(met))}",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import firststep, outside, programs
-from benchmarks.firststep import Bounds, Outcome, Point, Size
+from benchmarks.firststep import Bounds, Outcome, Point, Seconds, Size
 from benchmarks.measure import xla_clock
 from jointcut import aot
 
@@ -22,14 +22,14 @@ POINT = Point(
     taken_bytes=70,
     least_bytes=40,
     default_bytes=90,
-    first_s=3.0,
-    plain_s=2.0,
+    first=Seconds(3.0, 5.0),
+    plain=Seconds(2.0, 4.0),
     compilations=1,
     programs=2,
     first_fits=True,
 )
 FRACTION = replace(POINT, budget=0.5, limit_bytes=40.0, taken_bytes=20, least_bytes=20, default_bytes=70)
-REFUSED = replace(FRACTION, budget=0.25, limit_bytes=10.0, taken_bytes=None, first_s=8.0, first_fits=False)
+REFUSED = replace(FRACTION, budget=0.25, limit_bytes=10.0, taken_bytes=None, first=Seconds(8.0, 9.0), first_fits=False)
 
 #: Of the other two each takes as long to compile as these together.
 CHOSEN = ("equinox-cde", "haiku-agent", "jraph-molecules", "transformers-llama")
@@ -88,17 +88,17 @@ def test_a_point_tells_what_it_used_and_whether_the_default_plan_would_not_have_
 
 
 def test_the_summary_counts_bytes_apart_from_fractions():
-    slow = replace(POINT, first_s=9.0, compilations=4, programs=4, first_fits=False, taken_bytes=81)
+    slow = replace(POINT, first=Seconds(9.0, 6.0), compilations=4, programs=4, first_fits=False, taken_bytes=81)
     outcomes = [Outcome("mlp", "small", BOUNDS, (POINT, FRACTION, REFUSED)), Outcome("vit", "", BOUNDS, (slow, POINT))]
     assert firststep.summary(outcomes) == [
         "bytes: 3 budgets, 0 refused, 0 of them though a plan is known to hold",
-        "    first step over plain's: median 1.50, worst 4.50 (vit)",
+        "    first step over plain's: median 1.50, worst 4.50 (vit); by the processor: median 1.25, worst 1.50",
         "    compiled on average: 2.00 plans in full, 2.67 programs in all",
         "    first plans that hold: 2 of 3 (67%)",
         "    budgets that hold: 2 of 3 (67%)",
         "fractions: 2 budgets, 1 refused, 0 of them though a plan is known to hold, after 4.00 of plain's first step "
         "(median)",
-        "    first step over plain's: median 1.50, worst 1.50 (mlp)",
+        "    first step over plain's: median 1.50, worst 1.50 (mlp); by the processor: median 1.25, worst 1.25",
         "    compiled on average: 1.00 plans in full, 2.00 programs in all",
         "    first plans that hold: 1 of 1 (100%)",
         "    budgets that hold: 1 of 1 (100%)",
@@ -115,7 +115,10 @@ def test_a_first_step_is_weighed_and_compiles_what_the_users_own_call_compiles()
     point = firststep.first_step(program, BOUNDS, 1_000_000)
     assert point.holds and point.is_reachable and not point.is_between and point.first_fits
     assert (point.limit_bytes, point.least_bytes, point.default_bytes) == (1_000_000, 40, 90)
-    assert min(point.first_s, point.plain_s) > 0 and point.programs >= point.compilations == 1
+    assert (
+        min(point.first.wall, point.plain.wall, point.first.processor, point.plain.processor) > 0
+        and point.programs >= point.compilations == 1
+    )
     firststep.forget()
     before = xla_clock.programs
     aot.function(program.loss, budget=1_000_000).value_and_grad(*program.arguments)
@@ -131,7 +134,7 @@ def test_a_budget_that_is_refused_has_no_step(monkeypatch):
             raise aot.BudgetError(f"no plan holds {budget}")
 
     monkeypatch.setattr(aot, "function", lambda *_, **__: Traced())
-    monkeypatch.setattr(firststep, "plain_first", lambda _: 2.0)
+    monkeypatch.setattr(firststep, "plain_first", lambda _: Seconds(2.0, 2.0))
     point = firststep.first_step(programs.load("mlp", "tiny"), BOUNDS, 0.5)
     assert (point.taken_bytes, point.used, point.holds, point.first_fits) == (None, None, False, False)
     assert (point.is_fraction, point.limit_bytes, point.least_bytes, point.default_bytes) == (True, 40.0, 20, 70)

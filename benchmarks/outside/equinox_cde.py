@@ -32,7 +32,7 @@ class Config:
 
 SIZES: dict[Size, Config] = {
     "tiny": Config(2, 4, 2, 1, 3, 4, 1),
-    "small": Config(64, 64, 4, 2, 24, 96, 3),
+    "small": Config(64, 48, 4, 4, 24, 96, 3),
 }
 
 
