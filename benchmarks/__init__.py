@@ -3,14 +3,17 @@
 Files, in reading order:
 
 - programs: The programs that are measured: what people train with JAX, as they write it.
+- outside: Models of libraries that are no part of the suite, and that nothing was tuned for: one of each library.
 - measure: Weigh and time compiled programs.
 - methods: Build one training step in each of the ways that we compare.
+- nesting: Nest `jax.checkpoint` by square roots, as by hand: blocks in groups, scans of scans.
 - alive: Count the bytes of temporaries alive at each instruction that a compiled program executes.
 - scaling: Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
+- firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
 - house: Compare what the house costs with a baseline: memory of its plans, seconds, calls, lines of code.
 - polish: Look for a cut that is better than the front's by an integer program.

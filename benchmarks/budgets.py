@@ -2,13 +2,14 @@
 
     python -m benchmarks.budgets                    # all programs: two hours or so on two cores
     python -m benchmarks.budgets gru ode            # some programs
+    python -m benchmarks.budgets --outside          # six models of libraries that nothing was tuned for
     python -m benchmarks.budgets --no-checkpoint    # without building the methods that are compared with
     python -m benchmarks.budgets --resume           # go on where a run was stopped
 
 For each program eight budgets in bytes, evenly spread between the smallest peak that is found and plain's. Each step is
-compiled and XLA's account read, and is timed in close pairs with plain. Every placement of `jax.checkpoint` is built
-and timed likewise, and its peak is given to us as a budget: it is matched where some plan of ours takes no more memory
-and at most 2 % more time.
+compiled and XLA's account read, and is timed in close pairs with plain. Every placement of `jax.checkpoint`, and its
+nesting by square roots, is built and timed likewise, and its peak is given to us as a budget: it is matched where some
+plan of ours takes no more memory and at most 2 % more time.
 """
 
 import argparse
@@ -26,9 +27,11 @@ from rich import box
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks import outside, programs
 from benchmarks.measure import Call, machine, time_together, wide_console
 from benchmarks.methods import PLAIN, Step, build_plain, forget, methods_for
-from benchmarks.programs import PROGRAMS, SIZES, Program, load
+from benchmarks.nesting import nested_for
+from benchmarks.programs import SIZES, Program
 from jointcut import aot
 from jointcut.partition import Plan
 from jointcut.partition.search.budget import Planner
@@ -102,13 +105,14 @@ def main() -> None:
     where = machine() | {"size": options.size}
     partial_run = bool(options.named or options.size == "tiny")
     folder = Path(tempfile.mkdtemp()) if partial_run else RESULTS
-    path = folder / f"budgets-{where['backend']}-py{where['python']}-jax{where['jax']}.json"
+    kind = "budgets-outside" if options.outside else "budgets"
+    path = folder / f"{kind}-{where['backend']}-py{where['python']}-jax{where['jax']}.json"
     outcomes = read_outcomes(path) if options.resume else []
     done = {o.name for o in outcomes}
     with tqdm([name for name in options.programs if name not in done], unit="program", disable=None) as bar:
         for name in bar:
             bar.set_description(name)
-            outcomes.append(measure(load(name, options.size), options))
+            outcomes.append(measure(options.source.load(name, options.size), options))
             path.write_text(json.dumps({"machine": where, "programs": list(map(asdict, outcomes))}, indent=1) + "\n")
             with bar.external_write_mode():
                 console.print(table_of(outcomes[-1]))
@@ -120,15 +124,20 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budgets", description=__doc__.partition("\n")[0])
-    parser.add_argument("named", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all when none")
+    parser.add_argument("named", nargs="*", metavar="PROGRAM", help="of the suite, or of --outside; all when none")
+    parser.add_argument("--outside", action="store_true", help="models of libraries instead of the suite")
     parser.add_argument("--size", choices=SIZES, default="small", help="how large the programs are (%(default)s)")
     parser.add_argument("--rounds", type=int, default=8, help="timing rounds (%(default)s)")
     parser.add_argument("--no-checkpoint", action="store_true", help="build no method with jax.checkpoint")
     parser.add_argument("--resume", action="store_true", help="keep the programs that a stopped run has measured")
     options = parser.parse_args()
-    if unknown := sorted(set(options.named) - set(PROGRAMS)):
-        parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
-    options.programs = options.named or list(PROGRAMS)
+    options.source = outside if options.outside else programs
+    names = tuple(options.source.FOUND_IN)
+    if unknown := sorted(set(options.named) - set(names)):
+        parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(names)}")
+    if options.outside and options.size not in outside.SIZES:
+        parser.error(f"--outside has no size {options.size}; it has {', '.join(outside.SIZES)}")
+    options.programs = options.named or list(names)
     return options
 
 
@@ -187,9 +196,9 @@ class Modelled:
 
 
 def others(program: Program) -> dict[str, Step]:
-    """The methods with `jax.checkpoint`, in every place."""
+    """The methods with `jax.checkpoint`, in every place, once and nested."""
     built: dict[str, Step] = {}
-    for name, build in methods_for(program).items():
+    for name, build in (methods_for(program) | nested_for(program)).items():
         if name.startswith("checkpoint"):
             built[name] = build(program)
     return built

@@ -62,15 +62,17 @@ def compile_program(lowered: Lowered, keep_barriers: bool) -> Compiled:
 
 
 class XlaClock:
-    """Adds up the seconds that XLA compiles, whoever asks it to; JAX reports each compilation."""
+    """Adds up the programs that XLA compiles, and the seconds, whoever asks it to; JAX reports each compilation."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.programs = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, seconds: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self.seconds += seconds
+            self.programs += 1
 
 
 xla_clock = XlaClock()

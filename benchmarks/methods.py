@@ -85,25 +85,29 @@ def methods_for(program: Program) -> dict[str, Method]:
     for place in ("loss", *program.places):
         for name, policy in POLICIES.items():
             wrap = partial(jax.checkpoint, policy=policy)
-            for form, keep_barriers in (("", False), (" + barriers", True)):
-                if keep_barriers and not barriers_expand(jax.default_backend()):
-                    continue
+            for form, keep_barriers in forms():
                 build = partial(build_jax, place=place, wrap=wrap, keep_barriers=keep_barriers)
                 methods[f"checkpoint {place}: {name}{form}"] = build
     return methods | OURS
 
 
+def forms() -> list[tuple[str, bool]]:
+    """How a step with `jax.checkpoint` is compiled: a suffix of the method's name, and whether barriers are kept."""
+    return [("", False), (" + barriers", True)] if barriers_expand(jax.default_backend()) else [("", False)]
+
+
 def build_plain(program: Program) -> Step:
     """`jax.jit(jax.value_and_grad(loss))`."""
-    return _jax_step(program, program.loss, False)
+    return step_of(program, program.loss, False)
 
 
 def build_jax(program: Program, place: str, wrap: Callable[..., Any], keep_barriers: bool) -> Step:
     """`jax.jit(jax.value_and_grad(loss))` with `jax.checkpoint` somewhere in the loss."""
-    return _jax_step(program, program.wrapped(place, wrap), keep_barriers)
+    return step_of(program, program.wrapped(place, wrap), keep_barriers)
 
 
-def _jax_step(program: Program, loss: Callable[..., Any], keep_barriers: bool) -> Step:
+def step_of(program: Program, loss: Callable[..., Any], keep_barriers: bool) -> Step:
+    """`jax.jit(jax.value_and_grad(loss))` of a loss that takes the program's arguments."""
     forget()
     start = time.perf_counter()
     traced = jax.jit(jax.value_and_grad(loss, has_aux=program.has_aux)).trace(*program.arguments)

@@ -28,6 +28,7 @@ Each file is one program that knows nothing of jointcut, at three sizes: `tiny` 
 - haiku_resnet: Haiku's own pre-activation ResNet with batch norm, on a batch of small images.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from benchmarks.programs.program import SIZES as SIZES
@@ -67,11 +68,16 @@ def load(name: str, size: Size = "small") -> Program:
 
     Raises `ValueError` for an unknown name, `ImportError` where the library of a model is not installed.
     """
-    if name not in FOUND_IN:
-        raise ValueError(f"unknown program {name!r}; there are {', '.join(PROGRAMS)}")
-    module, build = FOUND_IN[name].split(":")
+    return found(__name__, FOUND_IN, name, size)
+
+
+def found(folder: str, places: Mapping[str, str], name: str, size: Size) -> Program:
+    """Import the file of a program in a folder, and build it; raises as `load` does."""
+    if name not in places:
+        raise ValueError(f"unknown program {name!r}; there are {', '.join(places)}")
+    module, build = places[name].split(":")
     try:
-        found = import_module(f"benchmarks.programs.{module}")
+        imported = import_module(f"{folder}.{module}")
     except ModuleNotFoundError as error:
         raise ImportError(f"{name} needs {error.name}: pip install 'jointcut[bench]'") from error
-    return getattr(found, build)(size)
+    return getattr(imported, build)(size)
