@@ -47,8 +47,8 @@ MB = 1e6
 
 
 def full_compilations(trail: Sequence[Any]) -> int:
-    """How many plans of a search were compiled in full: all of them are."""
-    return len(trail)
+    """How many plans of a search were compiled to run; the others were weighed, without optimisation."""
+    return sum(not attempt.weighed for attempt in trail)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Point:
         first, plain: how long the first step took, and plain JAX's beside it; until it was refused, if it was.
         compilations: plans compiled in full.
         programs: all that XLA compiled meanwhile, however it did.
-        first_fits: whether the first plan that was compiled holds the budget.
+        first_fits: whether the first plan that was compiled in full holds the budget.
     """
 
     budget: float
@@ -282,7 +282,7 @@ def first_step(program: Program, bounds: Bounds, budget: float) -> Point:
         plain=plain,
         compilations=full_compilations(step.trail) if step else 0,
         programs=compiled,
-        first_fits=bool(step and step.trail[0].fits),
+        first_fits=bool(step and next(a for a in step.trail if not a.weighed).fits),
     )
 
 

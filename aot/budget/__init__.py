@@ -11,7 +11,7 @@ Files, in reading order:
     rates: Measure how much a device computes and moves in a second.
     fit: Find the fastest plan that fits a budget.
     scales: Weigh plans: compile them side by side without optimisation, for their memory alone.
-    notes: Remember on disk which plans held a budget.
+    notes: Remember on disk which plans held a budget, and what plain JAX takes.
     searches: Search for a plan once for all ways of calling.
     checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.
 """

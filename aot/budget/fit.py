@@ -2,10 +2,10 @@
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
 program says so. The default plan comes first, if it is expected to fit. Otherwise plans are *weighed*: compiled without
-optimisation, which gives the same memory in a fraction of the time, two at once. What is expected of the others is
-scaled by what XLA says of their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
+optimisation, which gives the same memory in a fraction of the time. What is expected of the others is scaled by what
+XLA says of their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
 Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
-ones with the smallest predicted peaks are tried, and the error names the smallest peak of all.
+ones with the smallest predicted peaks are tried, two at once, and the error names the smallest peak of all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CALIBRATION = 1.25
 SPREAD = 1.15
 
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
-FULL = 0.92
+FULL = 0.87
 
 #: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
@@ -116,8 +116,14 @@ class Fitted(Generic[_T]):
     trail: tuple[Attempt, ...]
 
 
-class Ways(NamedTuple, Generic[_T]):
-    """How plans are compiled to run, and where that is quicker, several at once for their memory alone."""
+@dataclass(frozen=True)
+class Ways(Generic[_T]):
+    """How plans are compiled to run, and where that is quicker, several at once for their memory alone.
+
+    Attributes:
+        measure: compiles a plan, to run it.
+        weigh: compiles plans for their memory alone; None where it would take as long.
+    """
 
     measure: Callable[[Plan], Weighed[_T]]
     weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
@@ -231,8 +237,7 @@ class _Search(Generic[_T]):
             best = self.fitting
             if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
                 break
-            careful = self.planner.fastest(self.room / SPREAD, self.expected)
-            self.tries([chosen] if careful is None else [chosen, careful])
+            self.tries([chosen])
             best = self.fitting
             if best is not None and (self.expected(best) >= FULL * self.room or self.ways.weigh is None):
                 break

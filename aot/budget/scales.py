@@ -1,4 +1,4 @@
-"""Weigh plans: compile them side by side without optimisation, for XLA's account of their memory alone."""
+"""Weigh plans: compile them side by side without optimisation, for their memory alone."""
 
 from __future__ import annotations
 

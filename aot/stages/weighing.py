@@ -1,4 +1,4 @@
-"""Compile the plans of one trace, or weigh them: for the search for a budget, and for reuse by other budgets."""
+"""Compile the plans of one trace, or weigh them."""
 
 from __future__ import annotations
 

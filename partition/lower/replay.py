@@ -56,12 +56,9 @@ class Rows:
         """Where the peak is, and what is alive there."""
         peak, at = self.level.peak
         side = Side.FORWARD if at < self.forward else Side.BACKWARD
-        name = self.level.rows[at].name if self.level.rows else ""
         alive = tuple(sorted(self.level.alive(at), key=lambda b: -b.bytes))
-        if not self.level.rows:
-            return Replay(peak, side, name, alive)
-        inner, own_bytes, source = self.level.own(at)
-        return Replay(peak, side, inner, alive, own_bytes, source)
+        op, own_bytes, source = self.level.own(at) if self.level.rows else ("", 0, "")
+        return Replay(peak, side, op, alive, own_bytes, source)
 
 
 class Replayer:
