@@ -96,7 +96,7 @@ class Point:
         budget: bytes of the peak, or a fraction of plain's activations.
         limit_bytes: what the budget allows the peak, or the activations.
         taken_bytes: what the step takes of it, None where the budget was refused.
-        least_bytes, default_bytes: what the smallest plan found and the default plan take of it.
+        least_bytes, default_bytes: what the smallest known plan and the default plan take of it.
         first, plain: how long the first step took, and plain JAX's beside it; until it was refused, if it was.
         compilations: plans compiled in full.
         programs: all that XLA compiled meanwhile, however it did.
@@ -276,7 +276,7 @@ def first_step(program: Program, bounds: Bounds, budget: float) -> Point:
         budget=budget,
         limit_bytes=limit,
         taken_bytes=step and (step.activation_bytes if is_fraction else step.peak_bytes),
-        least_bytes=least,
+        least_bytes=min(least, default),  # the least by budget=0.0 may take more than the default plan
         default_bytes=default,
         first=first,
         plain=plain,

@@ -138,6 +138,8 @@ def test_a_budget_that_is_refused_has_no_step(monkeypatch):
     point = firststep.first_step(programs.load("mlp", "tiny"), BOUNDS, 0.5)
     assert (point.taken_bytes, point.used, point.holds, point.first_fits) == (None, None, False, False)
     assert (point.is_fraction, point.limit_bytes, point.least_bytes, point.default_bytes) == (True, 40.0, 20, 70)
+    smaller = replace(BOUNDS, default=Size(30, 10))
+    assert firststep.first_step(programs.load("mlp", "tiny"), smaller, 0.5).least_bytes == 10
 
 
 def options(whole, **changed):
