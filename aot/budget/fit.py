@@ -141,8 +141,9 @@ class _Tried(NamedTuple):
 class _Search(Generic[_T]):
     """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
 
-    def __init__(self, planner: Planner, ways: Ways[_T], room: Room) -> None:
+    def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None) -> None:
         self.planner, self.ways = planner, ways
+        self.standard = None if default is None else planner.known(planner.priced(default))
         self._room = room
         self.trail: list[Attempt] = []
         self.tried: dict[int, _Tried] = {}
@@ -211,14 +212,13 @@ class _Search(Generic[_T]):
         fits = [t.candidate for t in self.tried.values() if self.fits(t.candidate)]
         return min(fits, key=lambda c: (c.step_seconds, c.peak_bytes), default=None)
 
-    def default(self, plan: Plan | None) -> Candidate | None:
+    def default(self) -> Candidate | None:
         """The default plan, if it holds the budget.
 
         It is compiled if it surely fits, and weighed if it might.
         """
-        if plan is None:
+        if (candidate := self.standard) is None:
             return None
-        candidate = self.planner.known(self.planner.priced(plan))
         expected = self.expected(candidate)
         if expected > SPREAD * self.room:
             return None
@@ -244,14 +244,15 @@ class _Search(Generic[_T]):
         return self.fitting
 
     def smallest(self) -> Iterator[None]:
-        """Try the smallest candidate of each strategy, by predicted peak, until XLA's peaks no longer differ.
+        """Try the default plan, then the smallest of each strategy by predicted peak, until XLA's peaks do not differ.
 
         Yields after each of them.
         """
         best: dict[str, Candidate] = {}
         for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
             best.setdefault(c.plan.strategy, c)
-        row = list(best.values())[:MOST_SMALLEST]
+        first = [] if self.standard is None else [self.standard]
+        row = list(dict.fromkeys([*first, *list(best.values())[:MOST_SMALLEST]]))
         step = 1 if self.ways.weigh is None else AT_ONCE
         peaks: list[float] = []
         for k in range(0, len(row), step):
@@ -320,12 +321,12 @@ def fit(planner: Planner, budget: Limit, room: Room, ways: Ways[_T], default: Pl
 
     Raises `BudgetError` where none of the smallest plans fits. With a fraction of 0.0 the smallest plan is returned.
     """
-    search = _Search(planner, ways, room)
+    search = _Search(planner, ways, room, default)
     if budget.fraction == 0.0:
         for _ in search.smallest():
             pass
         return search.fitted(search.least)
-    if (chosen := search.default(default)) is not None:
+    if (chosen := search.default()) is not None:
         return search.fitted(chosen)
     for chosen in _fitting(search):
         if search.compiles(chosen):
