@@ -1,8 +1,9 @@
 """Find a plan that fits a budget, and remember it.
 
-The planner predicts the peak of each plan, and `fit` compiles plans until XLA reports a peak within the budget. The
-program that was measured is the one that runs. The speed of the device is measured once. Plans that held a budget are
-noted on disk, and within one process all ways of calling share a search. `Pareto` shows what each budget would cost.
+The planner predicts the peak of each plan, XLA's account decides. `fit` takes the default plan if it holds the budget,
+and else weighs plans until the fastest that holds it is known, and compiles that one. The speed of the device is
+measured once. Plans that held a budget are noted on disk, and within one process all ways of calling share a search.
+`Pareto` shows what each budget would cost.
 
 Files, in reading order:
 

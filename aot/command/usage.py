@@ -103,8 +103,8 @@ for it, and an exported program runs with any. May be given several times."""
 CONSTRAINT = "What holds of sizes that are names, such as 'b >= 2'. May be given several times."
 
 BUDGET = """The memory that a step may take: its peak in bytes with a unit (1.5GiB, '800 MB'), a fraction of plain JAX's
-activations (0.5; 0.0 is the least that is found), or device for what that has free. Plans are compiled until one holds
-it."""
+activations (0.5; 0.0 is the least that is found), or device for what that has free. It is held by XLA's
+own account."""
 
 STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
 JAX keeps, best less than min_cut where that saves time too. By default best."""

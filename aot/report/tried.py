@@ -1,6 +1,6 @@
 """Try smaller budgets, so that a report lists only those that hold.
 
-A budget is tried as a user would give it: as text, with the whole search, which compiles plans until one holds it. The
+A budget is tried as a user would give it: as text, with the whole search, which takes a plan that holds it. The
 search is not repeated when the user gives that budget.
 """
 

@@ -189,7 +189,7 @@ class Traced:
     ) -> Cut:
         """Choose the values that the forward saves for the backward, and write the two jaxprs.
 
-        The choice is by a `strategy`, within a `budget` (plans are compiled until one holds it), or by a `plan` made
+        The choice is by a `strategy`, within a `budget` (by XLA's account of the compiled step), or by a `plan` made
         for this program, or its text; see `aot.function`. The default is by the function's options. Raises
         `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
         """
