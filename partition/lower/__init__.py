@@ -16,6 +16,7 @@ Files, in reading order:
     verify: Check that the two jaxprs fit together, and run them one after the other.
     passes: Let a user's pass rewrite each half before XLA compiles it.
     memory: Count the bytes alive at every step of a program.
+    xla: Arrange the rows of a level as XLA:CPU runs them, to count what is alive.
     replay: Replay a schedule: count the bytes of both halves as one program, without writing them.
     lifetimes: Say when each buffer of a plan lives.
 """

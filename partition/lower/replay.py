@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from jointcut.partition.lower.follow import Followed, lengths_between
-from jointcut.partition.lower.memory import BARRIER, Buffer, Level, Row, Stack, body_of
+from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Buffer, Level, Row, Stack, body_of
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments, Step, Write
+from jointcut.partition.lower.xla.arranged import Arranged, Arranger
+from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.program.primitives import RENAMING, UPDATING
@@ -60,15 +62,17 @@ class Rows:
 class Replayer:
     """Replay schedules of one graph; bodies of ops that the graph does not open are looked at once.
 
-    `bodies` are these, by op id.
+    `bodies` are these, by op id. A `backend` that is followed has its rows in the order in which they run, each buffer
+    where the compiler puts it; see `xla`.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, backend: Backend = PORTABLE) -> None:
         """Look at the bodies."""
-        self.graph = graph
+        self.graph, self.backend = graph, backend
         payloads = ((op.id, op.payload) for op in graph.ops if op.payload is not None and op.name not in _CLOSED)
         self.bodies = {i: body for i, payload in payloads if (body := body_of(payload)) is not None}
         self.kept: tuple[list[Step], _Counter] | None = None
+        self.arranger = Arranger(tuple(self.bodies.values())) if backend.is_followed else None
 
     def rows(self, schedule: Schedule) -> Rows:
         """The rows of both halves."""
@@ -76,26 +80,35 @@ class Replayer:
         level = forward.level
         count = len(level.rows)
         backward = _Counter(graph, graph.regions[TOP], None, level=level, bodies=self.bodies)
-        for v in (*graph.role_inputs(Role.PRIMAL), *schedule.handed):
+        for v in graph.role_inputs(Role.PRIMAL):
             backward.define(v, forward.want(v))
-        for v in graph.role_inputs(Role.COTANGENT):
-            backward.define(v, backward.given(v))
-        backward.starts.update(forward.starts)
+        cotangents = graph.role_inputs(Role.COTANGENT)
+        atoms = [*map(forward.want, schedule.handed), *forward.starts.values(), *map(backward.given, cotangents)]
+        if schedule.runs_again:
+            level.middle = len(level.barriers)
+            atoms = backward.barrier(atoms)
+        backward.env.update(zip(schedule.handed, atoms, strict=False))
+        first, last = len(schedule.handed), len(schedule.handed) + len(forward.starts)
+        backward.starts.update(
+            (v, atom) for v, atom in zip(forward.starts, atoms[first:last], strict=True) if atom is not None
+        )
+        backward.env.update(zip(cotangents, atoms[last:], strict=True))
         backward.run(schedule.backward)
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
-        level.ends.update(b for b in results if b is not None)
-        return Rows(level, count)
+        level.ends.update(level.same.get(b, b) for b in results if b is not None)
+        return Rows(level, count) if self.arranger is None else _in_order(self.arranger.arranged(level), level, count)
 
     def forward(self, steps: Iterable[Step]) -> _Counter:
         """The rows of a forward.
 
-        The forwards of most plans differ only in what they write, which adds no row. So the last one is kept.
+        The forwards of most plans differ only in what they write, which adds no row. So the last one is kept. Where the
+        backend is followed, what is written is written in its place.
         """
         runs: list[Step] = []
         writes: list[Step] = []
         for step in steps:
-            (writes if isinstance(step, Write) else runs).append(step)
+            (writes if isinstance(step, Write) and self.arranger is None else runs).append(step)
         if self.kept is None or self.kept[0] != runs:
             counter = _Counter(self.graph, self.graph.regions[TOP], None, bodies=self.bodies)
             for v in self.graph.role_inputs(Role.PRIMAL):
@@ -105,6 +118,16 @@ class Replayer:
         counter = self.kept[1].copied()
         counter.run(writes)
         return counter
+
+
+def _in_order(arranged: Arranged, level: Level, forward: int) -> Rows:
+    """The rows of an arranged level; without a barrier between the halves, where the fewest rows stand on its side."""
+    if arranged.behind is not None:
+        return Rows(arranged, arranged.behind)
+    first = {id(row) for row in level.rows[:forward]}
+    signs = [0 if row is None else 1 if id(row) in first else -1 for row in arranged.origins]
+    ahead = list(accumulate(signs, initial=0))
+    return Rows(arranged, ahead.index(max(ahead)))
 
 
 def handed_bytes(graph: Graph, schedule: Schedule) -> int:
@@ -162,6 +185,8 @@ class _Counter(Followed[int | None]):
         """A buffer around the level."""
         number = self.buffer(v, lengths_between(self.graph, v, loop))
         self.level.free.add(number)
+        if loop == self.region.loop and v not in self.unchanged:
+            self.level.sliced.add(number)
         return number
 
     def literal(self, payload: Any) -> None:
@@ -169,8 +194,16 @@ class _Counter(Followed[int | None]):
 
     def barrier(self, atoms: Sequence[int | None]) -> list[int | None]:
         """The same buffers, which are in memory now."""
-        self.level.written.update(b for b in atoms if b is not None)
-        return list(atoms)
+        level, raw = self.level, tuple(b for b in atoms if b is not None)
+        level.written.update(self.raw(b) for b in raw)
+        made = {b: level.buffer(level.sizes[b], level.types[b]) for b in dict.fromkeys(raw)}
+        level.same.update((new, self.raw(b)) for b, new in made.items())
+        level.barriers.append(Barrier(len(level.rows), tuple(made), tuple(made.values())))
+        return [None if b is None else made[b] for b in atoms]
+
+    def raw(self, b: int) -> int:
+        """The buffer that an atom names."""
+        return self.level.same.get(b, b)
 
     def rounded(self, v: int) -> int:
         """A buffer of the same size."""
@@ -181,11 +214,20 @@ class _Counter(Followed[int | None]):
         return made
 
     def row(
-        self, reads: Iterable[int | None], makes: Iterable[int], inside: Level | None, source: Op, trips: int, name: str
+        self,
+        reads: Iterable[int | None],
+        makes: Iterable[int],
+        inside: Level | None,
+        source: Op,
+        trips: int,
+        name: str,
+        carries: Iterable[tuple[int, int | None]] = (),
     ) -> None:
         """Add a row."""
-        distinct = tuple(dict.fromkeys(b for b in reads if b is not None))
-        self.level.rows.append(Row(name, distinct, tuple(makes), None, inside, source, trips))
+        reads = tuple(reads)
+        distinct = tuple(dict.fromkeys(self.raw(b) for b in reads if b is not None))
+        row = Row(name, distinct, tuple(makes), None, inside, source, trips, reads, tuple(carries))
+        self.level.rows.append(row)
 
     def op(self, op: Op, apart: bool) -> None:
         """Count one op; another name for a buffer takes no row."""
@@ -193,8 +235,9 @@ class _Counter(Followed[int | None]):
             self.rename(op)
             return
         env, level, values, name = self.env, self.level, self.graph.values, op.name
-        atoms = [env[v] if v in env else self.want(v) for v in op.inputs]
-        reads = [b for b in atoms if b is not None]
+        atoms = [None if v is None else env[v] if v in env else self.want(v) for v in op.operands]
+        same = level.same
+        reads = [same.get(b, b) for b in atoms if b is not None]
         sizes, types, first = level.sizes, level.types, len(level.sizes)
         for v in op.outputs:
             env[v] = len(sizes)
@@ -204,13 +247,14 @@ class _Counter(Followed[int | None]):
         into = self.want(op.operands[0]) if name in UPDATING and op.operands[0] is not None else None
         makes = (first,) if len(sizes) == first + 1 else tuple(range(first, len(sizes)))
         distinct = tuple(reads if len(reads) < 2 else dict.fromkeys(reads))
-        level.rows.append(Row(name, distinct, makes, into, self.bodies.get(op.id), op))
+        into = None if into is None else same.get(into, into)
+        level.rows.append(Row(name, distinct, makes, into, self.bodies.get(op.id), op, 1, tuple(atoms)))
 
     def rename(self, op: Op) -> None:
         """Let results stand for the buffers of operands, each by its place; those of literals have buffers."""
         operands = [None if v is None else self.want(v) for v in op.operands]
         if op.name == BARRIER:
-            self.barrier(operands)
+            operands = self.barrier(operands)
         made = []
         for v, same in zip_longest(op.outputs, operands[: len(op.outputs)]):
             if same is None:
@@ -232,13 +276,15 @@ class _Counter(Followed[int | None]):
         carried = body.carried_in if starts is None else starts
         unchanged = frozenset(body.carried_in).difference(carried)
         inner = _Counter(graph, graph.regions[body.region], self, unchanged=unchanged, bodies=self.bodies)
-        for v in carried:
-            inner.define(v, inner.given(v))
+        given = {v: inner.given(v) for v in carried}
+        inner.env.update(given)
         inner.run(step.steps)
         ends = dict(zip(body.carried_in, body.carried, strict=True))
+        following = {v: end for v, end in ends.items() if end is not None}
+        inner.level.handed += [(b, inner.want(following[v]) if v in following else None) for v, b in given.items()]
         kept = [inner.want(end) for v in carried if (end := ends[v]) is not None]
-        inner.level.carried.update(b for b in kept if b is not None)
-        inner.level.stacks.update(b for b in map(inner.want, step.stacks) if b is not None)
+        inner.level.carried.update(inner.raw(b) for b in kept if b is not None)
+        inner.level.stacks.update(inner.raw(b) for b in map(inner.want, step.stacks) if b is not None)
         return inner
 
     def reads(self, step: Enter, inner: _Counter, made: Sequence[int] = ()) -> list[int | None]:
@@ -261,13 +307,16 @@ class _Counter(Followed[int | None]):
     ) -> None:
         """Add the row of a loop, and let its results stand for its values; `others` are further results."""
         graph, body = self.graph, self.graph.bodies[step.op]
-        carried = [self.define(v, self.buffer(v)) for v in body.carried_out]
+        carried = [self.buffer(v) for v in body.carried_out]
+        self.env.update(zip(body.carried_out, carried, strict=True))
         stacks = [
             self.define(v, self.buffer(v, lengths_between(graph, v, self.region.loop)))
             for v in (*step.stacks, *body.own)
         ]
         makes = [b for b in (*carried, *stacks, *others) if b is not None]
-        self.row(reads, makes, inside, graph.ops[step.op], trips, body.kind)
+        starts = [None if v is None else self.want(v) for v in body.starts]
+        carries = zip(carried, starts, strict=True)
+        self.row(reads, makes, inside, graph.ops[step.op], trips, body.kind, carries)
 
     def keep(self, step: Keep) -> None:
         """Count a loop that keeps where its segments start."""
@@ -329,7 +378,9 @@ class _Counter(Followed[int | None]):
         ends = [self.buffer(v) for v in carried]
         shapes = [lengths_between(graph, v, TOP)[1:] for v in step.stacks]
         stacks = [self.buffer(v, [length, *inner]) for v, inner in zip(step.stacks, shapes, strict=True)]
-        self.row(reads, [*ends, *stacks], inside, graph.ops[step.op], trips or length, graph.bodies[step.op].kind)
+        carries = [(end, STAYS if keeps else None) for end in ends]
+        trips = trips or length
+        self.row(reads, [*ends, *stacks], inside, graph.ops[step.op], trips, graph.bodies[step.op].kind, carries)
         if keeps:
             self.level.carried.update(ends)
             self.level.stacks.update(stacks)

@@ -66,7 +66,7 @@ class Planner:
         model = problem.model
         most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
-        self._replayer = Replayer(self.graph)
+        self._replayer = Replayer(self.graph, problem.backend)
         self._known: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Candidate] = {}
 
     @property
