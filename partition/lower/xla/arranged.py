@@ -10,7 +10,7 @@ from functools import cached_property
 from jointcut.partition.lower.memory import Level, Row
 from jointcut.partition.lower.xla import copies, library
 from jointcut.partition.lower.xla.fusion import fused
-from jointcut.partition.lower.xla.instructions import POOLING, Program, Type
+from jointcut.partition.lower.xla.instructions import POOLING, ROUNDS, Program, Type
 from jointcut.partition.lower.xla.reading import read
 from jointcut.partition.lower.xla.sequence import Sequence as Order
 from jointcut.partition.lower.xla.users import Users
@@ -96,7 +96,9 @@ class Arranger:
             return Row(row.name, (), tuple(makes), None, None, row.source)
         inside = None
         if name == POOLING:
-            inside = _windows(program, n, row)
+            inside = _taking(_windows(program, n), row)
+        elif name == ROUNDS:
+            inside = _taking(2 * program.types[program.reads[n][0]].bytes, row)  # a copy of both counters
         elif name == row.name and row.inside is not None and name not in CALLS | UPDATING:
             inside = self.arranged(row.inside)
         return Row(name, (), tuple(makes), None, inside, row.source, row.trips)
@@ -111,8 +113,16 @@ def _over(order: Order, n: int, makes: bool, dying: dict[int, int]) -> list[int]
     return next(([b] for b, v in dying.items() if makes and order.is_over(n, v)), [])
 
 
-def _windows(program: Program, n: int, row: Row) -> Arranged:
-    """What the gradient of a maximum pooling takes besides its result: it looks where the maxima are.
+def _taking(total: int, row: Row) -> Arranged:
+    """A level that takes so many bytes."""
+    made = Arranged(spans=[(0, 0)], over=[[]])
+    b = made.buffer(total, Type((total // 4,), "float32", total))
+    made.rows.append(Row(row.name, (), (b,), None, None, row.source))
+    return made
+
+
+def _windows(program: Program, n: int) -> int:
+    """Bytes that the gradient of a maximum pooling takes besides its result: it looks where the maxima are.
 
     There are the places along each axis, all as large as the operand, zeros to begin with, the padded operand, a copy
     of the gradient, and the maximum of each window with its place along each axis.
@@ -124,11 +134,7 @@ def _windows(program: Program, n: int, row: Row) -> Arranged:
     total = len(shape) * whole + (len(shape) + 2) * window
     if _is_padded(program, n):
         total += 2 * whole - program.types[n].bytes
-    made = Arranged(spans=[(0, 0)], over=[[]])
-    made.rows.append(
-        Row(row.name, (), (made.buffer(total, Type((total // 4,), "float32", total)),), None, None, row.source)
-    )
-    return made
+    return total
 
 
 def _is_padded(program: Program, n: int) -> bool:

@@ -18,6 +18,8 @@ from jointcut.partition.program.primitives import ELEMENTWISE, those
 
 COPY, DOT, CONVOLUTION, POOLING = "copy", "dot_general", "conv_general_dilated", "select_and_scatter_add"
 
+ROUNDS = "rounds of threefry"
+
 
 class Kind(Enum):
     """What XLA can do with an instruction.

@@ -16,6 +16,7 @@ from jointcut.partition.lower.xla import layouts
 from jointcut.partition.lower.xla.instructions import (
     CONVOLUTION,
     DOT,
+    ROUNDS,
     Kind,
     Program,
     Type,
@@ -40,8 +41,7 @@ _TOLD_APART = {
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"), ("axes",)),
 }
 
-#: The bits of a threefry key are two long chains of elementwise ops, too long to be computed twice.
-_BITS, _CHAIN = "random_bits", "threefry"
+_BITS = "random_bits"
 
 
 def read(level: Level) -> Program:
@@ -171,8 +171,7 @@ class _Reader:
         if (same := self.same(row, reads, made)) is not None:
             return same
         if name == _BITS:
-            two = [program.add(Kind.ALONE, _CHAIN, reads, made, row) for _ in range(2)]
-            return program.add(Kind.POINT, "xor", two, made, row)
+            return self.bits(row, reads, made)
         if name in ELEMENTWISE:
             reads = [self.spread(n, made, row) for n in reads]
         if eqn is not None and name == DOT:
@@ -190,6 +189,15 @@ class _Reader:
             program.known[key or ("only", n)] = n
             return n
         return program.known[key]
+
+    def bits(self, row: Row, reads: Sequence[int], made: Type) -> int:
+        """Add a loop over the rounds of a threefry key, which carries two arrays of counters, and join these."""
+        program = self.program
+        counters = [program.add(Kind.ALONE, "counters", reads, made, row) for _ in range(2)]
+        rounds = program.add(Kind.ALONE, ROUNDS, counters, Type((), "", 0), row)
+        both = [program.add(Kind.PART, "part", [rounds], made, row) for _ in range(2)]
+        program.lies_in.update(zip(both, counters, strict=True))
+        return program.add(Kind.POINT, "xor", both, made, row)
 
     def same(self, row: Row, reads: Sequence[int], made: Type) -> int | None:
         """What stands for a row that computes nothing of its own; None for most."""
