@@ -44,7 +44,7 @@ from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.joint import Primal, joint, primal
-from jointcut.partition.lower.passes import HalfPass
+from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.program import jaxprs

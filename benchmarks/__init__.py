@@ -14,6 +14,7 @@ Files, in reading order:
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
+- predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
 - house: Compare what the house costs with a baseline: memory of its plans, seconds, calls, lines of code.
 - polish: Look for a cut that is better than the front's by an integer program.

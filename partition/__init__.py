@@ -25,6 +25,7 @@ Files, in reading order:
     prices: Say what each value and op costs, and what may be saved or computed again.
     plans: Hold the plan, and the problem that it solves.
     lower: Schedule a plan, write the two jaxprs, and predict their peak memory.
+    passes: Let a user's pass rewrite each half before XLA compiles it.
     search: Choose what is saved, for a price or a budget; a file for each method.
     drawing: Draw graphs and plans as pages and pictures.
     split: The entry point: a joint jaxpr goes in, forward and backward come out.
@@ -32,7 +33,7 @@ Files, in reading order:
 """
 
 from jointcut.partition.drawing.displays import graph_page as graph_page
-from jointcut.partition.lower.passes import HalfPass as HalfPass
+from jointcut.partition.passes import HalfPass as HalfPass
 from jointcut.partition.plans.plan import Plan as Plan
 from jointcut.partition.plans.plan import Saved as Saved
 from jointcut.partition.plans.plandiff import diff as diff

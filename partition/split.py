@@ -20,11 +20,11 @@ from typing import Any, Self
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, emit
-from jointcut.partition.lower.passes import HalfPass, passed
 from jointcut.partition.lower.replay import spared
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.nesting.read import read
+from jointcut.partition.passes import HalfPass, passed
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan, validated
 from jointcut.partition.plans.problem import Problem

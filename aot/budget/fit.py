@@ -379,5 +379,5 @@ def _alone(replay: Replay) -> Iterator[str]:
     """A line if the op at the peak holds most of it by itself, so that no choice of what to save makes it much less."""
     if 2 * replay.own_bytes > replay.peak_bytes:
         where = f" at {replay.source}" if replay.source else ""
-        share = f"{human_bytes(replay.own_bytes)} of it are what {replay.op}{where} reads and makes"
+        share = f"{human_bytes(replay.own_bytes)} of it are what {replay.own_op}{where} reads and makes"
         yield f"{share}: no choice of what to save makes that less."

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
-from jointcut.partition.lower.passes import HalfPass
+from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel

@@ -15,8 +15,9 @@ Files, in reading order:
     schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
     emit: Write a schedule out as two jaxprs.
     verify: Check that the two jaxprs fit together, and run them one after the other.
-    passes: Let a user's pass rewrite each half before XLA compiles it.
     memory: Count the bytes alive at every step of a program.
+    xla: Arrange the rows of a level as XLA:CPU runs them, to count what is alive.
+    counter: Count the rows of one region while a schedule is followed: the buffers that each step makes and reads.
     replay: Replay a schedule: count the bytes of both halves as one program, without writing them.
     lifetimes: Say when each buffer of a plan lives.
 """

@@ -38,6 +38,9 @@ from jointcut.partition.program.primitives import (
 
 BARRIER = "optimization_barrier"
 
+#: Where a carried value of a loop starts that is already in its place.
+STAYS = -1
+
 #: Primitives that XLA fuses into their readers, and the readers into which it fuses them.
 FUSED_AWAY = (ELEMENTWISE | MOVEMENT | CALLS) - RENAMING
 READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
@@ -87,10 +90,20 @@ def type_of(held: Any) -> str:
     return f"{value.dtype}[{','.join(map(str, (*lengths, *value.shape)))}]"
 
 
+class Barrier(NamedTuple):
+    """A barrier before the row `at`: the operands that it reads, and the names that it makes for them."""
+
+    at: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
 class Row(NamedTuple):
     """One op of a level, which runs the level `inside` it, if there is one, `trips` times; buffers are numbers.
 
     `into` is the buffer of its first operand, None for a literal. `source` is the op or equation of the row, if known.
+    `operands` are what it reads as it reads them, behind barriers: None for a literal. `carries` are for each result
+    that a loop carries where it starts: None for a literal, `STAYS` where it lies where it did.
     """
 
     name: str
@@ -100,6 +113,8 @@ class Row(NamedTuple):
     inside: Level | None
     source: Op | Equation | None
     trips: int = 1
+    operands: tuple[int | None, ...] = ()
+    carries: tuple[tuple[int, int | None], ...] = ()
 
 
 @dataclass
@@ -109,6 +124,11 @@ class Level:
     `free` buffers belong to somebody else and are not counted; so do `ends`, which are kept until the end. In the body
     of a loop, `carried` buffers are kept until the body's end, and those of `stacks` go into a stack at once. `written`
     buffers lie in memory for their readers. Nothing may be added once a figure has been asked for.
+
+    The rest says how the level is put together, for `xla`: its `barriers`, with the number of the one in the `middle`,
+    between the halves, if there is one; the buffer that each name behind a barrier is the `same` as; in the body of a
+    loop, each carried buffer as it is `handed` in and out, and slices of stacks (`sliced`); in a call its `inputs` and
+    `outputs`.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -119,6 +139,13 @@ class Level:
     carried: set[int] = field(default_factory=set)
     stacks: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
+    same: dict[int, int] = field(default_factory=dict)
+    barriers: list[Barrier] = field(default_factory=list)
+    middle: int | None = None
+    handed: list[tuple[int, int | None]] = field(default_factory=list)
+    sliced: set[int] = field(default_factory=set)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int | None] | None = None
 
     def copied(self) -> Level:
         """The same rows and buffers, to which more may be added."""
@@ -285,6 +312,8 @@ def body_of(eqn: Equation) -> Level | None:
         handed, stacked = [carry.following for carry in nested.carries], [end for end, _ in nested.stacks]
         names.level.carried.update(b for b in map(names.read, handed) if b is not None)
         names.level.stacks.update(b for b in map(names.read, stacked) if b is not None)
+        names.level.handed = [(names.env[c.variable], names.read(c.following)) for c in nested.carries]
+        names.level.sliced.update(names.env[v] for v, _ in nested.sliced)
         return names.level
     return max(map(_level_of, jaxprs.inner_jaxprs(eqn)), key=lambda level: level.peak[0], default=None)
 
@@ -294,6 +323,8 @@ def _level_of(jaxpr: Any) -> Level:
     names.give([*jaxpr.constvars, *jaxpr.invars])
     names.run(jaxpr.eqns)
     names.level.ends.update(b for v in jaxpr.outvars if (b := names.read(v)) is not None)
+    names.level.inputs = [names.env[v] for v in (*jaxpr.constvars, *jaxpr.invars)]
+    names.level.outputs = [names.read(v) for v in jaxpr.outvars]
     return names.level
 
 
@@ -331,4 +362,9 @@ class Names:
                 nested = inside(eqn)
                 trips = 1 if nested is None or nested.trips is None else nested.trips
                 into = operands[0] if operands else None
-                level.rows.append(Row(name, reads, tuple(makes), into, body_of(eqn), eqn, trips))
+                carries = (
+                    () if nested is None else tuple((self.env[c.result], self.read(c.start)) for c in nested.carries)
+                )
+                level.rows.append(
+                    Row(name, reads, tuple(makes), into, body_of(eqn), eqn, trips, tuple(operands), carries)
+                )

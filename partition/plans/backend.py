@@ -33,12 +33,15 @@ class Backend:
         spreading: ops that the compiler hands to a library of kernels, with the elementwise chain before them. If an op
             elsewhere, such as one of the backward, reads a number of that chain too, the compiler spreads the number
             over an array.
+        is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
+            it runs them as they are scheduled.
     """
 
     name: str
     taken_apart: frozenset[str] = frozenset()
     read_written: frozenset[str] = frozenset()
     spreading: frozenset[str] = frozenset()
+    is_followed: bool = False
 
     @classmethod
     def here(cls) -> Backend:
@@ -86,6 +89,7 @@ CPU = Backend(
     taken_apart=frozenset({"select_and_scatter_add"}),
     read_written=frozenset({"conv_general_dilated", "dot_general"}),
     spreading=frozenset({"reduce_max", "reduce_min", "reduce_sum"}),
+    is_followed=True,
 )
 
 

@@ -75,7 +75,7 @@ class Planner:
         model = problem.model
         most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
-        self._replayer = Replayer(self.graph)
+        self._replayer = Replayer(self.graph, problem.backend)
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
 

@@ -315,7 +315,7 @@ REFUSED = (
 def test_a_refusal_names_the_op_that_alone_takes_most_of_the_least_peak(monkeypatch):
     menu = Menu([("min_cut", 900, 1.0, 900_000), ("front", 300, 2.0, 400_000), ("2 pieces", 200, 3.0, 500_000)])
     replay = menu.replay(menu.plan(0))
-    heavy = replace(replay, peak_bytes=40_000_000, own_bytes=30_000_000, op="conv", source="model.py:9")
+    heavy = replace(replay, peak_bytes=40_000_000, own_bytes=30_000_000, own_op="conv", source="model.py:9")
     monkeypatch.setattr(Menu, "replay", lambda self, plan: heavy)
     with pytest.raises(BudgetError) as refusal:
         fitted(menu, "2kB")

@@ -1,0 +1,102 @@
+"""Say which operands and results of products and convolutions are copied into another order.
+
+A product wants its left operand as (batch, free, contracted) and its right one as (batch, contracted, free). Where just
+the last two axes stand the other way round, the kernel reads them so; any other order is a copy. A convolution wants
+(batch, space, feature), and a kernel as (space, in, out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jointcut.partition.lower.memory import Row
+from jointcut.partition.lower.xla.instructions import CONVOLUTION, DOT, Kind, Program, Type, equation
+from jointcut.partition.program.jaxprs import Equation
+
+
+def product(program: Program, eqn: Equation, reads: Sequence[int], made: Type, row: Row) -> int:
+    """Add a product, with copies of its operands where it wants them in another order."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    operands = [
+        _ordered(program, reads[k], shape, (batch[k], contracted[k]), k == 0, row)
+        for k, shape in enumerate(shapes(eqn))
+    ]
+    return program.add(Kind.ALONE, DOT, operands, made, row)
+
+
+def _ordered(
+    program: Program, n: int, shape: Sequence[int], axes: tuple[Sequence[int], Sequence[int]], is_left: bool, row: Row
+) -> int:
+    """One operand in the order that a product wants; `axes` are its batch axes and those that are contracted."""
+    batch, contracted = axes
+    free = [d for d in range(len(shape)) if d not in batch and d not in contracted]
+    parts = [list(batch), free, list(contracted)]
+    if program.names[n] == "transpose" and program.params(n) and program.types[n].shape == tuple(shape):
+        moves = program.params(n)["permutation"]  # two changes of order are one
+        parts = [[moves[d] for d in part] for part in parts]
+        shape = [length for _, length in sorted(zip(moves, shape, strict=True))]
+        n = program.reads[n][0]
+    batch, free, contracted = ([d for d in part if shape[d] != 1] for part in parts)
+    wanted = [*batch, *free, *contracted] if is_left else [*batch, *contracted, *free]
+    turned = [*batch, *contracted, *free] if is_left else [*batch, *free, *contracted]
+    if wanted == sorted(wanted) or (turned == sorted(turned) and len(free) == len(contracted) == 1):
+        return n
+    return program.add(Kind.MOVE, "transpose", [n], _moved(program, n, [shape[d] for d in wanted]), row)
+
+
+def only_swaps(program: Program, n: int, permutation: Sequence[int]) -> bool:
+    """Whether a change of a product's order swaps what its two operands give: then XLA swaps the operands instead."""
+    row = program.rows[n]
+    if program.names[n] != DOT or row is None or not program.params(n):
+        return False
+    contracted, batch = program.params(n)["dimension_numbers"]
+    eqn = equation(row)
+    left, right = (len(shape) - len(batch[0]) - len(contracted[0]) for shape in ([] if eqn is None else shapes(eqn)))
+    first = len(batch[0])
+    order = *range(first), *range(first + left, first + left + right), *range(first, first + left)
+    return tuple(permutation) == order
+
+
+def shapes(eqn: Equation) -> list[tuple[int, ...]]:
+    """The shapes of an equation's operands."""
+    types: list[Any] = [v.aval for v in eqn.invars]
+    return [t.shape for t in types]
+
+
+def convolution(program: Program, eqn: Equation, reads: Sequence[int], made: Type, row: Row) -> int:
+    """Add a convolution, with copies of its operands and its result where it wants them in another order.
+
+    The gradient of a grouped convolution's kernel is computed for all pairs of groups. A mask picks the right ones,
+    which are summed up: two arrays that are as many times as large as there are groups.
+    """
+    axes, groups = eqn.params["dimension_numbers"], eqn.params.get("batch_group_count", 1)
+    image, kernel = shapes(eqn)
+    lhs = _in_order(program, reads[0], image, [axes.lhs_spec[0], *axes.lhs_spec[2:], axes.lhs_spec[1]], row)
+    rhs = _in_order(program, reads[1], kernel, [*axes.rhs_spec[2:], axes.rhs_spec[1], axes.rhs_spec[0]], row)
+    if groups > 1:
+        all_pairs = Type((groups, *made.shape), made.dtype, groups * made.bytes)
+        whole = program.add(Kind.ALONE, CONVOLUTION, [lhs, rhs], all_pairs, row)
+        masked = program.add(Kind.MOVE, "select_n", [whole], all_pairs, row)
+        return program.add(Kind.REDUCE, "reduce_sum", [masked], made, row)
+    order = [axes.out_spec[0], *axes.out_spec[2:], axes.out_spec[1]]
+    result = Type(tuple(made.shape[d] for d in order), made.dtype, made.bytes)
+    convolved = program.add(Kind.ALONE, CONVOLUTION, [lhs, rhs], result, row)
+    if _is_sorted(order, made.shape):
+        return convolved
+    return program.add(Kind.MOVE, "transpose", [convolved], made, row)
+
+
+def _in_order(program: Program, n: int, shape: Sequence[int], order: Sequence[int], row: Row) -> int:
+    if _is_sorted(order, shape):
+        return n
+    return program.add(Kind.MOVE, "transpose", [n], _moved(program, n, [shape[d] for d in order]), row)
+
+
+def _is_sorted(order: Sequence[int], shape: Sequence[int]) -> bool:
+    long = [d for d in order if shape[d] != 1]
+    return long == sorted(long)
+
+
+def _moved(program: Program, n: int, shape: Sequence[int]) -> Type:
+    return Type(tuple(shape), program.types[n].dtype, program.types[n].bytes)
