@@ -100,6 +100,7 @@ class Program:
     `results` are the instructions that the level returns, `kept` those that it keeps until its end, and `handed` the
     pairs of a carried value as a step of a loop finds it and as it hands it on. `copies` may be spared. `parts` are for
     each loop the result, its start, and whether it is carried; `shown` are, for the buffers of loops, what they hold.
+    `turned` says of a product's operands whether their last two axes stand the other way round than it wants.
     `middle` is the barrier between the halves, and `crossing` are its operands with its results.
     """
 
@@ -117,6 +118,7 @@ class Program:
     copies: list[int] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
     shown: dict[int, Any] = field(default_factory=dict)
+    turned: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     middle: int | None = None
     crossing: list[tuple[int, int]] = field(default_factory=list)
 

@@ -18,17 +18,22 @@ from jointcut.partition.program.jaxprs import Equation
 def product(program: Program, eqn: Equation, reads: Sequence[int], made: Type, row: Row) -> int:
     """Add a product, with copies of its operands where it wants them in another order."""
     contracted, batch = eqn.params["dimension_numbers"]
-    operands = [
+    (left, is_left_turned), (right, is_right_turned) = (
         _ordered(program, reads[k], shape, (batch[k], contracted[k]), k == 0, row)
         for k, shape in enumerate(shapes(eqn))
-    ]
-    return program.add(Kind.ALONE, DOT, operands, made, row)
+    )
+    n = program.add(Kind.ALONE, DOT, [left, right], made, row)
+    program.turned[n] = is_left_turned, is_right_turned
+    return n
 
 
 def _ordered(
     program: Program, n: int, shape: Sequence[int], axes: tuple[Sequence[int], Sequence[int]], is_left: bool, row: Row
-) -> int:
-    """One operand in the order that a product wants; `axes` are its batch axes and those that are contracted."""
+) -> tuple[int, bool]:
+    """One operand in the order that a product wants, or turned, and whether it is turned.
+
+    `axes` are its batch axes and those that are contracted.
+    """
     batch, contracted = axes
     free = [d for d in range(len(shape)) if d not in batch and d not in contracted]
     parts = [list(batch), free, list(contracted)]
@@ -40,9 +45,17 @@ def _ordered(
     batch, free, contracted = ([d for d in part if shape[d] != 1] for part in parts)
     wanted = [*batch, *free, *contracted] if is_left else [*batch, *contracted, *free]
     turned = [*batch, *contracted, *free] if is_left else [*batch, *free, *contracted]
-    if wanted == sorted(wanted) or (turned == sorted(turned) and len(free) == len(contracted) == 1):
-        return n
-    return program.add(Kind.MOVE, "transpose", [n], _moved(program, n, [shape[d] for d in wanted]), row)
+    if wanted == sorted(wanted):
+        return n, False
+    if turned == sorted(turned) and len(free) == len(contracted) == 1:
+        return n, True
+    return program.add(Kind.MOVE, "transpose", [n], _moved(program, n, [shape[d] for d in wanted]), row), False
+
+
+def swap(program: Program, n: int) -> None:
+    """Swap the operands of a product: the right one is the left one then, and turned unless it was."""
+    is_left_turned, is_right_turned = program.turned[n]
+    program.turned[n] = not is_right_turned, not is_left_turned
 
 
 def only_swaps(program: Program, n: int, permutation: Sequence[int]) -> bool:

@@ -120,7 +120,9 @@ def _is_known(program: Program, n: int) -> bool:
         return name in _KNOWN and all(t.dtype in _FLOATS for t in types)
     if kind is Kind.REDUCE:
         return _is_reduced(program, n)
-    return (name == DOT and program.types[n].dtype == "float32") or (name == CONVOLUTION and _is_convolved(program, n))
+    if name == DOT:
+        return program.types[n].dtype == "float32" and not program.turned.get(n, (False, False))[0]
+    return name == CONVOLUTION and _is_convolved(program, n)
 
 
 def _is_large(program: Program, n: int) -> bool:

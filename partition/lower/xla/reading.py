@@ -208,7 +208,10 @@ class _Reader:
             is_longer = len(reads) == 1 and program.elements[reads[0]] != math.prod(made.shape)
             return None if is_longer and not program.is_number(reads[0]) else reads[0]
         if name == "transpose" and self.readers[row.operands[0]] == 1:
-            return reads[0] if layouts.only_swaps(program, reads[0], _permutation(row)) else None
+            if not layouts.only_swaps(program, reads[0], _permutation(row)):
+                return None
+            layouts.swap(program, reads[0])
+            return reads[0]
         return self.scattered(row, reads, made) if name in ("add", "add_any") and len(reads) == 2 else None
 
     def scattered(self, row: Row, reads: Sequence[int], made: Type) -> int | None:

@@ -110,19 +110,20 @@ class Sequence:
         return left
 
     def fits(self, life: Life, taken: list[Life]) -> bool:
-        """Whether a buffer lives beside none of others, or one of these is written over it."""
+        """Whether a buffer lives beside none of others, or one is written over the other."""
         return all(
             life.last < other.first
             or life.first > other.last
             or (life.last == other.first and self.is_over(other.instruction, life.instruction))
+            or (life.first == other.last and self.is_over(life.instruction, other.instruction))
             for other in taken
         )
 
     def is_over(self, n: int, operand: int) -> bool:
         """Whether an instruction may be written over an operand of its size: only if it reads each place just there."""
         program, loop = self.program, self.fused.loops.get(n)
-        if loop is None or program.types[n].bytes != program.types[operand].bytes:
-            return False
+        if loop is None or operand in program.shown or program.types[n].bytes != program.types[operand].bytes:
+            return False  # a loop's own buffers are left alone
         readers = [m for m in loop if any(program.buffer(v) == operand for v in program.reads[m])]
         seen = set(readers)
         while readers:

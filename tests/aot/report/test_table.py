@@ -198,11 +198,11 @@ def test_a_pipe_gets_the_whole_text_plain(tmp_path):
 TOLD = """
 loss, cut by min_cut; on cpu, JAX 0.0.0
                               jointcut  plain JAX  ratio
-peak of a step, predicted     192.5 kB
+peak of a step, predicted     151.6 kB
 time of a step, by the model                        0.92
   saved for the backward       49.2 kB   131.1 kB   0.38
-  most alive in the forward    49.2 kB    81.9 kB   0.60
-  most alive in the backward  114.7 kB   114.7 kB   1.00
+  most alive in the forward    32.8 kB    49.2 kB   0.67
+  most alive in the backward   81.9 kB    81.9 kB   1.00
   arguments and results        49.2 kB    49.2 kB   1.00
 Predicted peaks were mostly 0.7 to 1.4 of the compiled ones.
 Predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle.
@@ -222,11 +222,10 @@ Computed again in the backward
    time  Mflop  at                      ops
 8.19 µs    0.1  here/train.py:9 (loss)  sin, mul
 
-With less memory than 192.5 kB
+With less memory than 151.6 kB
          budget  predicted         extra time  saved bytes  by computing again
-173.3 kB (−10%)   172.0 kB   +3.28 µs (+3.5%)     +16.4 kB  nothing
-154.0 kB (−20%)   151.6 kB  +13.4 µs (+14.4%)          0 B  dot_general, tanh
-115.5 kB (−40%)       none
+136.4 kB (−10%)   131.1 kB  +13.4 µs (+14.4%)          0 B  dot_general, tanh
+121.2 kB (−20%)       none
 These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True
 (by default) to have them tried.
 """

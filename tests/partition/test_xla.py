@@ -1,0 +1,140 @@
+"""A level as XLA:CPU runs it: small programs, one for each rule, take what XLA says that they take."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jointcut import aot
+from jointcut.partition.lower.memory import Names
+from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.xla.arranged import Arranged, Arranger
+from jointcut.partition.plans.backend import CPU, PORTABLE
+from jointcut.partition.program import jaxprs
+from larger import larger
+
+SIDE = 128
+N = 4 * SIDE * SIDE  # bytes of one matrix
+X = jax.ShapeDtypeStruct((SIDE, SIDE), "float32")
+BATCH = jax.ShapeDtypeStruct((4, 32, 8, 16), "float32")
+IMAGE = jax.ShapeDtypeStruct((8, 16, 16, 32), "float32")
+SMALL = 2_000  # bytes of pointers, tuples and single numbers, which are not counted
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA:CPU alone is followed")
+
+
+def arranged(function, *types):
+    """A function's level as XLA runs it."""
+    jaxpr = jaxprs.opened(jax.make_jaxpr(function)(*types))[0]
+    names = Names()
+    names.give([*jaxpr.constvars, *jaxpr.invars])
+    names.run(jaxpr.eqns)
+    names.level.ends.update(b for v in jaxpr.outvars if (b := names.read(v)) is not None)
+    return Arranger(()).arranged(names.level)
+
+
+def bytes_of(function, *types):
+    """The bytes of temporaries by the model, and by XLA."""
+    made = jax.jit(function).lower(*types).compile().memory_analysis()
+    return arranged(function, *types).peak[0], made.temp_size_in_bytes
+
+
+def normalized(x):
+    """A layer norm without scale."""
+    centred = x - jnp.mean(x, 1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(centred**2, 1, keepdims=True) + 1e-5)
+
+
+def attended(q, k, v):
+    """Attention of many heads, as one writes it with axes of batch, place, head and feature."""
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def convolved(kernel, x, groups=1):
+    """A convolution of images whose features come last."""
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+    )
+
+
+def looped(x):
+    """A scan that stacks two arrays in each step."""
+
+    def step(h, _):
+        h = jnp.tanh(h @ x)
+        return h, (h, h * 2)
+
+    last, (first, second) = lax.scan(step, x, None, length=8)
+    return last + first[3] @ x + second[3] @ x
+
+
+RULES = {
+    "a product reads an array": (lambda x: (jnp.sin(x) + 1) @ x, X),
+    "an elementwise chain is one loop": (lambda x: jnp.sum((jnp.exp(x @ x) * 2 + 1).T @ x), X),
+    "a reduction takes a product and what comes before it": (lambda x: jnp.sum((x @ x) * x, 1), X),
+    "a reduction's operand with another reader is written": (lambda x: normalized(x @ x) @ x, X),
+    "a number that another op spreads too": (lambda x: jnp.mean(jax.nn.gelu(x @ x), 1) + (x @ x * 0.5)[0], X),
+    "heads are brought in front": (attended, BATCH, BATCH, BATCH),
+    "the gradient of a product over two axes": (
+        jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w))),
+        jax.ShapeDtypeStruct((16, 64), "float32"),
+        BATCH,
+    ),
+    "the gradient of a convolution's kernel": (
+        jax.grad(lambda w, x: jnp.sum(jnp.tanh(convolved(w, x)))),
+        jax.ShapeDtypeStruct((3, 3, 32, 32), "float32"),
+        IMAGE,
+    ),
+    "the gradient of a grouped convolution's kernel": (
+        jax.grad(lambda w, x: jnp.sum(jnp.tanh(convolved(w, x, 32)))),
+        jax.ShapeDtypeStruct((3, 3, 1, 32), "float32"),
+        IMAGE,
+    ),
+    "a loop's stacks are there from the start": (looped, X),
+    "arrays are put together along the last axis": (
+        lambda x: jnp.concatenate([x + 1, x * 2], 1) @ jnp.ones((256, 8)),
+        X,
+    ),
+    "a scatter writes over its operand": (lambda x: jnp.sin((x @ x).at[jnp.arange(4)].add(1.0)) @ x, X),
+    "a result's buffer holds others before": (lambda x: (jnp.tanh(jnp.tanh(x @ x) @ x) @ x).T @ x, X),
+    "the bits of a key": (lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), x, 0) @ x, X),
+}
+
+
+#: Rules after which a carried value is copied once too often.
+ABOUT = {"a loop's stacks are there from the start": 1.06}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_holds_to_the_byte_but_for_pointers_and_numbers(rule):
+    predicted, actual = bytes_of(*RULES[rule])
+    assert actual - SMALL <= predicted <= ABOUT.get(rule, 1.0) * actual + SMALL, predicted / max(actual, 1)
+
+
+def test_each_instruction_runs_once_and_after_what_it_reads():
+    made = arranged(looped, X)
+    assert all(first <= last for first, last in made.spans)
+    assert len(made.rows) == len(made.over) == len(made.origins)
+
+
+def test_only_a_followed_backend_has_its_rows_in_the_compiler_s_order():
+    traced = aot.function(lambda x: jnp.sum(jnp.tanh(jnp.tanh(x @ x) @ x))).trace(jnp.ones((SIDE, SIDE)))
+    plan = traced.planner.default()
+    assert plan is not None
+    steps = schedule(traced.problem, plan)
+    assert isinstance(Replayer(traced.graph, CPU).rows(steps).level, Arranged)
+    assert not isinstance(Replayer(traced.graph, PORTABLE).rows(steps).level, Arranged)
+
+
+def test_steps_of_the_corpus_are_predicted_within_a_twentieth():
+    """Programs that no rule was made for; loops in segments and branches are known to be further off."""
+    for name in ("two_layers", "transformer_block", "convolutions", "unrolled_layers", "mixture_of_experts"):
+        program = larger(name)
+        function = aot.function(program.function, argnums=program.argnums)
+        made = function.trace(*program.args, **program.kwargs).partition("save_all").compile()
+        predicted = made.cut.traced.planner.replay(made.cut.plan).peak_bytes
+        assert 0.95 <= predicted / made.activation_bytes <= 1.05, name
