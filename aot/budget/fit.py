@@ -38,11 +38,8 @@ MOST_ROUNDS, MOST_SMALLEST = 3, 6
 #: How many plans are weighed at once.
 AT_ONCE = 2
 
-#: XLA's bytes for each predicted byte, until a plan was weighed.
-CALIBRATION = 1.25
-
 #: A prediction is at most this far off, nearly always: as a factor, up or down.
-SPREAD = 1.15
+SPREAD = 1.1
 
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
@@ -157,19 +154,22 @@ class _Search(Generic[_T]):
         """XLA's peak of a candidate that was tried; of another one the predicted peak, scaled as `ratio` says."""
         if (tried := self.tried.get(id(candidate))) is not None:
             return tried.weighed.activation_bytes
-        return candidate.peak_bytes * self.ratio(candidate)
+        predicted = candidate.predicted_bytes
+        return predicted * self.ratio(candidate, predicted)
 
-    def ratio(self, candidate: Candidate) -> float:
+    def ratio(self, candidate: Candidate, predicted: float) -> float:
         """XLA's bytes for each predicted byte: interpolated between the nearest tried plans, one of them on each side.
 
         Plans that run loops in segments as the candidate does are preferred.
         """
         if not self.tried:
-            return CALIBRATION
-        size = math.log(max(candidate.peak_bytes, 1))
+            return 1.0
+        size = math.log(max(predicted, 1))
         kind = bool(candidate.plan.segments)
         alike = [t for t in self.tried.values() if bool(t.candidate.plan.segments) == kind] or [*self.tried.values()]
-        pairs = sorted((math.log(max(t.candidate.peak_bytes, 1)), _log_ratio(t)) for t in alike)
+        sizes_tried = [math.log(max(t.candidate.predicted_bytes, 1)) for t in alike]
+        taken = [math.log(max(t.weighed.activation_bytes, 1)) for t in alike]
+        pairs = sorted((before, after - before) for before, after in zip(sizes_tried, taken, strict=True))
         sizes, ratios = zip(*pairs, strict=True)
         return math.exp(float(np.interp(size, sizes, ratios)))
 
@@ -195,7 +195,7 @@ class _Search(Generic[_T]):
 
     def notes(self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool) -> None:
         """Remember what XLA says of a candidate."""
-        promised = weighed.fixed_bytes + math.ceil(expected)
+        promised = weighed.fixed_bytes + math.ceil(round(expected, 3))
         plan = replace(candidate.plan, peak_bytes=promised)
         self.tried.pop(id(candidate), None)
         self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs)
@@ -252,7 +252,8 @@ class _Search(Generic[_T]):
         for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
             best.setdefault(c.plan.strategy, c)
         first = [] if self.standard is None else [self.standard]
-        row = list(dict.fromkeys([*first, *list(best.values())[:MOST_SMALLEST]]))
+        nearly = sorted(list(best.values())[: 2 * MOST_SMALLEST], key=self.expected)  # equal ones as they were
+        row = list(dict.fromkeys([*first, *nearly[:MOST_SMALLEST]]))
         step = 1 if self.ways.weigh is None else AT_ONCE
         peaks: list[float] = []
         for k in range(0, len(row), step):
@@ -273,10 +274,6 @@ class _Search(Generic[_T]):
         self.compiles(candidate)
         tried = self.tried[id(candidate)]
         return Fitted(tried.plan, tried.weighed, tuple(self.trail))
-
-
-def _log_ratio(tried: _Tried) -> float:
-    return math.log(max(tried.weighed.activation_bytes, 1) / max(tried.candidate.peak_bytes, 1))
 
 
 def _attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import CALIBRATION, planner_for
+from jointcut.aot.budget.fit import planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
@@ -268,7 +268,7 @@ class Traced:
     def _pareto(self, chosen: Plan | None) -> Pareto:
         with Stage("weigh", self.name) as now:
             menu = self.planner.menu
-            front = ranked(menu)
+            front = ranked(ranked(menu), lambda c: c.predicted_bytes)
             candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
             of_jax = menu if self.as_jax is self else self.as_jax.planner.menu
             plain = next((c for c in of_jax if c.plan.strategy == "save_all"), None)
@@ -278,5 +278,5 @@ class Traced:
         return Pareto(self.name, points, candidate and self._point(candidate), plain and self._point(plain), common)
 
     def _point(self, c: Candidate) -> ParetoPoint:
-        peak = self.program.fixed_bytes + math.ceil(CALIBRATION * c.peak_bytes)
+        peak = self.program.fixed_bytes + math.ceil(c.predicted_bytes)
         return ParetoPoint(peak, c.step_seconds, replace(c.plan, peak_bytes=peak))

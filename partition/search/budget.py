@@ -9,9 +9,11 @@ peak from a replay. Where a budget falls between two plans that lie far apart, `
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -41,8 +43,14 @@ _FEWEST_SAMPLES = 4, 4
 _MOST_HALVINGS = 6
 _DENSE = 0.93
 
+#: The compiler's bytes for each byte of a replay: about the median on CPU.
+CALIBRATION = 1.25
+
 #: The end of the strategies of plans with loops in segments.
 _SEGMENTS = ", segments"
+
+
+_PEAK = attrgetter("peak_bytes")
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,22 @@ class Candidate:
     """A plan with the figures of the model.
 
     `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
-    values; the time that every plan takes is not in it.
+    values; the time that every plan takes is not in it. `follow` replays the plan as the compiler runs it.
     """
 
     plan: Plan
     peak_bytes: int
     step_seconds: float
+    follow: Callable[[Plan], float] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def predicted_bytes(self) -> float:
+        """The compiler's bytes of temporaries, as well as they are known before it has compiled the plan.
+
+        Where the backend is followed, this takes several times as long as the replay that gives `peak_bytes`, which is
+        enough to compare plans.
+        """
+        return CALIBRATION * self.peak_bytes if self.follow is None else self.follow(self.plan)
 
 
 class Planner:
@@ -75,7 +93,8 @@ class Planner:
         model = problem.model
         most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
-        self._replayer = Replayer(self.graph, problem.backend)
+        self._replayer = Replayer(self.graph)
+        self._predicted: dict[PlanKey, float] = {}
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
 
@@ -141,15 +160,26 @@ class Planner:
         with paused_collection():
             steps = schedule(self.problem, plan)
             plan = spared(self.graph, plan, steps)
-            return Candidate(plan, self._replayer.rows(steps).peak_bytes, self.step_seconds(plan))
+            follow = self._followed if self.problem.backend.is_followed else None
+            return Candidate(plan, self._replayer.rows(steps).peak_bytes, self.step_seconds(plan), follow)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
         return self.rows(plan).replay()
 
     def rows(self, plan: Plan) -> Rows:
-        """The rows of a plan's schedule: the buffers that each step makes and reads."""
-        return self._replayer.rows(schedule(self.problem, plan))
+        """The rows of a plan's schedule, as the backend runs them: the buffers that each step makes and reads."""
+        return self._follower.rows(schedule(self.problem, plan))
+
+    @cached_property
+    def _follower(self) -> Replayer:
+        return Replayer(self.graph, self.problem.backend)
+
+    def _followed(self, plan: Plan) -> float:
+        if (key := plan.key) not in self._predicted:
+            with paused_collection():
+                self._predicted[key] = float(self.rows(plan).peak_bytes)
+        return self._predicted[key]
 
     # ------------------------------------------------------------------------------------------------- the menu
 
@@ -259,11 +289,12 @@ class Planner:
     ) -> Candidate | None:
         """The fastest known plan that is `expected` to take at most so many bytes; None where there is none.
 
-        By the model's own peaks, more bytes never give a slower plan.
+        Plans of smaller peaks, by the model's own replay, are taken to be expected to take less. By these peaks, more
+        bytes never give a slower plan.
         """
         row = self.ranked
-        k = next((k for k, c in enumerate(row) if expected(c) <= most_bytes), None)
-        if k is None:
+        k = bisect_left(row, True, key=lambda c: expected(c) <= most_bytes)
+        if k == len(row):
             return None
         for _ in range(_MOST_HALVINGS):
             if k == 0 or row[k].peak_bytes >= _DENSE * row[k - 1].peak_bytes:
@@ -272,7 +303,7 @@ class Planner:
             if not found:
                 break
             row = ranked([row[k - 1], *found, row[k]])
-            k = next(k for k, c in enumerate(row) if expected(c) <= most_bytes)
+            k = bisect_left(row, True, hi=len(row) - 1, key=lambda c: expected(c) <= most_bytes)
         return row[k]
 
     def between(self, large: Candidate, small: Candidate) -> list[Candidate]:
@@ -320,11 +351,11 @@ def _why(verdict: Verdict) -> str:
     return "at this budget its bytes cost less than computing it again"
 
 
-def ranked(menu: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that no other betters in both time and peak, the fastest (and largest) first."""
+def ranked(menu: Iterable[Candidate], peak: Callable[[Candidate], float] = _PEAK) -> list[Candidate]:
+    """The candidates that no other betters in both time and `peak`, the fastest (and largest) first."""
     best: list[Candidate] = []
-    for c in sorted(menu, key=lambda c: (c.step_seconds, c.peak_bytes)):
-        if not best or c.peak_bytes < best[-1].peak_bytes:
+    for c in sorted(menu, key=lambda c: (c.step_seconds, peak(c))):
+        if not best or peak(c) < peak(best[-1]):
             best.append(c)
     return best
 

@@ -22,7 +22,6 @@ from jax.experimental import io_callback
 from jointcut import aot
 from jointcut.aot.budget.fit import (
     AT_ONCE,
-    CALIBRATION,
     FULL,
     MOST_ROUNDS,
     MOST_SMALLEST,
@@ -42,7 +41,7 @@ from jointcut.partition.lower.replay import Replay
 from jointcut.partition.plans.planfile import dumps
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
-from jointcut.partition.search.budget import Candidate, ranked
+from jointcut.partition.search.budget import CALIBRATION, Candidate, ranked
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 FIXED = 1000

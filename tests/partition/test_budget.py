@@ -20,6 +20,7 @@ from jointcut import aot
 from jointcut.partition import Plan, parse, show, split
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.emit import emit
+from jointcut.partition.lower.replay import Replayer
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.verify import verify_structure
 from jointcut.partition.plans.backend import CPU
@@ -133,7 +134,7 @@ def test_the_menu_holds_each_plan_with_its_own_figures(name, planner, traced):
     byte = mine.model.saving_seconds(1)
     assert mine.model == replace(ROOFLINE, fresh_bytes_per_s=None)  # so little is kept that no memory is new
     for c in mine.menu:
-        assert c.peak_bytes == mine.replay(c.plan).peak_bytes
+        assert c.peak_bytes == Replayer(mine.graph).rows(schedule(mine.problem, c.plan)).peak_bytes
         assert c.plan.peak_bytes is None  # a peak of the whole step is promised once its arguments are known
         assert c.step_seconds == pytest.approx(c.plan.seconds + byte * handed_bytes(traced(name), c.plan), abs=2 * byte)
         assert c == mine.candidate(mine.priced(c.plan))
@@ -168,7 +169,7 @@ def test_more_room_never_gives_a_slower_plan_and_what_is_given_fits(name, planne
     assert all(c.peak_bytes <= room for room, c in found)
     assert all(a.step_seconds >= b.step_seconds for (_, a), (_, b) in itertools.pairwise(found))
     for _, c in found:
-        assert c.peak_bytes == mine.replay(c.plan).peak_bytes
+        assert c.peak_bytes == Replayer(mine.graph).rows(schedule(mine.problem, c.plan)).peak_bytes
         assert validated(mine.problem, c.plan) is c.plan
 
 
