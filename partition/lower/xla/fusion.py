@@ -21,6 +21,10 @@ _MOST_AGAIN = 15
 _LEAST_JOINED, _LEAST_ROW, _MOST_JOINED = 2048, 64, 8
 
 
+#: Of a longer program only the ways from one instruction straight to the next are looked at.
+_MOST_LOOKED_AT = 20_000
+
+
 @dataclass(frozen=True)
 class Fused:
     """What runs: the instructions that write a buffer, in order, what each reads, and what each loop computes."""
@@ -85,7 +89,9 @@ class _Fusion:
         return found
 
     def before(self) -> list[int]:
-        """For each instruction a bit for each one that it depends on."""
+        """For each instruction a bit for each one that it depends on; none in a long program."""
+        if len(self.reads) > _MOST_LOOKED_AT:
+            return [0] * len(self.reads)
         before: list[int] = []
         for reads in self.reads:
             bits = 0

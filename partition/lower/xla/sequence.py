@@ -6,6 +6,7 @@ and zeros that a loop fills are there from the start. Buffers of the level's res
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,10 @@ from jointcut.partition.lower.xla.users import Users
 
 #: Of the peak: smaller arrays are not looked at when buffers of results are shared out.
 _SMALL = 300
+
+
+def _start(life: Life) -> int:
+    return life.first
 
 
 class Life(NamedTuple):
@@ -106,17 +111,21 @@ class Sequence:
         for life in sorted(lives, key=lambda life: (-program.types[life.instruction].bytes, life.first)):
             size = program.types[life.instruction].bytes
             room = next((taken for most, taken in rooms if most >= size >= least and self.fits(life, taken)), None)
-            (left if room is None else room).append(life)
+            if room is None:
+                left.append(life)
+            else:
+                insort(room, life, key=_start)
         return left
 
     def fits(self, life: Life, taken: list[Life]) -> bool:
-        """Whether a buffer lives beside none of others, or one is written over the other."""
+        """Whether a buffer lives beside others, which are in order, or one is written over the other."""
+        at = bisect_left(taken, life.first, key=_start)
         return all(
             life.last < other.first
             or life.first > other.last
             or (life.last == other.first and self.is_over(other.instruction, life.instruction))
             or (life.first == other.last and self.is_over(life.instruction, other.instruction))
-            for other in taken
+            for other in taken[max(at - 2, 0) : at + 2]
         )
 
     def is_over(self, n: int, operand: int) -> bool:
