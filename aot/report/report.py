@@ -38,7 +38,7 @@ JSON = dict[str, Any]
 _HINT = "report.table(everything=True)"  # lists all rows
 
 #: Accuracy of predicted peaks, from the programs of the tests and of `make bench`.
-PEAKS = "predicted peaks were mostly 0.7 to 1.4 of the compiled ones"
+PEAKS = "predicted peaks were mostly 0.9 to 1.1 of the compiled ones on a CPU"
 
 #: Accuracy of predicted times, from `make bench`.
 TIMES = "predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle"
