@@ -159,6 +159,15 @@ def test_a_plan_in_segments_hands_over_as_many_bytes_as_it_says(name, planner, t
     assert [p.bytes_saved for p in plans] == [handed_bytes(traced(name), p) for p in plans]
 
 
+@every_program
+def test_every_program_can_be_followed_as_xla_runs_it(name, planner):
+    """The default plan and the smallest, where most runs again."""
+    mine = planner(name)
+    for c in (mine.menu[0], mine.ranked[-1]):
+        assert 0 <= c.predicted_bytes < math.inf
+        assert c.predicted_bytes == mine.replay(c.plan).peak_bytes
+
+
 @some_programs
 def test_more_room_never_gives_a_slower_plan_and_what_is_given_fits(name, planner):
     mine = planner(name)
