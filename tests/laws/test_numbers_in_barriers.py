@@ -47,6 +47,7 @@ def test_every_plan_is_weighed_and_told_of_and_right(name):
     plans = {point.plan.values + point.plan.segments: point.plan for point in cut.pareto()}
     for plan in plans.values():
         again = cut.traced.partition(plan=plan)
-        assert again.explain(measure=False).life.moments
+        life = again.explain(measure=False).life
+        assert life.moments or plan.strategy == "save_all"  # XLA fuses all of that: nothing is ever alive
         for got, expected in zip(again.compile().value_and_grad(X), want, strict=True):
             np.testing.assert_allclose(got, expected, 1e-4, 1e-6)

@@ -202,6 +202,8 @@ class _Reader:
     def same(self, row: Row, reads: Sequence[int], made: Type) -> int | None:
         """What stands for a row that computes nothing of its own; None for most."""
         program, name = self.program, row.name
+        if not reads:  # all operands are literals
+            return program.number("a literal", made, row) if name in _SAME else None
         if name in _SAME or (name == "convert_element_type" and program.types[reads[0]].dtype == made.dtype):
             return reads[0]
         if name == "broadcast_in_dim":
