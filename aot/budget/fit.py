@@ -231,16 +231,15 @@ class _Search(Generic[_T]):
     def proposed(self) -> Candidate | None:
         """The fastest candidate that fits, found by trying those that are expected to; None where none of them does."""
         for _ in range(MOST_ROUNDS):
+            best = self.fitting
+            if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
+                break
             chosen = self.planner.fastest(self.room, self.expected)
             if chosen is None or id(chosen) in self.tried:
                 break
-            best = self.fitting
             if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
                 break
             self.tries([chosen])
-            best = self.fitting
-            if best is not None and (self.expected(best) >= FULL * self.room or self.ways.weigh is None):
-                break
         return self.fitting
 
     def smallest(self) -> Iterator[None]:
