@@ -35,8 +35,8 @@ from jointcut.partition.search.mincut import min_cut, residuals_of_jax, save_all
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
-_SAMPLES = ((3_000, 24, 24), (20_000, 6, 8))
-_FEWEST_SAMPLES = 4, 4
+_SAMPLES = ((3_000, 24, 24), (20_000, 5, 5))
+_FEWEST_SAMPLES = 2, 3
 
 #: How often the gap around a budget is divided at most. Neighbours are near enough if the smaller one takes at least
 #: this share of the larger one's peak.
