@@ -63,7 +63,9 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
     def plain_memory() -> Future[ProgramMemory]:
-        whole = lambda *flat: jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:]))  # noqa: E731
+        def whole(*flat: Any) -> list[Any]:
+            return jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:]))
+
         return begin(lowered(whole, plain))
 
     wanted = Wanted(
