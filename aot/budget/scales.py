@@ -25,7 +25,7 @@ class Scales:
         """Weigh plans, each once; those that are not known are compiled at the same time."""
         begun = []
         for plan in plans:
-            if (plan.key) not in self._known:
+            if plan.key not in self._known:
                 start = time.perf_counter()
                 begun.append((plan, start, begin(self.lower(plan))))
         for plan, start, future in begun:
