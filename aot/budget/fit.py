@@ -315,7 +315,8 @@ Room = Callable[[Weighed[Any] | None], float]
 def fit(planner: Planner, budget: Limit, room: Room, ways: Ways[_T], default: Plan | None = None) -> Fitted[_T]:
     """The default plan if it holds a budget, else the fastest plan that does, compiled.
 
-    `room` is the budget as bytes of temporaries. Raises `BudgetError` where none of the smallest plans fits. With a fraction of 0.0 the smallest plan is returned.
+    `room` is the budget as bytes of temporaries. Raises `BudgetError` where none of the smallest plans fits. With a
+    fraction of 0.0 the smallest plan is returned.
     """
     search = _Search(planner, ways, room, default)
     if budget.fraction == 0.0:
