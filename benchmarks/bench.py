@@ -57,16 +57,8 @@ def main() -> None:
         targets = judge(results, scaling, calls)
     else:
         targets = []
-    for s in scaling:
-        console.print(
-            f"{s.equations} equations: traced in {s.trace_s:.2f} s (jax.value_and_grad alone {s.jax_trace_s:.2f} s), "
-            f"cut and emitted in {s.cut_s:.2f} s"
-        )
-    for c in calls:
-        console.print(
-            f"{c.leaves} leaves: jax.jit {c.jax_us:.1f} us, value_and_grad {c.function_us:.1f} us, "
-            f"compiled {c.compiled_us:.1f} us"
-        )
+    for cost in (*scaling, *calls):
+        console.print(str(cost))
     if options.size == "tiny":
         console.print("Tiny sizes: the targets are not meant for them.")
     for target in targets:

@@ -199,8 +199,10 @@ def judge(results: Sequence[Result], scaling: Sequence[Scaling], calls: Sequence
         if s.equations > 50_000:
             targets.append(Target(f"trace, cut and emit {s.equations} equations", s.seconds, 20.0, " s"))
             targets.append(Target(f"cut and emit {s.equations} equations", s.cut_s, 10.0, " s"))
+            targets.append(Target(f"plan {s.equations} equations", s.plan_s, 30.0, " s"))
         elif s.equations > 5_000:
             targets.append(Target(f"trace, cut and emit {s.equations} equations", s.seconds, 3.0, " s"))
+            targets.append(Target(f"plan {s.equations} equations", s.plan_s, 3.0, " s"))
     if len(scaling) > 1:
         few, many = scaling[0], scaling[-1]
         growth = (many.seconds / few.seconds) / _n_log_n(many.equations, few.equations)

@@ -1,5 +1,12 @@
-"""Time what jointcut itself costs: tracing and cutting large graphs, and the call of a compiled step."""
+"""Time what jointcut itself costs: tracing, cutting and planning large graphs, and the call of a compiled step.
 
+    python -m benchmarks.scaling        # graphs of about 10**3, 10**4 and 10**5 equations: two minutes
+    python -m benchmarks.scaling 42     # an unrolled GPT of 42 layers
+
+Nothing is compiled but what is called.
+"""
+
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +20,7 @@ from jax import Array
 from benchmarks.methods import count_equations, forget
 from benchmarks.programs import gpt
 from jointcut import aot
+from jointcut.aot.budget.rates import rates
 
 #: Layers of an unrolled GPT whose joint graphs have about 10**3, 10**4 and 10**5 equations.
 DEPTHS = (4, 42, 420)
@@ -22,23 +30,43 @@ DEPTHS = (4, 42, 420)
 class Scaling:
     """How long a joint graph takes from function to two jaxprs, beside what JAX alone takes to trace the gradient.
 
-    `cut_s` counts both emissions on CPU: the one that the user sees, and the one for XLA:CPU that is compiled.
+    `cut_s` counts both emissions on CPU: the one that the user sees, and the one for XLA:CPU that is compiled. `plan_s`
+    is what a budget takes before the first plan is weighed: to list the plans worth trying, and to choose among them.
     """
 
     equations: int
     jax_trace_s: float
     trace_s: float
     cut_s: float
+    plan_s: float
 
     @property
     def seconds(self) -> float:
         """Tracing, cutting and emitting together."""
         return self.trace_s + self.cut_s
 
+    def __str__(self) -> str:
+        """All of them in words."""
+        return (
+            f"{self.equations} equations: traced in {self.trace_s:.2f} s (jax.value_and_grad alone "
+            f"{self.jax_trace_s:.2f} s), cut and emitted in {self.cut_s:.2f} s, planned in {self.plan_s:.2f} s"
+        )
+
+
+def main() -> None:
+    """Print what graphs and calls take."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("layers", nargs="*", type=int, default=DEPTHS, help="how deep the unrolled GPTs are")
+    for layers in parser.parse_args().layers:
+        print(measure_scaling(layers), flush=True)
+    for leaves in (2, 50):
+        print(measure_call(leaves), flush=True)
+
 
 def measure_scaling(layers: int) -> Scaling:
-    """Trace and cut a deep unrolled GPT of width 8, without compiling it."""
+    """Trace, cut and plan a deep unrolled GPT of width 8, without compiling it."""
     program = gpt.of("scaling", gpt.Config(layers=layers, width=8, heads=2, context=8, scan=False), rows=1)
+    rates()  # they are measured once for a device
     forget()
     start = time.perf_counter()
     jax.jit(jax.value_and_grad(program.loss)).trace(*program.arguments)
@@ -48,8 +76,12 @@ def measure_scaling(layers: int) -> Scaling:
     traced = aot.function(program.loss).trace(*program.arguments)
     middle = time.perf_counter()
     traced.partition()
+    cut = time.perf_counter()
+    planner = traced.planner
+    sizes = [candidate.peak_bytes for candidate in planner.menu]
+    planner.fastest((min(sizes) + max(sizes)) / 2, lambda candidate: candidate.predicted_bytes)
     end = time.perf_counter()
-    return Scaling(count_equations(traced.joint), jax_trace_s, middle - start, end - middle)
+    return Scaling(count_equations(traced.joint), jax_trace_s, middle - start, cut - middle, end - cut)
 
 
 @dataclass(frozen=True)
@@ -68,6 +100,13 @@ class CallCost:
     def ratio(self) -> float:
         """The dearer of our two calls over JAX's."""
         return max(self.function_us, self.compiled_us) / self.jax_us
+
+    def __str__(self) -> str:
+        """The three in words."""
+        return (
+            f"{self.leaves} leaves: jax.jit {self.jax_us:.1f} us, value_and_grad {self.function_us:.1f} us, "
+            f"compiled {self.compiled_us:.1f} us"
+        )
 
 
 def measure_call(leaves: int, rounds: int = 300, repeats: int = 5) -> CallCost:
@@ -99,3 +138,7 @@ def _medians(calls: Sequence[Callable[..., Any]], arguments: Any, rounds: int, r
             own.append((time.perf_counter() - start) / repeats)
             jax.block_until_ready(result)
     return [statistics.median(own) for own in seconds]
+
+
+if __name__ == "__main__":
+    main()

@@ -243,24 +243,25 @@ class _Search(Generic[_T]):
         return self.fitting
 
     def smallest(self) -> Iterator[None]:
-        """Try the default plan, then the smallest of each strategy by predicted peak, until XLA's peaks do not differ.
+        """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
 
-        Yields after each of them.
+        Yields after each try, and ends when XLA's peaks do not differ. The first is tried alone, since it often is the
+        smallest.
         """
         best: dict[str, Candidate] = {}
         for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
             best.setdefault(c.plan.strategy, c)
         first = [] if self.standard is None else [self.standard]
-        nearly = sorted(list(best.values())[: 2 * MOST_SMALLEST], key=self.expected)  # equal ones as they were
-        row = list(dict.fromkeys([*first, *nearly[:MOST_SMALLEST]]))
-        step = 1 if self.ways.weigh is None else AT_ONCE
-        peaks: list[float] = []
-        for k in range(0, len(row), step):
+        nearly = sorted(dict.fromkeys([*first, *[*best.values()][: 2 * MOST_SMALLEST]]), key=self.expected)
+        row, peaks = nearly[:MOST_SMALLEST], list[float]()
+        while row:
+            count = 1 if self.ways.weigh is None or not peaks else AT_ONCE
+            self.tries(row[:count])
+            yield
+            peaks += map(self.expected, row[:count])
             if len(peaks) >= 3 and max(peaks[-3:]) <= 1.01 * min(peaks):
                 return
-            self.tries(row[k : k + step])
-            yield
-            peaks += map(self.expected, row[k : k + step])
+            row = row[count:]
 
     @property
     def least(self) -> Candidate:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jointcut.aot.budget.fit import Fitted
 from jointcut.aot.budget.pareto import Pareto
+from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.progress.progress import Stage
@@ -149,7 +150,7 @@ class Cut:
             planner=traced.planner,
             front=front,
             point=traced._point,
-            partition=lambda budget: traced.partition(budget=budget),
+            partition=lambda budget: traced._within(limit(budget), to_run=False),
             measured=measured,
         )
 

@@ -231,22 +231,23 @@ class Traced:
     def _weighing(self) -> Weighing:
         return Weighing(self)  # pyright: ignore[reportArgumentType]
 
-    def _within(self, budget: Limit) -> Cut:
-        """The cut whose compiled step holds a budget."""
+    def _within(self, budget: Limit, to_run: bool = True) -> Cut:
+        """The cut whose compiled step holds a budget; unless it is `to_run`, weighing is enough."""
         start = time.perf_counter()
-        fitted = in_budget(self.program, budget, lambda form: settled(self._with(form)._wanted(budget, self)))
+        fitted = in_budget(self.program, budget, lambda form: settled(self._with(form)._wanted(budget, self, to_run)))
         return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
 
     def _with(self, program: Joint) -> Traced:
         """The same trace of another form of the program."""
         return self if program is self.program else replace(self, program=program)
 
-    def _wanted(self, budget: Limit, given: Traced | None = None) -> Wanted[Compiled]:
+    def _wanted(self, budget: Limit, given: Traced | None = None, to_run: bool = True) -> Wanted[Compiled]:
         """The facts and functions that a search for a budget needs.
 
         A fraction is of the plain step of the trace `given`, by default this one.
         """
         plain, weighing = given or self, self._weighing
+        is_compiled = to_run or not weighing.is_quick
         return Wanted(
             name=self.name,
             program=self.program,
@@ -254,9 +255,9 @@ class Traced:
             budget=budget,
             graph=self.graph,
             leaves=(*self.consts, *self.bound.leaves),
-            way=way(self.options, weighing.executables, True),
+            way=way(self.options, weighing.executables, True) + ("" if is_compiled else ", weighed"),
             planner=lambda: self.planner,
-            ways=weighing.ways,
+            ways=weighing.ways if is_compiled else weighing.ways_to_tell,
             take=weighing.take,
             plain=lambda: plain._plain_weighed,
         )

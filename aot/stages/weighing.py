@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,17 @@ class Weighing:
     @property
     def ways(self) -> Ways[Compiled]:
         """How plans are compiled, and how they are weighed; steps of two programs are not weighed."""
-        is_quick = self.executables == 1 and weighing_options() is not None
-        return Ways(self.measure, self._scales.weigh if is_quick else None)
+        return Ways(self.measure, self._scales.weigh if self.is_quick else None)
+
+    @property
+    def ways_to_tell(self) -> Ways[Compiled]:
+        """How plans are weighed for a report, which runs none of them; they are compiled where that is as quick."""
+        return Ways(self._weigh, self._scales.weigh) if self.is_quick else self.ways
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether weighing is quicker than compiling; steps of two programs are not weighed."""
+        return self.executables == 1 and weighing_options() is not None
 
     @cached_property
     def _scales(self) -> Scales:
@@ -49,6 +58,9 @@ class Weighing:
             figures = compiled.peak_bytes, compiled.activation_bytes, compiled.compile_ms
             self._compiled[key] = Weighed(compiled, *figures)
         return self._compiled[key]
+
+    def _weigh(self, plan: Plan) -> Weighed[Compiled]:
+        return replace(self._scales.weigh([plan])[0], made=Compiled(self._cut(plan), self.executables))
 
     def take(self, plan: Plan, held: Held) -> Weighed[Compiled]:
         """A plan with known figures, to be compiled when it first runs."""

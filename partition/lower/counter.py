@@ -11,7 +11,7 @@ from typing import Any
 from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Segments
-from jointcut.partition.program.graph import TOP, Graph, Op
+from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.primitives import RENAMING, UPDATING
 
 
@@ -30,13 +30,15 @@ class Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
-    `tails` are, for a value that is stacked in the last steps alone, that stack.
+    `tails` are, for a value that is stacked in the last steps alone, that stack. If `names_barriers`, what stands behind
+    a barrier is a buffer of its own, as `xla` needs it.
     """
 
     level: Level = field(default_factory=Level)
     bodies: Mapping[int, Level] = field(kw_only=True)
     starts: dict[int, int] = field(default_factory=dict)
     tails: dict[int, int] = field(default_factory=dict)
+    names_barriers: bool = False
 
     def copied(self) -> Counter:
         """The same rows of the top of the program, to be continued."""
@@ -67,6 +69,9 @@ class Counter(Followed[int | None]):
     def barrier(self, atoms: Sequence[int | None]) -> list[int | None]:
         """The same buffers, which are in memory now."""
         level, raw = self.level, tuple(b for b in atoms if b is not None)
+        if not self.names_barriers:
+            level.written.update(raw)
+            return list(atoms)
         level.written.update(self.raw(b) for b in raw)
         made = {b: level.buffer(level.sizes[b], level.types[b]) for b in dict.fromkeys(raw)}
         level.same.update((new, self.raw(b)) for b, new in made.items())
@@ -107,19 +112,21 @@ class Counter(Followed[int | None]):
             self.rename(op)
             return
         env, level, values, name = self.env, self.level, self.graph.values, op.name
-        atoms = [None if v is None else env[v] if v in env else self.want(v) for v in op.operands]
-        same = level.same
-        reads = [same.get(b, b) for b in atoms if b is not None]
+        operands = op.operands if self.names_barriers else op.inputs
+        atoms = [None if v is None else env[v] if v in env else self.want(v) for v in operands]
+        reads = [b for b in atoms if b is not None]
+        into = self.want(op.operands[0]) if name in UPDATING and op.operands[0] is not None else None
+        if same := level.same:
+            reads = [same.get(b, b) for b in reads]
+            into = None if into is None else same.get(into, into)
         sizes, types, first = level.sizes, level.types, len(level.sizes)
         for v in op.outputs:
             env[v] = len(sizes)
             value = values[v]
             sizes.append(value.bytes)
             types.append(value)
-        into = self.want(op.operands[0]) if name in UPDATING and op.operands[0] is not None else None
         makes = (first,) if len(sizes) == first + 1 else tuple(range(first, len(sizes)))
         distinct = tuple(reads if len(reads) < 2 else dict.fromkeys(reads))
-        into = None if into is None else same.get(into, into)
         level.rows.append(Row(name, distinct, makes, into, self.bodies.get(op.id), op, 1, tuple(atoms)))
 
     def rename(self, op: Op) -> None:
@@ -147,7 +154,7 @@ class Counter(Followed[int | None]):
         graph, body = self.graph, self.graph.bodies[step.op]
         carried = body.carried_in if starts is None else starts
         unchanged = frozenset(body.carried_in).difference(carried)
-        inner = Counter(graph, graph.regions[body.region], self, unchanged=unchanged, bodies=self.bodies)
+        inner = self.another(graph.regions[body.region], self, unchanged)
         given = {v: inner.given(v) for v in carried}
         inner.env.update(given)
         inner.run(step.steps)
@@ -265,7 +272,12 @@ class Counter(Followed[int | None]):
 
     def segment(self) -> Counter:
         """The rows of one segment."""
-        return Counter(self.graph, self.region, None, bodies=self.bodies)
+        return self.another(self.region, None)
+
+    def another(self, region: Region, parent: Counter | None, unchanged: frozenset[int] = frozenset()) -> Counter:
+        """The rows of another region, none so far."""
+        kept = {"bodies": self.bodies, "names_barriers": self.names_barriers}
+        return Counter(self.graph, region, parent, unchanged=unchanged, **kept)
 
     def divided(self, step: Segments) -> tuple[Counter, list[int | None], Enter]:
         """One segment of a loop's backward, what it reads from around beside carries, and the backward's own loop."""

@@ -82,7 +82,7 @@ class Replayer:
         graph, forward = self.graph, self.forward(schedule.forward)
         level = forward.level
         count = len(level.rows)
-        backward = Counter(graph, graph.regions[TOP], None, level=level, bodies=self.bodies)
+        backward = replace(self.counter(), level=level)
         for v in graph.role_inputs(Role.PRIMAL):
             backward.define(v, forward.want(v))
         cotangents = graph.role_inputs(Role.COTANGENT)
@@ -102,6 +102,11 @@ class Replayer:
         level.ends.update(level.same.get(b, b) for b in results if b is not None)
         return Rows(level, count) if self.arranger is None else _in_order(self.arranger.arranged(level), level, count)
 
+    def counter(self) -> Counter:
+        """The rows of the top of the program, none so far."""
+        top, follows = self.graph.regions[TOP], self.backend.is_followed
+        return Counter(self.graph, top, None, bodies=self.bodies, names_barriers=follows)
+
     def forward(self, steps: Iterable[Step]) -> Counter:
         """The rows of a forward.
 
@@ -113,7 +118,7 @@ class Replayer:
         for step in steps:
             (writes if isinstance(step, Write) and self.arranger is None else runs).append(step)
         if self.kept is None or self.kept[0] != runs:
-            counter = Counter(self.graph, self.graph.regions[TOP], None, bodies=self.bodies)
+            counter = self.counter()
             for v in self.graph.role_inputs(Role.PRIMAL):
                 counter.define(v, counter.given(v))
             counter.run(runs)
