@@ -38,7 +38,7 @@ from jointcut.partition.plans.backend import CPU, PORTABLE, Backend
 from jointcut.partition.plans.plan import Plan, needed
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.graph import OPEN_LOOP, Graph
 from jointcut.partition.split import Strategy
 
 STEADY = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)  # so that a seed gives the same plans everywhere
@@ -71,7 +71,7 @@ def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, 
     elif name != "random plan":
         yield name, "min_cut" if name == "default" else name
     elif (plan := random_plan(made.graph, draws)) is not None:
-        yield "random plan", lambda graph: plan
+        yield "random plan", lambda graph: with_dropped(graph, plan, random.Random(len(plan.values)))
         in_segments = with_segments(made.graph, plan, draws)
         if in_segments.segments:
             yield "random segments", lambda graph: in_segments
@@ -114,6 +114,14 @@ def with_segments(graph: Graph, plan: Plan, draws: random.Random) -> Plan:
     segments = tuple((loop, draws.randint(1, length)) for loop, length in lengths.items())
     longer = [(loop, length) for loop, length in lengths.items() if length > 1 and draws.random() < 0.5]
     return replace(plan, segments=segments, kept_steps=tuple((i, draws.randint(1, n - 1)) for i, n in longer))
+
+
+def with_dropped(graph: Graph, plan: Plan, draws: random.Random) -> Plan:
+    """The plan with a random part of its recomputed values dropped."""
+    again = (graph.ops[i] for i in (*plan.recomputed, *plan.deferred))
+    values = [v for op in again if op.name != OPEN_LOOP for v in op.outputs]
+    share = draws.choice((0.0, 0.5, 1.0))
+    return Plan.of(graph, plan.values, dropped=[v for v in values if draws.random() < share])
 
 
 def run_halves(made: Traced, strategy: Strategy, backend: Backend, arguments: Any) -> Any:

@@ -55,7 +55,9 @@ class Scaling:
 
 def main() -> None:
     """Print what graphs and calls take."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("layers", nargs="*", type=int, default=DEPTHS, help="how deep the unrolled GPTs are")
     for layers in parser.parse_args().layers:
         print(measure_scaling(layers), flush=True)

@@ -168,8 +168,11 @@ class Lists:
         return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.flops, row.line)))
 
     def twice(self, plan: Plan) -> list[int]:
-        """The ops that run in the forward and again in the backward, without those of loops in segments."""
-        return [i for i in plan.recomputed if self.graph.ops[i].name not in PSEUDO]
+        """The ops that run in the forward and again in the backward, without those of loops in segments.
+
+        Those that run a third time stand there twice.
+        """
+        return [i for i in plan.reruns(self.graph) if self.graph.ops[i].name not in PSEUDO]
 
     def seconds(self, op: Op) -> float:
         """Predicted seconds of one more run of an op, over all steps of its loops."""

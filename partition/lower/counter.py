@@ -30,8 +30,8 @@ class Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
-    `tails` are, for a value that is stacked in the last steps alone, that stack. If `names_barriers`, what stands behind
-    a barrier is a buffer of its own, as `xla` needs it.
+    `tails` are, for a value that is stacked in the last steps alone, that stack. If `names_barriers`, a barrier makes
+    new names for the buffers that it reads, as `xla` needs it.
     """
 
     level: Level = field(default_factory=Level)

@@ -34,8 +34,8 @@ NEAR = 2
 #: Ops that the gradient passes within a layer.
 _NOT_HEAVY = CHEAP | REDUCTIONS
 
-#: How often the backward runs a light op.
-MOST_RUNS = 3
+#: How often the backward runs a light op, and another op whose results are dropped.
+MOST_RUNS, MOST_DROPPED_RUNS = 3, 2
 
 
 class Turn(NamedTuple):
@@ -74,7 +74,7 @@ class Progress:
 
     `have` are the values at hand, `reads` those that it took from regions around it, `passed` how many heavy ops
     lie behind, `made_at` that count when a value was last recomputed, `waited` the same when it last waited, and for
-    what, `runs` how often an op was recomputed.
+    what, `runs` how often an op was recomputed. `dropped` are values that are not kept for far readers.
     """
 
     loop: int
@@ -85,6 +85,12 @@ class Progress:
     waited: dict[int, tuple[int, int]] = field(default_factory=dict)
     runs: Counter[int] = field(default_factory=Counter)
     stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
+    dropped: frozenset[int] = frozenset()
+
+    @property
+    def near(self) -> int:
+        """How many heavy ops of the backward may pass until a value is far from where it was recomputed."""
+        return NEAR - bool(self.dropped)
 
     def has(self, values: Iterable[int]) -> bool:
         """Whether values are at hand, and none of them was recomputed."""
@@ -92,7 +98,7 @@ class Progress:
 
     def is_far(self, v: int) -> bool:
         """Whether a value was recomputed long ago."""
-        return self.passed - self.made_at.get(v, self.passed) > NEAR
+        return self.passed - self.made_at.get(v, self.passed) > self.near
 
     def wait(self, v: int, anchor: int) -> int:
         """Let a value wait for a cotangent; returns the one that it waits for.
@@ -100,16 +106,24 @@ class Progress:
         That is the one that it waited for last, if that was just now: what was recomputed then is still alive, and to
         wait for another cotangent would have the compiler write that one out, in the midst of an elementwise chain.
         """
-        if v not in self.waited or self.passed - self.waited[v][0] > NEAR:
+        if v not in self.waited or self.passed - self.waited[v][0] > self.near:
             self.waited[v] = self.passed, anchor
         return self.waited[v][1]
 
     def is_dropped(self, graph: Graph, v: int) -> bool:
         """Whether a value was recomputed long ago and is recomputed once more rather than kept."""
-        if v not in self.made_at or not self.is_far(v):
+        return v in self.made_at and self.is_far(v) and self.may_run_again(graph, v)
+
+    def may_run_again(self, graph: Graph, v: int) -> bool:
+        """Whether a value that was recomputed may be recomputed once more: if it is dropped, or light.
+
+        What is computed from dropped values is not light, unless it is dropped too.
+        """
+        op, is_dropped = graph.maker_of(v), v in self.dropped
+        if op is None or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
             return False
-        op = graph.maker_of(v)
-        return op is not None and self.runs[op.id] < MOST_RUNS and light(graph, op)
+        is_light = light(graph, op)
+        return (is_light or is_dropped) and self.runs[op.id] < (MOST_RUNS if is_light else MOST_DROPPED_RUNS)
 
     def note(self, op: Op) -> None:
         """Note that an op of the backward runs."""
@@ -140,7 +154,7 @@ class Order:
 
 def ordered(problem: Problem, plan: Plan) -> dict[int, Order]:
     """The order of every region that runs in the backward, by region id."""
-    scheduler = _Scheduler(problem, frozenset(plan.values), (*plan.recomputed, *plan.deferred))
+    scheduler = _Scheduler(problem, frozenset(plan.values), (*plan.recomputed, *plan.deferred), plan.dropped)
     results = [v for v in problem.graph.role_outputs(Role.GRADIENT) if v is not None]
     scheduler.region(TOP, results)
     return scheduler.orders
@@ -149,7 +163,10 @@ def ordered(problem: Problem, plan: Plan) -> dict[int, Order]:
 class _Scheduler:
     """Walk the regions of the backward, outermost first, and place what must be recomputed."""
 
-    def __init__(self, problem: Problem, saved: frozenset[int], again: Iterable[int]) -> None:
+    def __init__(
+        self, problem: Problem, saved: frozenset[int], again: Iterable[int], dropped: Iterable[int] = ()
+    ) -> None:
+        self.dropped = frozenset(dropped)
         self.graph, self.sides, self.backend, self.saved = problem.graph, problem.sides, problem.backend, saved
         graph = problem.graph
         self.special = {OPEN_LOOP, *self.backend.taken_apart, *self.backend.read_written}
@@ -163,7 +180,7 @@ class _Scheduler:
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since what they read must be computed before."""
-        progress = Progress(self.graph.regions[region_id].loop)
+        progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped)
         if region_id == TOP:
             progress.have.update(self.at_hand)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]

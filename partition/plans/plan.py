@@ -19,15 +19,15 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.graph import STEP, TOP, Graph
+from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.sides import Sides
 
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
 
-#: The values that a plan saves, its loops in segments, and the kept steps of these.
-PlanKey = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+#: The values that a plan saves, its loops in segments, the kept steps of these, and the values that it drops.
+PlanKey = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[int, ...]]
 
 
 class _Told(Protocol):
@@ -134,6 +134,8 @@ class Plan(Shown):
             these hand to the backward. Each as its id and how many such steps it has.
         peak_bytes: the peak of the whole step, as the memory model predicts it.
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
+        dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
+            once more.
         nested: the loops whose steps are cut on their own, each with its own plan.
     """
 
@@ -148,6 +150,7 @@ class Plan(Shown):
     peak_bytes: int | None = None
     bytes_spared: int = 0
     kept_steps: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[int, ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
@@ -158,7 +161,7 @@ class Plan(Shown):
     @property
     def key(self) -> PlanKey:
         """What tells the plan from the others of its program: those of one key run the same programs."""
-        return self.values, self.segments, self.kept_steps
+        return self.values, self.segments, self.kept_steps, self.dropped
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:
@@ -175,6 +178,10 @@ class Plan(Shown):
     def runs_again(self) -> bool:
         """Whether anything of the forward runs in the backward too."""
         return bool(self.recomputed or self.segments)
+
+    def reruns(self, graph: Graph) -> tuple[int, ...]:
+        """Ids of the recomputed ops; those of dropped values stand there twice, since the backward runs them twice."""
+        return *self.recomputed, *sorted({i for v in self.dropped if (i := graph.values[v].maker) is not None})
 
     @property
     def gap(self) -> float | None:
@@ -208,6 +215,8 @@ class Plan(Shown):
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
             yield f"peak {self.peak_bytes:,} bytes"
+        if self.dropped:
+            yield f"{counted(len(self.dropped), 'value')} dropped between their readers"
         yield from in_segments(self.loops_in_segments)
 
     @classmethod
@@ -225,6 +234,7 @@ class Plan(Shown):
         peak_bytes: int | None = None,
         bytes_spared: int = 0,
         kept_steps: Iterable[tuple[int, int]] = (),
+        dropped: Iterable[int] = (),
     ) -> Plan:
         """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
@@ -242,6 +252,7 @@ class Plan(Shown):
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
+        figures += (tuple(sorted(set(dropped))),)
         nested = tuple(graph.nested.values())
         plan = cls(strategy, records, recomputed, deferred, *figures, nested)
         return _lawful(problem, plan, runs)
@@ -327,8 +338,19 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
             if (v in read or (graph.ops[i].effects and v not in saved)) and why and not verdicts[v].is_costly:
                 cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
+    for v in plan.dropped:
+        _droppable(graph, plan, v)
     _segmented(graph, plan)
     return plan
+
+
+def _droppable(graph: Graph, plan: Plan, v: int) -> None:
+    where = f"plan.dropped[%{v}]"
+    if not 0 <= v < len(graph.values) or graph.values[v].maker not in {*plan.recomputed, *plan.deferred}:
+        cure = "Drop results of ops in plan.recomputed: there is nothing else to compute again."
+        raise PlanError(message(where, "is not computed again in the backward.", cure))
+    if (maker := graph.maker_of(v)) is not None and maker.name == OPEN_LOOP:
+        raise PlanError(message(where, "is made by a loop, which runs again only once.", "Drop other values."))
 
 
 def _fits_program(graph: Graph, plan: Plan) -> None:

@@ -30,8 +30,8 @@ class PlanDiff(Shown):
     """The differences from one plan to another of the same program.
 
     `saved_only_before` and `saved_only_after` are values that the other plan does not save, or saves at another size;
-    the ids under `recomputed_only_...` are ops, and the loops under `segments_only_...` are as in
-    `Plan.loops_in_segments`.
+    the ids under `recomputed_only_...` are ops, those under `dropped_only_...` values, and the loops under
+    `segments_only_...` are as in `Plan.loops_in_segments`.
     A delta is after minus before, None where either is not known.
     """
 
@@ -42,6 +42,8 @@ class PlanDiff(Shown):
     recomputed_only_after: tuple[int, ...]
     segments_only_before: tuple[tuple[int, int, int], ...]
     segments_only_after: tuple[tuple[int, int, int], ...]
+    dropped_only_before: tuple[int, ...]
+    dropped_only_after: tuple[int, ...]
     delta_bytes: int
     delta_seconds: float | None
     delta_peak_bytes: int | None
@@ -58,6 +60,8 @@ class PlanDiff(Shown):
         """
         come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
         totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
+        if self.dropped_only_after or self.dropped_only_before:
+            totals.append(f"+{len(self.dropped_only_after)} -{len(self.dropped_only_before)} values dropped")
         totals += [] if self.delta_seconds is None else [f"{1e3 * self.delta_seconds:+,.3f} ms"]
         totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
         lines = [f"- {told}" for told in in_segments(self.segments_only_before)]
@@ -78,6 +82,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         _only(after.recomputed, before.recomputed),
         _only(before.loops_in_segments, after.loops_in_segments),
         _only(after.loops_in_segments, before.loops_in_segments),
+        _only(before.dropped, after.dropped),
+        _only(after.dropped, before.dropped),
         after.bytes_saved - before.bytes_saved,
         _delta(before.seconds, after.seconds),
         _delta(before.peak_bytes, after.peak_bytes),

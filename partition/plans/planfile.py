@@ -3,9 +3,9 @@
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
 contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
-segment. Nothing in the text is ever run. `scope` and `source` are for people: they differ between machines, so
-they are neither compared nor taken over. A plan also serves a program with the same forward and another backward
-(`twins`).
+segment. `dropped` is there if there are such values. Nothing in the text is ever run. `scope` and `source` are for
+people: they differ between machines, so they are neither compared nor taken over. A plan also serves a program with the
+same forward and another backward (`twins`).
 
 >>> from jointcut.partition import Plan, parse
 >>> from jointcut.partition.plans.planfile import dumps, loads
@@ -78,6 +78,7 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
             {"loop": loop, "steps": steps, **({"kept": kept} if kept else {})}
             for loop, steps, kept in plan.loops_in_segments
         ],
+        **({"dropped": list(plan.dropped)} if plan.dropped else {}),
         "bytes_saved": plan.bytes_saved,
         "figures": {name: getattr(plan, name) for name in _figures},
         "written_for": _program(graph),
@@ -196,7 +197,8 @@ _has_types = _record(
         "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
         "figures": _record(_figures),
         "written_for": _list_of(_is_text),
-    }
+    },
+    {"dropped": _list_of(_is_count)},
 )
 
 
@@ -257,7 +259,7 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
     if _difference(document["written_for"], there) is not None:
         raise other
     plan = _completed(document, there)
-    moved = twins(plan.values, there, graph)
+    moved = twins((*plan.values, *plan.dropped), there, graph)
     if moved is None:
         raise other
     loops = dict(zip(_loops(there), _loops(graph), strict=True))
@@ -265,12 +267,13 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
     segments, kept_steps = ([(loops[i], steps) for i, steps in pairs] for pairs in (plan.segments, plan.kept_steps))
     return Plan.of(
         graph,
-        moved.values(),
+        [moved[v] for v in plan.values],
         strategy=plan.strategy,
         reasons=reasons,
         seconds=plan.seconds,
         segments=segments,
         kept_steps=kept_steps,
+        dropped=[moved[v] for v in plan.dropped],
     )
 
 
@@ -291,6 +294,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
         reasons={entry["value"]: entry["reason"] for entry in document["saved"]},
         segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
         kept_steps=((entry["loop"], entry["kept"]) for entry in document["segments"] if "kept" in entry),
+        dropped=document.get("dropped", ()),
         **document["figures"],
     )
     _same_saved(document["saved"], plan, graph)

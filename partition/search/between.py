@@ -7,6 +7,7 @@ bytes in which they differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,13 +17,18 @@ from jointcut.partition.plans.problem import Problem
 
 
 def mixed(problem: Problem, large: Plan, small: Plan) -> Iterator[Plan]:
-    """Plans that save one half of what two others save, without those that do not close."""
+    """Plans that save one half of what two others save, without those that do not close.
+
+    They drop what `small` drops, as far as they compute it again.
+    """
     reasons = {s.value: s.reason for s in (*large.saved, *small.saved)}
     for saved in mixtures(problem, large.values, small.values):
         try:
-            yield Plan.of(problem, saved, strategy="mixed", reasons=reasons)
+            plan = Plan.of(problem, saved, strategy="mixed", reasons=reasons)
         except PlanError:  # one of them saves what the other has no need to, and what must not run again
             continue
+        again, makers = {*plan.recomputed, *plan.deferred}, problem.graph.values
+        yield replace(plan, dropped=tuple(v for v in small.dropped if makers[v].maker in again))
 
 
 def mixtures(problem: Problem, large: Iterable[int], small: Iterable[int]) -> Iterator[tuple[int, ...]]:

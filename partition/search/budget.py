@@ -139,7 +139,7 @@ class Planner:
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
-        seconds = float(sum(self.problem.seconds[i] for i in plan.recomputed) + self._rerun_seconds(plan))
+        seconds = float(sum(self.problem.seconds[i] for i in plan.reruns(self.graph)) + self._rerun_seconds(plan))
         bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
@@ -224,7 +224,10 @@ class Planner:
     def divided(self, most: int = _SAMPLES[0][2]) -> Iterator[Plan]:
         """Plans that divide the forward into pieces which run again one at a time, at most so many."""
         for division in divisions(self.problem, self.front, self.model.saving_seconds(1), most):
-            yield self.priced(self._of(division.saved, str(division), division.reasons))
+            reasons, dropped = division.reasons, division.dropped
+            yield self.priced(
+                Plan.of(self.problem, division.saved, strategy=str(division), reasons=reasons, dropped=dropped)
+            )
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""

@@ -8,8 +8,9 @@ the last one can be saved without raising the peak.
 
 The cheapest division for a peak is found by dynamic programming from the first stretch on, as by Rotor (Herrmann,
 Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains"), with several options for a piece as in Rockmate
-(Zhao et al. 2023). There a stretch may run many times; here twice at most. Bytes are not rounded to slots: the
-programme follows pairs of bytes and cost, of which none betters another in both.
+(Zhao et al. 2023). There a stretch may run many times; here three times at most: a piece may drop all that its
+stretches compute for later ones, but for the values that pass between them, and compute it once more. Bytes are not
+rounded to slots: the programme follows pairs of bytes and cost, of which none betters another in both.
 """
 
 from __future__ import annotations
@@ -85,11 +86,13 @@ class Division:
     """A way to divide the chain: what it saves and why, and its peak in bytes and its seconds by the model of `undo`.
 
     In `stretches_kept` stretches more values are saved than pass to the next piece; plan files call them stages.
+    Values that are `dropped` are computed again for a later stretch, and once more for their own.
     """
 
     pieces: tuple[Piece, ...]
     reasons: Mapping[int, str]
     stretches_kept: int
+    dropped: tuple[int, ...] = ()
 
     @property
     def saved(self) -> tuple[int, ...]:
@@ -114,7 +117,8 @@ class Division:
     def __str__(self) -> str:
         """`division into 7 pieces`, or `division into 7 pieces, 3 stages kept`."""
         kept = f", {counted(self.stretches_kept, 'stage')} kept" if self.stretches_kept else ""
-        return f"division into {counted(len(self.pieces), 'piece')}{kept}"
+        dropped = f", {counted(len(self.dropped), 'value')} dropped" if self.dropped else ""
+        return f"division into {counted(len(self.pieces), 'piece')}{kept}{dropped}"
 
 
 def peak_bytes(pieces: Iterable[Piece]) -> int:
@@ -241,6 +245,7 @@ class Chain:
         ending: list[tuple[Piece, ...]] = [()]
         for stop in range(1, len(self.row.stretches) + 1):
             rows = [self.alike(level, stop) for level in self.levels]
+            rows.append(self.alike(_NOTHING, stop, drops=True))
             pieces = [p for same in zip(*rows, strict=True) for p in best(same)]
             pieces += best(self.longer(stop - 1, inside, None, stop) for inside in self.options(stop - 1))
             ending.append(tuple(pieces))
@@ -262,21 +267,24 @@ class Chain:
             steps = np.unique(steps[abs(sizes[:, None] - wanted).argmin(0)])
         return _NOTHING, *steps.tolist()
 
-    def alike(self, level: int, stop: int) -> list[Piece]:
-        """The pieces that end at `stop` and save what one cut of the front saves, the longest first."""
+    def alike(self, level: int, stop: int, drops: bool = False) -> list[Piece]:
+        """The pieces that end at `stop` and save what one cut of the front saves, the longest first.
+
+        Those that drop values compute them once more for each stretch; see `undo`.
+        """
         pieces: list[Piece] = []
         for number in range(stop - 1, -1, -1):
             rest = pieces[-1] if pieces else None
-            pieces.append(self.longer(number, self.at(number, level), rest, stop))
+            pieces.append(self.longer(number, self.at(number, level), rest, stop, drops))
         return pieces[::-1]
 
-    def longer(self, number: int, inside: frozenset[int], rest: Piece | None, stop: int) -> Piece:
+    def longer(self, number: int, inside: frozenset[int], rest: Piece | None, stop: int, drops: bool = False) -> Piece:
         """A piece with one stretch more before it, of which the values `inside` are saved too."""
         if rest is None:
             part = self.figures(number, inside, stop, frozenset())
             return Piece(number, stop, (part,), part.bytes_saved, part.seconds, part.peak_bytes, 0, part.reads)
-        part = self.figures(number, inside, stop, rest.reads)
-        ahead = self.figures(number, inside, stop, rest.passed)  # while stretches after the next one are undone
+        part = self.figures(number, inside, stop, rest.reads, drops)
+        ahead = self.figures(number, inside, stop, rest.passed, drops)  # while stretches after the next one are undone
         later = max(part.held_bytes + rest.first_bytes, ahead.held_bytes + rest.later_bytes)
         return Piece(
             number,
@@ -290,7 +298,9 @@ class Chain:
             part.passed | rest.passed,
         )
 
-    def figures(self, number: int, inside: frozenset[int], stop: int, asked: frozenset[int]) -> Figures:
+    def figures(
+        self, number: int, inside: frozenset[int], stop: int, asked: frozenset[int], drops: bool = False
+    ) -> Figures:
         """The figures of a stretch in a piece up to `stop`.
 
         Of its values those `inside` are saved too, and later stretches of the piece compute from those `asked` for.
@@ -300,9 +310,9 @@ class Chain:
             self.passing[number, stop] = frozenset(v for v, last in exports.items() if last >= stop)
         outer = self.passing[number, stop]
         inner = asked.intersection(exports) - outer if asked else asked
-        key = number, inside, outer, inner
+        key = number, inside, outer, inner, drops
         if key not in self.known:
-            self.known[key] = figures(self.row, self.row.stretches[number], inside, outer, inner)
+            self.known[key] = figures(self.row, self.row.stretches[number], inside, outer, inner, drops)
         return self.known[key]
 
     def at(self, number: int, level: int) -> frozenset[int]:
@@ -333,7 +343,9 @@ class Chain:
         reached = needed(self.row.problem, frozenset(reasons))
         read = {v for i in reached.ops for v in self.row.graph.ops[i].inputs} | self.row.sides.wanted
         used = {v: why for v, why in sorted(reasons.items()) if v in read}
-        return Division(tuple(pieces), used, len({self.row.made_in[v] for v, why in used.items() if why == _DEAR}))
+        dropped = sorted({v for piece in pieces for part in piece.parts for v in part.dropped}.difference(used))
+        kept = len({self.row.made_in[v] for v, why in used.items() if why == _DEAR})
+        return Division(tuple(pieces), used, kept, tuple(dropped))
 
 
 def best(pieces: Iterable[Piece]) -> list[Piece]:
@@ -354,11 +366,11 @@ def divisions(problem: Problem, front: Front, byte_seconds: float, peaks: int = 
     worths = _WORTHS if len(problem.graph.ops) <= _MOST_OPS else _WORTHS[:1]
     rows = [Stretches(problem, _MOST_STRETCHES, worth) for worth in worths]
     rows = list({row.cuts: row for row in rows if row.cuts}.values())
-    by_values: dict[tuple[int, ...], Division] = {}
+    by_values: dict[Any, Division] = {}
     for row in rows:
         chain = Chain(row, front)
         divided = spread(Programme(chain.ending, byte_seconds), peaks // len(rows))
-        by_values.update((d.saved, d) for d in map(chain.division, divided))
+        by_values.update(((d.saved, d.dropped), d) for d in map(chain.division, divided))
     return sorted(by_values.values(), key=lambda d: (d.seconds + byte_seconds * d.bytes_saved, d.peak_bytes, d.saved))
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from jointcut.partition.lower import memory
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.lower.order import Progress
-from jointcut.partition.prices.rules import light
-from jointcut.partition.program.graph import LITERAL, STEP, TOP
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP
 from jointcut.partition.program.primitives import RENAMING
 from jointcut.partition.search.stretches import Stretch, Stretches
 
@@ -25,7 +24,8 @@ class Figures:
     `bytes_saved` are alive until it is undone, `seconds` is the time of the ops that run again, and `peak_bytes` the
     most that is alive while it is undone, its saved values included. Later stretches of its piece are undone before it,
     and may need values of it: computing these leaves `held_bytes` alive, and reads the values `passed` of earlier
-    stretches. `reads` are all values of earlier stretches that it reads.
+    stretches. `reads` are all values of earlier stretches that it reads. The values `dropped` are computed for later
+    stretches, and once more when it is undone.
     """
 
     saved: frozenset[int]
@@ -35,21 +35,38 @@ class Figures:
     peak_bytes: int
     passed: frozenset[int]
     reads: frozenset[int]
+    dropped: frozenset[int] = frozenset()
 
 
 def figures(
-    row: Stretches, stretch: Stretch, inside: frozenset[int], outer: frozenset[int], inner: frozenset[int]
+    row: Stretches,
+    stretch: Stretch,
+    inside: frozenset[int],
+    outer: frozenset[int],
+    inner: frozenset[int],
+    drops: bool = False,
 ) -> Figures:
     """Return the figures of a stretch if its values `inside` and `outer` are saved.
 
     Later stretches of its piece compute from its values `inner`, stretches after the piece from its values `outer`. A
-    value `inside` that the backward has no use for is not saved.
+    value `inside` that the backward has no use for is not saved. If it `drops`, it keeps the values `inner` alone for
+    later stretches, and computes all others once more when it is undone.
     """
     saved, ops, reads = _walk(row, stretch, (*stretch.needs, *inner), inside, outer)
-    _, _, passed = _walk(row, stretch, inner, inside, outer)
-    held, peak = _Replay(row, stretch, saved).figures(inner)
-    seconds = sum(row.problem.seconds[i] for i in sorted(ops))
-    return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads)
+    _, passing, passed = _walk(row, stretch, inner, inside, outer)
+    twice = passing & _walk(row, stretch, stretch.needs, inside, outer | inner)[1] if drops else set[int]()
+    dropped = frozenset(_droppable(row, twice)) - inner
+    held, peak = _Replay(row, stretch, saved, dropped).figures(inner)
+    seconds = sum(row.problem.seconds[i] for i in sorted(ops)) + sum(row.problem.seconds[i] for i in sorted(twice))
+    return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads, dropped)
+
+
+def _droppable(row: Stretches, ops: Iterable[int]) -> Iterator[int]:
+    """The results of some ops that may run any number of times; loops run again once."""
+    graph = row.graph
+    for op in (graph.ops[i] for i in ops):
+        if op.region == TOP and op.name != OPEN_LOOP:
+            yield from op.outputs
 
 
 def _walk(
@@ -77,9 +94,9 @@ def _walk(
 class _Replay:
     """The backward of a stretch as rows of `memory`, op by op, with the ops that run again."""
 
-    def __init__(self, row: Stretches, stretch: Stretch, saved: frozenset[int]) -> None:
+    def __init__(self, row: Stretches, stretch: Stretch, saved: frozenset[int], dropped: frozenset[int]) -> None:
         self.row, self.stretch, self.graph, self.saved = row, stretch, row.graph, saved
-        self.level, self.progress = Level(), Progress(TOP)
+        self.level, self.progress = Level(), Progress(TOP, dropped=dropped)
         self.now = {v: self.level.buffer(row.problem.prices[v], None) for v in saved}  # the buffer that holds a value
         self.now.update((v, self.buffer(v)) for v in stretch.late)
         self.level.rows.append(memory.Row("given", (), tuple(self.now.values()), None, None, None))
@@ -94,8 +111,9 @@ class _Replay:
         middle = len(self.level.rows)
         handed = dict.fromkeys(self.now[v] for v in inner if v in self.now)
         self.level.rows.append(memory.Row("hand", tuple(handed), (), None, None, None))
-        again = self.progress.made_at
-        self.now = {v: b for v, b in self.now.items() if v not in again or not self.is_light(v)}
+        progress = self.progress
+        gone = {v for v in progress.made_at if progress.may_run_again(self.graph, v)}
+        self.now = {v: b for v, b in self.now.items() if v not in gone}
         for i in self.stretch.backward:
             if reads := self.stretch.reads.get(i):
                 self.compute(reads)
@@ -103,12 +121,11 @@ class _Replay:
         self.level.carried.update(self.now[v] for v in self.stretch.passing if v in self.now)
         last, counted = self.level.lives
         made = (b for row in self.level.rows[1:middle] for b in row.makes)
-        return sum(self.level.sizes[b] for b in made if counted[b] and last[b] >= middle), self.level.peak[0]
-
-    def is_light(self, v: int) -> bool:
-        """Whether a value may be computed several times."""
-        op = self.graph.maker_of(v)
-        return op is not None and light(self.graph, op)
+        kept = (
+            handed if progress.dropped else ()
+        )  # later stretches that drop their values compute them from these once more
+        held = (b for b in made if counted[b] and (last[b] >= middle or b in kept))
+        return sum(map(self.level.sizes.__getitem__, held)), self.level.peak[0]
 
     def sources(self, values: Iterable[int]) -> Iterable[int]:
         """The values that must be at hand at the top of the program; a loop computes the rest in its steps."""
