@@ -338,19 +338,20 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
             if (v in read or (graph.ops[i].effects and v not in saved)) and why and not verdicts[v].is_costly:
                 cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
-    for v in plan.dropped:
-        _droppable(graph, plan, v)
+    _dropped(graph, plan)
     _segmented(graph, plan)
     return plan
 
 
-def _droppable(graph: Graph, plan: Plan, v: int) -> None:
-    where = f"plan.dropped[%{v}]"
-    if not 0 <= v < len(graph.values) or graph.values[v].maker not in {*plan.recomputed, *plan.deferred}:
-        cure = "Drop results of ops in plan.recomputed: there is nothing else to compute again."
-        raise PlanError(message(where, "is not computed again in the backward.", cure))
-    if (maker := graph.maker_of(v)) is not None and maker.name == OPEN_LOOP:
-        raise PlanError(message(where, "is made by a loop, which runs again only once.", "Drop other values."))
+def _dropped(graph: Graph, plan: Plan) -> None:
+    again = {v: i for i in (*plan.recomputed, *plan.deferred) for v in graph.ops[i].outputs}
+    for v in plan.dropped:
+        where = f"plan.dropped[%{v}]"
+        if v not in again:
+            cure = "Drop results of ops in plan.recomputed: there is nothing else to compute again."
+            raise PlanError(message(where, "is not computed again in the backward.", cure))
+        if graph.ops[again[v]].name == OPEN_LOOP:
+            raise PlanError(message(where, "is made by a loop, which runs again only once.", "Drop other values."))
 
 
 def _fits_program(graph: Graph, plan: Plan) -> None:

@@ -38,9 +38,9 @@ _WORTHS = (2.0, 0.5)
 #: The ops of the largest program that is divided by both factors; a larger one by the first alone, which is quicker.
 _MOST_OPS = 5_000
 
-#: How many cuts are tried for a piece of one stretch, and for pieces of several.
+#: How many cuts are tried for a piece of one stretch, and for pieces of several; of large programs fewer.
 _MOST_OPTIONS = 8
-_MOST_LEVELS = 5
+_MOST_LEVELS, _LARGE_LEVELS = 5, 3
 
 #: Slopes of the hull that differ by less count as equal: stretches that are alike leave the cut one by one.
 _SAME = 1 + 1e-6
@@ -261,9 +261,10 @@ class Chain:
         rises, falls = np.diff(sizes), -np.diff(times)
         corners = 1 + np.flatnonzero(rises[1:] * falls[:-1] > rises[:-1] * falls[1:] * _SAME)
         steps = np.unique(np.array([0, *corners.tolist(), len(sizes) - 1]))
-        if len(steps) > _MOST_LEVELS:
+        most = _MOST_LEVELS if len(self.row.graph.ops) <= _MOST_OPS else _LARGE_LEVELS
+        if len(steps) > most:
             sizes = np.log2(sizes[steps] + 4096)
-            wanted = np.linspace(sizes[0], sizes[-1], _MOST_LEVELS)
+            wanted = np.linspace(sizes[0], sizes[-1], most)
             steps = np.unique(steps[abs(sizes[:, None] - wanted).argmin(0)])
         return _NOTHING, *steps.tolist()
 
