@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import planner_for
+from jointcut.aot.budget.fit import Fitted, planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
@@ -234,8 +234,14 @@ class Traced:
     def _within(self, budget: Limit, to_run: bool = True) -> Cut:
         """The cut whose compiled step holds a budget; unless it is `to_run`, weighing is enough."""
         start = time.perf_counter()
-        fitted = in_budget(self.program, budget, lambda form: settled(self._with(form)._wanted(budget, self, to_run)))
+        fitted = in_budget(self.program, budget, lambda form: self._with(form)._settled(budget, self, to_run))
         return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
+
+    def _settled(self, budget: Limit, given: Traced, to_run: bool) -> Fitted[Compiled]:
+        try:
+            return settled(self._wanted(budget, given, to_run))
+        finally:
+            self._weighing.forget()
 
     def _with(self, program: Joint) -> Traced:
         """The same trace of another form of the program."""

@@ -70,8 +70,12 @@ class Weighing:
             self._compiled[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
         return self._compiled[key]
 
+    def forget(self) -> None:
+        """Let go of the programs that were only weighed; what they take stays known."""
+        for key in [key for key in self._cuts if key not in self._compiled]:
+            self._cuts.pop(key, None)
+
     def _cut(self, plan: Plan) -> Cut:
-        key = plan.key
-        if key not in self._cuts:
-            self._cuts[key] = self.traced._cut(lambda graph: plan)
-        return self._cuts[key]
+        if (cut := self._cuts.get(plan.key)) is None:
+            cut = self._cuts[plan.key] = self.traced._cut(lambda graph: plan)
+        return cut

@@ -38,6 +38,9 @@ from jointcut.partition.search.network import Network, network
 _SAMPLES = ((3_000, 24, 24), (20_000, 5, 5))
 _FEWEST_SAMPLES = 2, 3
 
+#: How many plans that are faster than the one found are looked at, by the most ops that the program may have for it.
+_LOOKS = (3_000, 4), (8_000, 1)
+
 #: How often the gap around a budget is divided at most. Neighbours are near enough if the smaller one takes at least
 #: this share of the larger one's peak.
 _MOST_HALVINGS = 6
@@ -282,6 +285,11 @@ class Planner:
             self._known[key] = self.candidate(plan)
         return self._known[key]
 
+    @property
+    def _looks(self) -> int:
+        """How many plans are looked at that are not expected to fit but might."""
+        return next((looks for most, looks in _LOOKS if len(self.graph.ops) <= most), 0)
+
     @cached_property
     def ranked(self) -> list[Candidate]:
         """The candidates of the menu that no other betters in both time and peak, the fastest and largest first."""
@@ -292,11 +300,13 @@ class Planner:
     ) -> Candidate | None:
         """The fastest known plan that is `expected` to take at most so many bytes; None where there is none.
 
-        Plans of smaller peaks, by the model's own replay, are taken to be expected to take less. By these peaks, more
-        bytes never give a slower plan.
+        Plans of smaller peaks, by the model's own replay, are mostly expected to take less: of those that are faster
+        than the fastest one found so, a few are looked at. By these peaks, more bytes never give a slower plan.
         """
         row = self.ranked
         k = bisect_left(row, True, key=lambda c: expected(c) <= most_bytes)
+        faster = range(max(0, k - self._looks), k)
+        k = next((i for i in faster if expected(row[i]) <= most_bytes), k)
         if k == len(row):
             return None
         for _ in range(_MOST_HALVINGS):
