@@ -229,8 +229,11 @@ class _Search(Generic[_T]):
         return candidate if self.compiles(candidate) else None
 
     def proposed(self) -> Candidate | None:
-        """The fastest candidate that fits, found by trying those that are expected to; None where none of them does."""
-        for _ in range(MOST_ROUNDS):
+        """The fastest candidate that fits, found by trying those that are expected to; None where none of them does.
+
+        Once one did not fit, the smallest one comes next if the room is hardly more than it takes.
+        """
+        for number in range(MOST_ROUNDS):
             best = self.fitting
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
@@ -239,8 +242,20 @@ class _Search(Generic[_T]):
                 break
             if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
                 break
+            if number and best is None:
+                least = next((c for c in self.nearly if id(c) not in self.tried), chosen)
+                chosen = least if self.expected(least) >= FULL * self.room else chosen
             self.tries([chosen])
         return self.fitting
+
+    @property
+    def nearly(self) -> list[Candidate]:
+        """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
+        best: dict[str, Candidate] = {}
+        for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
+            best.setdefault(c.plan.strategy, c)
+        first = [] if self.standard is None else [self.standard]
+        return sorted(dict.fromkeys([*first, *[*best.values()][: 2 * MOST_SMALLEST]]), key=self.expected)
 
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
@@ -248,12 +263,7 @@ class _Search(Generic[_T]):
         Yields after each try, and ends when XLA's peaks do not differ. The first is tried alone, since it often is the
         smallest.
         """
-        best: dict[str, Candidate] = {}
-        for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
-            best.setdefault(c.plan.strategy, c)
-        first = [] if self.standard is None else [self.standard]
-        nearly = sorted(dict.fromkeys([*first, *[*best.values()][: 2 * MOST_SMALLEST]]), key=self.expected)
-        row, peaks = nearly[:MOST_SMALLEST], list[float]()
+        row, peaks = self.nearly[:MOST_SMALLEST], list[float]()
         while row:
             count = 1 if self.ways.weigh is None or not peaks else AT_ONCE
             self.tries(row[:count])

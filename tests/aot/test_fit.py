@@ -143,6 +143,15 @@ def test_where_the_model_is_too_optimistic_the_next_is_scaled_by_what_was_weighe
     assert [a.recomputed for a in menu.compiled] == [(2,)]
 
 
+def test_once_one_did_not_fit_the_smallest_comes_next_if_the_room_is_hardly_larger():
+    menu = Menu([("front", 376, 1.0, 564), ("front", 300, 2.0, 450), ("2 pieces", 296, 3.0, 444)])
+    weighings = [(470, 564, False, True), (444, 444, True, True)]
+    assert tried(fitted(menu, FIXED + 470)) == [*weighings, (444, 444, True, False)]
+    weighings = [(470, 564, False, True), (450, 450, True, True), (450, 450, True, False)]
+    menu = Menu([*menu.plans, ("3 pieces", 200, 9.0, 300)])
+    assert tried(fitted(menu, FIXED + 470)) == weighings
+
+
 def test_where_the_model_is_too_careful_a_faster_plan_is_tried():
     menu = Menu([("front", 500, 1.0, 480), ("front", 450, 2.0, 450), ("front", 400, 3.0, 400), ("front", 9, 4.0, 9)])
     for quick in (True, False):
