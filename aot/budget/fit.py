@@ -260,8 +260,9 @@ class _Search(Generic[_T]):
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
 
-        Yields after each try, and ends when XLA's peaks do not differ. The first is tried alone, since it often is the
-        smallest.
+        Yields after each try. The first is tried alone, since it often is the smallest. Ends when the last two are no
+        smaller than others before them; where plans are compiled, and predictions are less sure, when XLA's peaks do
+        not differ.
         """
         row, peaks = self.nearly[:MOST_SMALLEST], list[float]()
         while row:
@@ -269,7 +270,8 @@ class _Search(Generic[_T]):
             self.tries(row[:count])
             yield
             peaks += map(self.expected, row[:count])
-            if len(peaks) >= 3 and max(peaks[-3:]) <= 1.01 * min(peaks):
+            is_even = self.ways.weigh is not None or max(peaks[-3:]) <= 1.01 * min(peaks)
+            if len(peaks) >= 3 and is_even and min(peaks[-2:]) >= 0.99 * min(peaks[:-2]):
                 return
             row = row[count:]
 

@@ -279,14 +279,17 @@ def test_of_equally_small_plans_the_faster_is_returned():
     assert fitted(menu, 0.0).plan.recomputed == (1,)
 
 
-def test_the_smallest_are_tried_until_xla_finds_no_difference():
-    """Three within a percent of the least end it; two are weighed at once."""
+def test_the_smallest_are_tried_until_none_is_smaller():
+    """Two that are no smaller than those before end it; where plans are compiled, three within a percent do."""
     menu = Menu([(f"{n} pieces", 100 + n, float(n), taken) for n, taken in enumerate([500, 1000, 1001, 1002, 9, 8, 7])])
     assert len(fitted(menu, 0.0, quick=False).trail) == MOST_SMALLEST
     menu = Menu([(f"{n} pieces", 100 + n, float(n), 1000 + n) for n in range(7)])
     assert len(fitted(menu, 0.0, quick=False).trail) == 3
     fitted(menu, 0.0)
     assert len(menu.weighed) == 3
+    menu = Menu([(f"{n} pieces", 100 + n, float(n), taken) for n, taken in enumerate([500, 1000, 400, 1002, 500, 8])])
+    fitted(menu, 0.0)
+    assert len(menu.weighed) == 5
 
 
 @quick
