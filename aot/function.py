@@ -278,7 +278,9 @@ class Function:
         paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with explained(self._name, self._function):
-                program = joint(lambda *flat: jaxprs.evaluate(closed, *flat), structs, False, mask, paths)
+                guards = self._options.derivatives == choosing.FINITE
+                flat = functools.partial(jaxprs.evaluate, closed)
+                program = joint(flat, structs, False, mask, paths, is_guarded=guards)
             split = cut_inside(program, self._options, self._name)
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
@@ -302,6 +304,7 @@ def function(
     cache: str | os.PathLike[str] | bool | None = None,
     filter: Any = None,
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
+    derivatives: str = "jax",
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -336,6 +339,10 @@ def function(
             (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
+        derivatives: `"jax"`, or `"finite"`: where a cotangent is exactly zero, as behind a `jnp.where` that did not
+            choose a branch, a product with it is zero, even with infinity or NaN. Gradients that were finite keep their
+            bits. Matrix products and convolutions are not changed. Second derivatives are finite likewise in forward
+            over reverse mode, `jax.hessian`; in reverse over reverse mode they are JAX's.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -345,7 +352,7 @@ def function(
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

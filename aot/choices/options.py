@@ -23,6 +23,10 @@ from jointcut.wrappers.wrapper import CompilerWrapper
 #: The strategy used when none is requested.
 DEFAULT = "best"
 
+#: Whose derivatives are used: JAX's own, or those that are finite wherever the function is.
+JAX, FINITE = "jax", "finite"
+DERIVATIVES = (JAX, FINITE)
+
 
 @dataclass(frozen=True)
 class Options(Record):
@@ -52,6 +56,7 @@ class Options(Record):
             of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
         wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
             `passes` over the halves; one wrapper may be both.
+        derivatives: `"jax"`, or `"finite"`: a cotangent of zero makes a product zero, whatever the other factor is.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -71,6 +76,7 @@ class Options(Record):
     cache: str | os.PathLike[str] | bool | None = None
     filter: Any = None
     wrappers: Sequence[CompilerWrapper | HalfPass] = ()
+    derivatives: str = JAX
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -116,6 +122,9 @@ def validated(function: Any, options: Options) -> Options:
         raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
+    if options.derivatives not in list(DERIVATIVES):
+        known = choices(options.derivatives, DERIVATIVES)
+        raise TraceError(message("derivatives", f"{options.derivatives!r} is unknown.", known))
     _integers("donate_argnums", options.donate_argnums)
     positions, donated_names = options.donated
     donated = Statics.of(function, positions or None, donated_names or None, "donate")

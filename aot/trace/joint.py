@@ -20,7 +20,7 @@ from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import simplify, views
+from jointcut.partition.rewrite import guard, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -231,6 +231,7 @@ def joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int] | None = None,
+    is_guarded: bool = False,
 ) -> Joint:
     """Trace forward and backward of a flat function for the arguments chosen by `mask`.
 
@@ -238,14 +239,15 @@ def joint(
     is one input with a gradient for each place. `paths` are the names of the leaves. If `mask` chooses none, the
     program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
     or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its equations
-    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated.
+    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated. If it
+    `is_guarded`, zero cotangents make zero products in the backward (see `guard`).
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
     try:
-        program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places)
+        program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, is_guarded)
     except ValueError as error:
         if not plain.is_about_loops(error):
             raise
@@ -268,7 +270,8 @@ def joint(
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
     with plain.refusing(closed):
-        program, _ = _joint(again, [*source.consts, *leaves], has_aux, [False] * count + list(mask), names, shifted)
+        entered, on = [*source.consts, *leaves], [False] * count + list(mask)
+        program, _ = _joint(again, entered, has_aux, on, names, shifted, is_guarded)
     return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
 
 
@@ -294,6 +297,7 @@ def _joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int],
+    is_guarded: bool,
 ) -> tuple[Joint, bool]:
     residuals, traced = _Residuals(), list[Results]()
 
@@ -322,7 +326,10 @@ def _joint(
         [leaves[i] for i in residuals.references],
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
-    return _joined(front, back, residuals.references, results, paths), simplify.holds(back, "remat2")
+    has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
+    if is_guarded:
+        back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
+    return _joined(front, back, residuals.references, results, paths), has_checkpoint
 
 
 @dataclass
@@ -361,10 +368,10 @@ def _place(leaf: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
-    """Append the backward's equations to the forward's; the constants of both become inputs."""
+    """Append the backward's equations to the forward's, with all calls opened; the constants of both become inputs."""
     num_outputs = len(results.avals)
-    first, first_consts = jaxprs.opened(simplify.inlined(front))
-    second, second_consts = jaxprs.opened(simplify.inlined(back))
+    first, first_consts = jaxprs.opened(front)
+    second, second_consts = jaxprs.opened(back)
     residuals = [*first.outvars[num_outputs:], *(first.invars[i] for i in references)]
     rename = dict(zip(second.invars[: len(residuals)], residuals, strict=True))
     known = {id(c): v for v, c in zip(first.constvars, first_consts, strict=True)}

@@ -3,12 +3,13 @@
 The joint program is simplified before it is read: calls are opened, and equal equations merged. An output that is a
 view of a residual stands for it, and a sum of scattered rows stays in rows. A backward is written again for zero
 cotangents, without the equations that make zeros. Nothing here knows of plans or prices. Each rewrite keeps the
-numbers, bit for bit.
+numbers, bit for bit, but for `guard`, which changes NaN to zero where it is asked to.
 
 Files, in reading order:
 
     simplify: Open calls, and merge equations that compute the same.
     views: Read a value back from an output that is a view of it.
     sparse: Split a gradient that is a sum of scattered rows into the rows and their places.
+    guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
     specialise: Leave out of a backward the equations that zero cotangents make needless.
 """

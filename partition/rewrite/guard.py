@@ -1,0 +1,230 @@
+"""Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
+
+A backward is linear in its cotangents: where one is zero, what it is multiplied with does not matter. In floating point
+it does, since zero times infinity is not a number. So `where(x > 0, sqrt(x), 0.0)` has no gradient at 0 in JAX: the
+branch that was not taken gets a cotangent of zero, and multiplies it with infinity. TorchScript's `GradOf` skips a
+backward whose gradients are all undefined; here each element counts for itself.
+
+A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits.
+Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
+have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
+it is not taken to have any. These sums of products are not guarded, nor are the derivative rules of foreign calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jointcut.partition.program.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    inside,
+    is_reference,
+    opened,
+    rebound,
+    struct,
+)
+from jointcut.partition.program.primitives import MOVEMENT
+
+#: Primitives that are linear in one operand at a time, and the operands that may be it.
+_LINEAR_IN = {"mul": (0, 1), "div": (0,)}
+
+#: What makes zeros, and what makes sums in which zeros are lost.
+_MAKES_ZEROS = frozenset(
+    {"select_n", "pad", "scatter", "scatter-add", "dynamic_update_slice", "select_and_scatter_add"}
+)
+_MIXES = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "triangular_solve", "fft"})
+_SUMS = frozenset({"add", "add_any", "sub"})
+
+#: What makes a mask of masks and numbers.
+_OF_MASKS = MOVEMENT | {"convert_element_type", "mul", "add", "sub", "neg", "max", "min", "stop_gradient"}
+
+#: Calls, with the parameter that holds their body.
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
+          "checkpoint": "jaxpr"}  # fmt: skip
+
+
+class Zeros(IntEnum):
+    """What is known of a value in a backward.
+
+    Not of a cotangent: a `CONSTANT`, or a `MASK`, which may have zeros. Of a cotangent: it has zeros `HARDLY`, or it
+    `MAYBE` has.
+    """
+
+    CONSTANT = 0
+    MASK = 1
+    HARDLY = 2
+    MAYBE = 3
+
+
+def guarded(forward: ClosedJaxpr, backward: ClosedJaxpr, num_outputs: int, moved: Collection[int]) -> ClosedJaxpr:
+    """Guard the products of a backward.
+
+    The first inputs of the backward are what the forward returns after its `num_outputs` outputs, the last ones are
+    cotangents. The forward's inputs at the positions `moved` are differentiated; any other may be a mask.
+    """
+    first = opened(forward)[0]
+    given = [Zeros.CONSTANT if i in moved else Zeros.MASK for i in range(len(first.invars))]
+    residuals = _guarded(first, given)[1][num_outputs:]
+    jaxpr, consts = opened(backward)
+    count = len(jaxpr.invars) - len(residuals)
+    references = sum(is_reference(v.aval) for v in jaxpr.invars)
+    inputs = [*residuals, *[Zeros.CONSTANT] * references, *[Zeros.MAYBE] * (count - references)]
+    return ClosedJaxpr(_guarded(jaxpr, inputs)[0], consts)
+
+
+def _guarded(jaxpr: Jaxpr, given: Sequence[Zeros]) -> tuple[Jaxpr, list[Zeros]]:
+    """The jaxpr with its products guarded, and what is known of its outputs."""
+    known = dict(zip(jaxpr.invars, given, strict=True))
+    eqns: list[Equation] = []
+
+    def read(v: Atom) -> Zeros:
+        return Zeros.CONSTANT if isinstance(v, Literal) else known.get(v, Zeros.CONSTANT)
+
+    for eqn in jaxpr.eqns:
+        now = [read(v) for v in eqn.invars]
+        if max(now, default=Zeros.CONSTANT) < Zeros.HARDLY:
+            known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
+            eqns.append(eqn)
+            continue
+        new, ends = _nested(eqn, now) or (_product(eqn, now), [_moved(eqn, now)] * len(eqn.outvars))
+        eqns.append(new)
+        known.update(zip(eqn.outvars, ends, strict=True))
+    return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
+
+
+def _constant(eqn: Equation, now: Sequence[Zeros]) -> Zeros:
+    """Whether the result of an equation that reads no cotangent is a mask."""
+    name, is_mask = eqn.primitive.name, False
+    if name == "convert_element_type":
+        is_mask = not _is_inexact(eqn.invars[0])
+    if name in _OF_MASKS:
+        pairs = zip(eqn.invars, now, strict=True)
+        is_mask |= all(isinstance(v, Literal) or zeros is Zeros.MASK for v, zeros in pairs) and any(now)
+    return Zeros.MASK if is_mask else Zeros.CONSTANT
+
+
+def _moved(eqn: Equation, now: Sequence[Zeros]) -> Zeros:
+    """What is known of the results of an equation that reads a cotangent."""
+    name = eqn.primitive.name
+    if name in _MIXES:
+        return Zeros.HARDLY
+    if name in _MAKES_ZEROS or (name == "mul" and Zeros.MASK in now):
+        return Zeros.MAYBE
+    moving = [zeros for zeros in now if zeros >= Zeros.HARDLY]
+    return min(moving) if name in _SUMS else max(moving)
+
+
+# ------------------------------------------------------------------------------------------------------ one product
+
+
+def _product(eqn: Equation, now: Sequence[Zeros]) -> Equation:
+    """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite."""
+    places = [i for i in _LINEAR_IN.get(eqn.primitive.name, ()) if now[i] is Zeros.MAYBE]
+    if (
+        len(places) != 1
+        or sum(zeros >= Zeros.HARDLY for zeros in now) != 1
+        or _is_finite(eqn.invars[1 - places[0]], eqn)
+    ):
+        return eqn
+    if not _is_inexact(eqn.outvars[0]):
+        return eqn
+    types = tuple(struct(v.aval) for v in eqn.invars)
+    template = _template(eqn.primitive, places[0], types, tuple(sorted(eqn.params.items())))
+    return rebound(template, eqn.invars, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+
+
+def _is_inexact(v: Any) -> bool:
+    return jax.numpy.issubdtype(v.aval.dtype, np.inexact)
+
+
+def _is_finite(factor: Atom, eqn: Equation) -> bool:
+    """Whether a factor is a number that gives no NaN with zero."""
+    if not isinstance(factor, Literal):
+        return False
+    number = np.asarray(factor.val)
+    return bool(np.all(np.isfinite(number)) and (eqn.primitive.name == "mul" or np.all(number != 0)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _template(primitive: Any, place: int, types: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> Equation:
+    """A guarded product for these types: a call, so that it stays one op."""
+
+    def zero_guarded(*factors: Any) -> Any:
+        product = primitive.bind(*factors, **dict(params))
+        zeros = lax.full_like(product, 0)
+        is_nan = lax.ne(product, product)
+        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, product)
+
+    return opened(jax.make_jaxpr(jax.jit(zero_guarded))(*types))[0].eqns[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ bodies
+
+
+def _nested(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]] | None:
+    """An equation with its bodies guarded, and what is known of its results; None where it has no such body."""
+    name = eqn.primitive.name
+    with inside(eqn):
+        if name == "scan":
+            return _scan(eqn, now)
+        if name == "while":
+            return _while(eqn, now)
+        if name == "cond":
+            return _branches(eqn, now)
+        if name in _CALLS:
+            return _call(eqn, now)
+    return None
+
+
+def _body(held: Any, now: Sequence[Zeros]) -> tuple[Any, list[Zeros]]:
+    """A body, open or closed, guarded; and what is known of its outputs."""
+    jaxpr, consts = opened(held)
+    new, ends = _guarded(jaxpr, now)
+    return (ClosedJaxpr(new, consts) if isinstance(held, ClosedJaxpr) else new), ends
+
+
+def _call(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+    key = _CALLS[eqn.primitive.name]
+    body, ends = _body(eqn.params[key], now)
+    return eqn.replace(params={**eqn.params, key: body}), ends
+
+
+def _branches(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+    bodies, ends = zip(*(_body(branch, now[1:]) for branch in eqn.params["branches"]), strict=True)
+    return eqn.replace(params={**eqn.params, "branches": tuple(bodies)}), [max(end) for end in zip(*ends, strict=True)]
+
+
+def _scan(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+    start, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    body, ends = _repeated(eqn.params["jaxpr"], list(now), slice(start, start + count))
+    return eqn.replace(params={**eqn.params, "jaxpr": body}), ends
+
+
+def _while(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+    """The body of a `while`; its condition computes no cotangent."""
+    start = eqn.params["cond_nconsts"]
+    inner = list(now[start:])
+    body, ends = _repeated(eqn.params["body_jaxpr"], inner, slice(eqn.params["body_nconsts"], len(inner)))
+    return eqn.replace(params={**eqn.params, "body_jaxpr": body}), ends
+
+
+def _repeated(held: Any, now: list[Zeros], carries: slice) -> tuple[Any, list[Zeros]]:
+    """The body of a loop: of a carry is known what is known of it at the start and after every step."""
+    while True:
+        body, ends = _body(held, now)
+        count = len(now[carries])
+        after = [max(a, b) for a, b in zip(now[carries], ends[:count], strict=True)]
+        if after == now[carries]:
+            return body, [*after, *ends[count:]]
+        now[carries] = after

@@ -1,0 +1,110 @@
+"""With `derivatives="finite"` a cotangent of zero makes a product zero, and every other gradient keeps its bits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from benchmarks.eagerly import evaluate
+from guards import GUARDS
+from jointcut import aot
+from jointcut.partition.errors import TraceError
+from programs import named
+
+every_guard = pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+
+
+def finite(function, **options):
+    return aot.function(function, derivatives="finite", **options)
+
+
+def assert_near(got, want):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=2e-5, atol=1e-6)
+
+
+@every_guard
+def test_a_guarded_function_has_the_gradient_of_the_double_where(guard):
+    assert not np.all(np.isfinite(jax.grad(guard.once)(guard.at))), "JAX's own would do"
+    want = jax.grad(guard.twice)(guard.at)
+    assert np.all(np.isfinite(want))
+    function = finite(guard.once)
+    assert_near(function.grad(guard.at), want)
+    assert_near(jax.jit(jax.grad(function))(guard.at), want)
+
+
+@pytest.mark.parametrize("guard", GUARDS[::4], ids=lambda guard: guard.name)
+def test_its_second_derivative_is_finite_too(guard):
+    """Forward over reverse, as `jax.hessian` has it."""
+    hessian = jax.hessian(finite(guard.once))(guard.at)
+    assert_near(jnp.diag(hessian), jnp.diag(jax.hessian(guard.twice)(guard.at)))
+
+
+@pytest.mark.parametrize("guard", GUARDS[1::6], ids=lambda guard: guard.name)
+def test_so_has_one_in_a_loop_a_branch_a_map_and_under_checkpoint(guard):
+    def looped(f):
+        def step(total, x):
+            return total + lax.cond(x < 9, f, jnp.zeros_like, x), None
+
+        return lambda xs: jax.checkpoint(lambda xs: lax.scan(step, jnp.float32(0), xs)[0])(xs)
+
+    want = jax.grad(looped(guard.twice))(guard.at)
+    assert_near(finite(looped(guard.once)).grad(guard.at), want)
+    assert_near(jax.vmap(jax.grad(finite(guard.once)))(guard.at), want)
+
+
+def test_pairs_at_distance_zero_are_left_out_of_a_sum():
+    def energy(places):
+        apart = places[:, None] - places[None]
+        distances = jnp.sqrt(jnp.sum(apart**2, axis=-1))
+        return jnp.sum(jnp.where(jnp.eye(len(places), dtype=bool), 0.0, 1 / distances))
+
+    places = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
+    assert np.all(np.isnan(jax.grad(energy)(places)))
+    got = finite(energy).grad(places)
+    step = 1e-3 * np.eye(12, dtype=np.float32).reshape(12, 4, 3)
+    want = [(energy(places + s) - energy(places - s)) / 2e-3 for s in step]
+    np.testing.assert_allclose(got.ravel(), want, rtol=1e-2, atol=1e-2)
+
+
+def test_a_mask_among_the_arguments_or_made_of_integers_counts():
+    def loss(x, mask, lengths):
+        kept = (jnp.arange(4) < lengths).astype(jnp.float32)
+        return jnp.sum(mask * jnp.log(x)) + jnp.sum(kept * (1 / x))
+
+    x, mask = jnp.array([1.0, 2.0, 0.0, 0.0]), jnp.array([1.0, 1.0, 0.0, 0.0])
+    assert_near(finite(loss).vjp(x, mask, jnp.int32(2))[1](jnp.float32(0))[0], jnp.zeros(4))
+    np.testing.assert_array_equal(finite(loss).grad(x, mask, jnp.int32(2)), [0.0, 0.25, 0.0, 0.0])
+
+
+KEEP_THEIR_BITS = (
+    "two_layers", "transformer_block", "layer_norm", "cross_entropy", "energy_and_forces", "bfloat16_weights",
+    "scan_with_constants", "nested_scans", "gather_and_scatter", "complex_weights", "float64_weights",
+    "dropout_network", "cond_in_scan", "checkpointed_scan_body",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEEP_THEIR_BITS)
+def test_finite_gradients_keep_their_bits(name):
+    """Run op by op: XLA may fuse the two programs differently."""
+    program = named(name)
+
+    def gradients(derivatives):
+        options = {"argnums": program.argnums, "has_aux": program.has_aux, "derivatives": derivatives}
+        traced = aot.function(program.function, **options).trace(*program.args, **program.kwargs)
+        return evaluate(traced.joint, [*traced.consts, *jax.tree.leaves(program.args), *traced.call.ones()])
+
+    with program.precision():
+        for x, y in zip(gradients("finite"), gradients("jax"), strict=True):
+            np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(TraceError) as caught:
+        aot.function(jnp.sum, derivatives="finit")
+    assert str(caught.value) == (
+        "derivatives 'finit' is unknown.\nKnown names: 'finite', 'jax'. Did you mean 'finite'?"
+    )
