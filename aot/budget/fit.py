@@ -44,6 +44,9 @@ SPREAD = 1.1
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
 
+#: The smallest plan is tried early if it is expected to take at least this share of what the budget leaves.
+NEARLY = 0.75
+
 #: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
 
@@ -244,7 +247,7 @@ class _Search(Generic[_T]):
                 break
             if number and best is None:
                 least = next((c for c in self.nearly if id(c) not in self.tried), chosen)
-                chosen = least if self.expected(least) >= FULL * self.room else chosen
+                chosen = least if self.expected(least) >= NEARLY * self.room else chosen
             self.tries([chosen])
         return self.fitting
 
