@@ -1,0 +1,25 @@
+"""The functions that are compared, by family: each file has a list `CASES`, and is found by its name.
+
+A family joins by being here. Its figures are made by `python -m benchmarks.derivatives.pytorch FAMILY`.
+
+Files, in reading order:
+
+- powers: Powers and roots.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from benchmarks.derivatives.case import Case
+
+
+def families() -> tuple[str, ...]:
+    """The names of all families."""
+    return tuple(sorted(found.name for found in iter_modules(__path__)))
+
+
+def cases(family: str) -> list[Case]:
+    """The cases of one family."""
+    found: list[Case] = import_module(f"{__name__}.{family}").CASES
+    assert len({case.name for case in found}) == len(found), f"two cases of {family} share a name"
+    return found
