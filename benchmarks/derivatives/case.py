@@ -24,7 +24,8 @@ Draw = Callable[[np.random.RandomState], np.ndarray]
 class Case:
     """One function of `jointcut.aot.derivatives` beside PyTorch's and JAX's.
 
-    `torch` is called with the module torch and the inputs, ours with the inputs and `options`. `jax` is a dotted name
+    `torch` is called with the module torch and the inputs, ours with the inputs and `options`; a
+    function in its place with the package first. `jax` is a dotted name
     below jax that is called like ours, or is called with the module jax and the inputs; None if JAX has no such
     function. Inputs of floats and complex numbers are differentiated, but for the places in `constant`. `agrees` says
     that JAX's conventions are the same, so that its gradient must be equal where it is finite. Some probes need a word:
@@ -33,7 +34,7 @@ class Case:
     """
 
     name: str
-    ours: str
+    ours: str | Callable[..., Any]
     torch: Callable[..., Any] | None
     draws: tuple[Draw, ...]
     probes: Mapping[str, Inputs] = field(default_factory=dict)

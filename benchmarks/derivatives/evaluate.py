@@ -16,6 +16,8 @@ from jointcut.aot import derivatives
 
 def ours(case: Case) -> Callable[..., Any]:
     """Our function, with the options of the case."""
+    if not isinstance(case.ours, str):
+        return partial(case.ours, derivatives, **case.options)
     return partial(reduce(getattr, case.ours.split("."), derivatives), **case.options)
 
 

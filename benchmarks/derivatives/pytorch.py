@@ -55,7 +55,7 @@ def _pulled(
 
 
 def _array(tensor: Any) -> np.ndarray:
-    return tensor.detach().resolve_conj().resolve_neg().numpy()
+    return tensor.detach().resolve_conj().resolve_neg().numpy(force=True)
 
 
 def figures_of(torch: Any, family: str, count: int = RANDOM) -> Figures:
