@@ -3,8 +3,9 @@
 JAX differentiates a function primitive by primitive. Where one of them has an infinite slope the chain rule makes
 `0 * inf`, and a gradient is NaN although the function has a limit there. The functions here have JAX's names, arguments
 and values, bit for bit, and derivatives written by hand, as PyTorch has them in its derivatives table and
-`FunctionsManual.cpp`: first and second order, forward and reverse mode, under `vmap`. Where JAX and PyTorch choose different subgradients (ties, bounds, a norm at zero) these follow
-PyTorch 2.13. Where PyTorch gives NaN or infinity but a limit or a sensible subgradient exists, these give that.
+`FunctionsManual.cpp`: first and second order, forward and reverse mode, under `vmap`. Where JAX and PyTorch choose
+different subgradients (ties, bounds, a norm at zero) these follow PyTorch 2.13. Where PyTorch gives NaN or infinity but
+a limit or a sensible subgradient exists, these give that.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -22,13 +23,68 @@ Files, in reading order:
 
     checks: Refuse bad arguments early, with the place, the cause and the cure.
     slopes: Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
-    powers: Powers and roots, with finite slopes where a power is smooth.
+    elementwise: Functions of each element.
+    reductions: Functions over axes: norms, sums and products, ranks, what has come so far, distances.
 """
 
-from jointcut.aot.derivatives.powers import cbrt as cbrt
-from jointcut.aot.derivatives.powers import float_power as float_power
-from jointcut.aot.derivatives.powers import power as power
-from jointcut.aot.derivatives.powers import reciprocal as reciprocal
-from jointcut.aot.derivatives.powers import rsqrt as rsqrt
-from jointcut.aot.derivatives.powers import sqrt as sqrt
-from jointcut.aot.derivatives.powers import square as square
+from jointcut.aot.derivatives.elementwise.angles import abs as abs
+from jointcut.aot.derivatives.elementwise.angles import angle as angle
+from jointcut.aot.derivatives.elementwise.angles import arccos as arccos
+from jointcut.aot.derivatives.elementwise.angles import arccosh as arccosh
+from jointcut.aot.derivatives.elementwise.angles import arcsin as arcsin
+from jointcut.aot.derivatives.elementwise.angles import arctan2 as arctan2
+from jointcut.aot.derivatives.elementwise.angles import arctanh as arctanh
+from jointcut.aot.derivatives.elementwise.angles import hypot as hypot
+from jointcut.aot.derivatives.elementwise.angles import sign as sign
+from jointcut.aot.derivatives.elementwise.angles import sinc as sinc
+from jointcut.aot.derivatives.elementwise.bounds import clip as clip
+from jointcut.aot.derivatives.elementwise.bounds import copysign as copysign
+from jointcut.aot.derivatives.elementwise.bounds import divide as divide
+from jointcut.aot.derivatives.elementwise.bounds import fmax as fmax
+from jointcut.aot.derivatives.elementwise.bounds import fmin as fmin
+from jointcut.aot.derivatives.elementwise.bounds import fmod as fmod
+from jointcut.aot.derivatives.elementwise.bounds import lerp as lerp
+from jointcut.aot.derivatives.elementwise.bounds import maximum as maximum
+from jointcut.aot.derivatives.elementwise.bounds import minimum as minimum
+from jointcut.aot.derivatives.elementwise.bounds import nan_to_num as nan_to_num
+from jointcut.aot.derivatives.elementwise.bounds import remainder as remainder
+from jointcut.aot.derivatives.elementwise.logarithms import entr as entr
+from jointcut.aot.derivatives.elementwise.logarithms import log as log
+from jointcut.aot.derivatives.elementwise.logarithms import log1p as log1p
+from jointcut.aot.derivatives.elementwise.logarithms import log2 as log2
+from jointcut.aot.derivatives.elementwise.logarithms import log10 as log10
+from jointcut.aot.derivatives.elementwise.logarithms import logaddexp as logaddexp
+from jointcut.aot.derivatives.elementwise.logarithms import logaddexp2 as logaddexp2
+from jointcut.aot.derivatives.elementwise.logarithms import logit as logit
+from jointcut.aot.derivatives.elementwise.logarithms import xlog1py as xlog1py
+from jointcut.aot.derivatives.elementwise.logarithms import xlogy as xlogy
+from jointcut.aot.derivatives.elementwise.powers import cbrt as cbrt
+from jointcut.aot.derivatives.elementwise.powers import float_power as float_power
+from jointcut.aot.derivatives.elementwise.powers import power as power
+from jointcut.aot.derivatives.elementwise.powers import reciprocal as reciprocal
+from jointcut.aot.derivatives.elementwise.powers import rsqrt as rsqrt
+from jointcut.aot.derivatives.elementwise.powers import sqrt as sqrt
+from jointcut.aot.derivatives.elementwise.powers import square as square
+from jointcut.aot.derivatives.reductions.cumulative import cummax as cummax
+from jointcut.aot.derivatives.reductions.cumulative import cummin as cummin
+from jointcut.aot.derivatives.reductions.cumulative import cumprod as cumprod
+from jointcut.aot.derivatives.reductions.cumulative import cumsum as cumsum
+from jointcut.aot.derivatives.reductions.cumulative import logcumsumexp as logcumsumexp
+from jointcut.aot.derivatives.reductions.distances import cdist as cdist
+from jointcut.aot.derivatives.reductions.distances import cosine_similarity as cosine_similarity
+from jointcut.aot.derivatives.reductions.distances import dist as dist
+from jointcut.aot.derivatives.reductions.distances import pairwise_distance as pairwise_distance
+from jointcut.aot.derivatives.reductions.distances import pdist as pdist
+from jointcut.aot.derivatives.reductions.moments import logsumexp as logsumexp
+from jointcut.aot.derivatives.reductions.moments import mean as mean
+from jointcut.aot.derivatives.reductions.moments import prod as prod
+from jointcut.aot.derivatives.reductions.moments import std as std
+from jointcut.aot.derivatives.reductions.moments import var as var
+from jointcut.aot.derivatives.reductions.norms import norm as norm
+from jointcut.aot.derivatives.reductions.norms import renorm as renorm
+from jointcut.aot.derivatives.reductions.norms import vector_norm as vector_norm
+from jointcut.aot.derivatives.reductions.ranks import amax as amax
+from jointcut.aot.derivatives.reductions.ranks import amin as amin
+from jointcut.aot.derivatives.reductions.ranks import aminmax as aminmax
+from jointcut.aot.derivatives.reductions.ranks import median as median
+from jointcut.aot.derivatives.reductions.ranks import nanmedian as nanmedian
