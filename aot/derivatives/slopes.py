@@ -8,6 +8,7 @@ tangent that is not zero still becomes infinite or NaN by them, and JAX can tran
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,3 +68,17 @@ def slopes(function: Any, *rules: Rule | None) -> None:
         return result, jnp.broadcast_to(total, result.shape).astype(result.dtype)
 
     function.defjvp(jvp, symbolic_zeros=True)
+
+
+def unary(value: Callable[..., jax.Array], slope: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of one array and of options: `value(x, *options)`, with the slope `slope(x, *options)`.
+
+    The slope is differentiated in its turn, so it must be made of functions whose slopes are finite or taken by `times`.
+    """
+
+    @partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def function(options: tuple[Any, ...], x: jax.Array) -> jax.Array:
+        return value(x, *options)
+
+    slopes(function, lambda tangent, _, options, x: times(tangent, slope(x, *options)))
+    return lambda x, *options: function(options, x)

@@ -26,7 +26,7 @@ def evaluate(torch: Any, case: Case, inputs: Inputs) -> tuple[list[np.ndarray], 
     varied = [tensors[n].requires_grad_() for n in case.places(inputs)]
     results = case.torch(torch, *tensors)
     results = list(results) if isinstance(results, tuple | list) else [results]
-    values = [result.detach().resolve_conj().resolve_neg().numpy() for result in results]
+    values = [result.detach().resolve_conj().resolve_neg().numpy(force=True) for result in results]
     smooth = [result for result in results if result.is_floating_point() or result.is_complex()]
     paired = [direction(_array(result), "cotangent", n) for n, result in enumerate(smooth)]
     first = _pulled(torch, smooth, varied, paired)

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, promoted
-from jointcut.aot.derivatives.slopes import slopes, times
-
-__all__ = ["cbrt", "float_power", "power", "reciprocal", "rsqrt", "sqrt", "square"]
+from jointcut.aot.derivatives.slopes import slopes, times, unary
 
 
 def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -79,12 +77,7 @@ def _slope_for_exponent(tangent: jax.Array, result: jax.Array, x: jax.Array, y: 
 slopes(_power, _slope_for_base, _slope_for_exponent)
 
 
-@jax.custom_jvp
-def _log(x: jax.Array) -> jax.Array:
-    return jnp.log(x)
-
-
-slopes(_log, lambda tangent, _, x: times(tangent, reciprocal(x)))
+_log = unary(jnp.log, lambda x: _reciprocal(x))
 
 
 def float_power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -101,12 +94,7 @@ def reciprocal(x: ArrayLike) -> jax.Array:
     return _reciprocal(inexact("reciprocal", "x", x))
 
 
-@jax.custom_jvp
-def _reciprocal(x: jax.Array) -> jax.Array:
-    return jnp.reciprocal(x)
-
-
-slopes(_reciprocal, lambda tangent, _, x: times(tangent, -_power_of(-2, x)))
+_reciprocal = unary(jnp.reciprocal, lambda x: -_power_of(-2, x))
 
 
 def square(x: ArrayLike) -> jax.Array:
@@ -122,12 +110,7 @@ def sqrt(x: ArrayLike) -> jax.Array:
     return _sqrt(inexact("sqrt", "x", x))
 
 
-@jax.custom_jvp
-def _sqrt(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(x)
-
-
-slopes(_sqrt, lambda tangent, _, x: times(tangent, 0.5 * rsqrt(x)))
+_sqrt = unary(jnp.sqrt, lambda x: 0.5 * _rsqrt(x))
 
 
 def rsqrt(x: ArrayLike) -> jax.Array:
@@ -135,12 +118,7 @@ def rsqrt(x: ArrayLike) -> jax.Array:
     return _rsqrt(inexact("rsqrt", "x", x))
 
 
-@jax.custom_jvp
-def _rsqrt(x: jax.Array) -> jax.Array:
-    return jax.lax.rsqrt(x)
-
-
-slopes(_rsqrt, lambda tangent, _, x: times(tangent, -0.5 * _power_of(-1.5, x)))
+_rsqrt = unary(jax.lax.rsqrt, lambda x: -0.5 * _power_of(-1.5, x))
 
 
 def cbrt(x: ArrayLike) -> jax.Array:
@@ -151,9 +129,4 @@ def cbrt(x: ArrayLike) -> jax.Array:
     return _cbrt(inexact("cbrt", "x", x, real=True))
 
 
-@jax.custom_jvp
-def _cbrt(x: jax.Array) -> jax.Array:
-    return jnp.cbrt(x)
-
-
-slopes(_cbrt, lambda tangent, _, x: times(tangent, _power_of(-2, _cbrt(x)) / 3))
+_cbrt = unary(jnp.cbrt, lambda x: _power_of(-2, _cbrt(x)) / 3)
