@@ -27,6 +27,18 @@ Files, in reading order:
     reductions: Functions over axes: norms, sums and products, ranks, what has come so far, distances.
 """
 
+from jointcut.aot.derivatives.elementwise.activations import gelu as gelu
+from jointcut.aot.derivatives.elementwise.activations import glu as glu
+from jointcut.aot.derivatives.elementwise.activations import log_sigmoid as log_sigmoid
+from jointcut.aot.derivatives.elementwise.activations import log_softmax as log_softmax
+from jointcut.aot.derivatives.elementwise.activations import mish as mish
+from jointcut.aot.derivatives.elementwise.activations import sigmoid as sigmoid
+from jointcut.aot.derivatives.elementwise.activations import silu as silu
+from jointcut.aot.derivatives.elementwise.activations import soft_sign as soft_sign
+from jointcut.aot.derivatives.elementwise.activations import softmax as softmax
+from jointcut.aot.derivatives.elementwise.activations import softmin as softmin
+from jointcut.aot.derivatives.elementwise.activations import softplus as softplus
+from jointcut.aot.derivatives.elementwise.activations import tanhshrink as tanhshrink
 from jointcut.aot.derivatives.elementwise.angles import abs as abs
 from jointcut.aot.derivatives.elementwise.angles import angle as angle
 from jointcut.aot.derivatives.elementwise.angles import arccos as arccos
@@ -48,6 +60,19 @@ from jointcut.aot.derivatives.elementwise.bounds import maximum as maximum
 from jointcut.aot.derivatives.elementwise.bounds import minimum as minimum
 from jointcut.aot.derivatives.elementwise.bounds import nan_to_num as nan_to_num
 from jointcut.aot.derivatives.elementwise.bounds import remainder as remainder
+from jointcut.aot.derivatives.elementwise.corners import celu as celu
+from jointcut.aot.derivatives.elementwise.corners import elu as elu
+from jointcut.aot.derivatives.elementwise.corners import hard_sigmoid as hard_sigmoid
+from jointcut.aot.derivatives.elementwise.corners import hard_swish as hard_swish
+from jointcut.aot.derivatives.elementwise.corners import hard_tanh as hard_tanh
+from jointcut.aot.derivatives.elementwise.corners import hardshrink as hardshrink
+from jointcut.aot.derivatives.elementwise.corners import leaky_relu as leaky_relu
+from jointcut.aot.derivatives.elementwise.corners import prelu as prelu
+from jointcut.aot.derivatives.elementwise.corners import relu as relu
+from jointcut.aot.derivatives.elementwise.corners import relu6 as relu6
+from jointcut.aot.derivatives.elementwise.corners import selu as selu
+from jointcut.aot.derivatives.elementwise.corners import softshrink as softshrink
+from jointcut.aot.derivatives.elementwise.corners import threshold as threshold
 from jointcut.aot.derivatives.elementwise.logarithms import entr as entr
 from jointcut.aot.derivatives.elementwise.logarithms import log as log
 from jointcut.aot.derivatives.elementwise.logarithms import log1p as log1p
