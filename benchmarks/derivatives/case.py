@@ -30,7 +30,8 @@ class Case:
     function. Inputs of floats and complex numbers are differentiated, but for the places in `constant`. `agrees` says
     that JAX's conventions are the same, so that its gradient must be equal where it is finite. Some probes need a word:
     in `differs` (name -> reason) ours is finite and not PyTorch's on purpose; in `undefined` there is no finite
-    derivative to give, in `undefined_second` none of second order.
+    derivative to give, in `undefined_second` none of second order. `loose` is the tolerance where PyTorch computes with
+    less than double precision.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     differs: Mapping[str, str] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
     undefined_second: Mapping[str, str] = field(default_factory=dict)
+    loose: float = 0.0
 
     def random(self, family: str, index: int) -> Inputs:
         """The random inputs of this index."""

@@ -6,4 +6,6 @@ Files, in reading order:
     logarithms: Logarithms, and the products and sums of them that have a limit where a logarithm has none.
     angles: Lengths and angles in the plane, of complex numbers too, and inverse functions of angles.
     bounds: Bounds, choices between two values, quotients and remainders.
+    activations: Activations that are smooth, also at the largest numbers, and those over an axis.
+    corners: Activations with corners, where each follows PyTorch's choice of a subgradient.
 """

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from jointcut.aot.derivatives.elementwise.angles import abs
 from jointcut.aot.derivatives.linalg.solves import adjoint, matrix
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.reductions.norms import vector_norm
+from jointcut.aot.derivatives.reductions.ranks import amax, amin
 from jointcut.partition.errors import CallError, message
 
 
@@ -116,52 +118,11 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: str | float = "fro
         cure = "Pass 'fro', 'nuc', 1, -1, 2, -2, jnp.inf or -jnp.inf."
         raise CallError(message("derivatives.linalg.matrix_norm: ord", f"is {ord!r}.", cure))
     if ord == "fro":
-        norm = _frobenius(array)
+        norm = vector_norm(array, axis=(-2, -1))
     elif ord == "nuc":
         norm = _svdvals(array).sum(-1)
     elif ord in (2, -2):
-        norm = _extreme(ord > 0, _svdvals(array))
+        norm = (amax if ord > 0 else amin)(_svdvals(array), axis=-1)
     else:
-        norm = _extreme(ord > 0, _absolute(array).sum(-2 if ord in (1, -1) else -1))
+        norm = (amax if ord > 0 else amin)(abs(array).sum(-2 if ord in (1, -1) else -1), axis=-1)
     return norm[..., None, None] if keepdims else norm
-
-
-@jax.custom_jvp
-def _frobenius(x: jax.Array) -> jax.Array:
-    return jnp.linalg.norm(x, axis=(-2, -1))
-
-
-@_frobenius.defjvp
-def _frobenius_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (x,), (dx,) = primals, tangents
-    norm = _frobenius(x)
-    zero = norm == 0
-    unit = jnp.where(zero, 0, 1 / jnp.where(zero, 1, norm))[..., None, None]
-    return norm, jnp.real(jnp.conj(x) * unit.astype(x.dtype) * dx).sum((-2, -1))
-
-
-@jax.custom_jvp
-def _absolute(x: jax.Array) -> jax.Array:
-    return jnp.abs(x)
-
-
-@_absolute.defjvp
-def _absolute_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (x,), (dx,) = primals, tangents
-    size = _absolute(x)
-    zero = size == 0
-    inverse = jnp.where(zero, 0, 1 / jnp.where(zero, 1, size))
-    return size, jnp.real(jnp.conj(x) * inverse.astype(x.dtype) * dx)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _extreme(largest: bool, x: jax.Array) -> jax.Array:
-    return x.max(-1) if largest else x.min(-1)
-
-
-def _shared(dx: jax.Array, extreme: jax.Array, largest: bool, x: jax.Array) -> jax.Array:
-    ties = x == extreme[..., None]
-    return jnp.where(ties, dx, 0).sum(-1) / ties.sum(-1).astype(x.dtype)
-
-
-slopes(_extreme, _shared)

@@ -5,6 +5,11 @@ A family joins by being here. Its figures are made by `python -m benchmarks.deri
 Files, in reading order:
 
 - powers: Powers and roots.
+- elementwise: Functions of each element: logarithms, angles, bounds, remainders.
+- activations: Activations, smooth ones and those with corners.
+- reductions: Functions over axes: norms, products, variances, ranks.
+- cumulative: Sums, products, extremes and log-sum-exp of all elements so far.
+- distances: Distances and angles between vectors.
 """
 
 from importlib import import_module

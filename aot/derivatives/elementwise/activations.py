@@ -1,0 +1,168 @@
+"""Activations that are smooth, also at the largest numbers, and those over an axis."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jointcut.aot.derivatives.checks import Axis, inexact, one_axis, some_axes
+from jointcut.aot.derivatives.slopes import slopes, unary
+from jointcut.partition.errors import CallError, message
+
+
+def sigmoid(x: ArrayLike) -> jax.Array:
+    """1/(1 + exp(-x)). Slope: s·(1-s) with s the result (PyTorch's `sigmoid`). No point is singular."""
+    return _sigmoid(inexact("sigmoid", "x", x))
+
+
+_sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
+
+
+def softplus(x: ArrayLike) -> jax.Array:
+    """log(1 + exp(x)). Slope: sigmoid(x) (PyTorch's `softplus_double_backward` for the second; its value turns to x above 20)."""
+    return _softplus(inexact("softplus", "x", x))
+
+
+_softplus = unary(jax.nn.softplus, _sigmoid)
+
+
+def log_sigmoid(x: ArrayLike) -> jax.Array:
+    """log(sigmoid(x)). Slope: sigmoid(-x) (PyTorch's `log_sigmoid_double_backward` for the second). No point is singular."""
+    return _log_sigmoid(inexact("log_sigmoid", "x", x))
+
+
+_log_sigmoid = unary(jax.nn.log_sigmoid, lambda x: _sigmoid(-x))
+
+
+def silu(x: ArrayLike) -> jax.Array:
+    """x·sigmoid(x). Slope: s·(1 + x·(1-s)) (PyTorch's `infinitely_differentiable_silu_backward`). No point is singular."""
+    return _silu(inexact("silu", "x", x))
+
+
+_silu = unary(jax.nn.silu, lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)))
+
+
+def mish(x: ArrayLike) -> jax.Array:
+    """x·tanh(softplus(x)). Slope: t + x·s·(1-t²), s = sigmoid(x), t = tanh(softplus(x)).
+
+    It is PyTorch's `infinitely_differentiable_mish_backward`. No point is singular.
+    """
+    return _mish(inexact("mish", "x", x))
+
+
+def _mish_slope(x: jax.Array) -> jax.Array:
+    steep = jnp.tanh(_softplus(x))
+    return steep + x * _sigmoid(x) * (1 - steep * steep)
+
+
+_mish = unary(jax.nn.mish, _mish_slope)
+
+
+def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
+    """x·Phi(x), with the normal distribution function Phi, or its approximation by tanh as in JAX.
+
+    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40, where it is 0 or 1 to the last bit, nothing is
+    raised to a power, so it stays finite where x³ overflows and JAX and PyTorch give NaN for the approximation.
+    """
+    return _gelu(inexact("gelu", "x", x, real=True), approximate)
+
+
+_C = 0.044715  # of the approximation: tanh(sqrt(2/pi)·(x + 0.044715·x³))
+
+
+def _gelu_slope(x: jax.Array, approximate: bool) -> jax.Array:
+    far = jnp.abs(x) > 40
+    near = jnp.where(far, 0, x)
+    if approximate:
+        root = jnp.sqrt(2 / jnp.pi).astype(x.dtype)
+        bend = jnp.tanh(root * (near + _C * near * near * near))
+        inner = root * (1 + 3 * _C * near * near)
+        slope = 0.5 * (1 + bend) + 0.5 * near * (1 - bend * bend) * inner
+    else:
+        slope = jax.scipy.special.ndtr(near) + near * jnp.exp(-near * near / 2) / jnp.sqrt(2 * jnp.pi).astype(x.dtype)
+    return jnp.where(far, (x > 0).astype(x.dtype), slope)
+
+
+_gelu = unary(lambda x, approximate: jax.nn.gelu(x, approximate), _gelu_slope)
+
+
+def soft_sign(x: ArrayLike) -> jax.Array:
+    """x/(1 + |x|). Slope: 1/(1 + |x|)² (PyTorch's `softsign`). The second slope jumps at zero, where it is 0."""
+    return _soft_sign(inexact("soft_sign", "x", x, real=True))
+
+
+def _soft_sign_slope(x: jax.Array) -> jax.Array:
+    share = 1 / (1 + jnp.where(x == 0, 0, jnp.abs(x)))
+    return share * share
+
+
+_soft_sign = unary(jax.nn.soft_sign, _soft_sign_slope)
+
+
+def tanhshrink(x: ArrayLike) -> jax.Array:
+    """x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function. No point is singular."""
+    return _tanhshrink(inexact("tanhshrink", "x", x))
+
+
+_tanhshrink = unary(lambda x: x - jnp.tanh(x), lambda x: jnp.square(jnp.tanh(x)))
+
+
+def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
+    """a·sigmoid(b), with a and b the halves of x along the axis.
+
+    Slopes: sigmoid(b), and a·s·(1-s) with s = sigmoid(b) (PyTorch's `glu_double_backward` for the second). No point is singular.
+    """
+    array = inexact("glu", "x", x)
+    along = one_axis("glu", axis, array.ndim)
+    if array.shape[along] % 2:
+        what = f"has {array.shape[along]} elements along the axis {along}, which cannot be halved."
+        raise CallError(message("derivatives.glu: x", what, "Pass an even number of elements."))
+    first, second = jnp.split(array, 2, axis=along)
+    return first * _sigmoid(second)
+
+
+def softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """exp(x) over its sum along the axes. Slope: s·(t - sum(s·t)) with s the result (PyTorch's `softmax_backward`).
+
+    It is made of the result alone. Elements of -inf have the result and the slope 0, unless all of them are.
+    """
+    array = inexact("softmax", "x", x, real=True)
+    return _softmax(some_axes("softmax", axis, array.ndim), array)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x, axis=axes)
+
+
+def _softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    share = result * tangent
+    return share - result * jnp.sum(share, axis=axes, keepdims=True)
+
+
+slopes(_softmax, _softmax_slope)
+
+
+def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """softmax(-x) (PyTorch's `softmin`); JAX has no such function."""
+    return softmax(-inexact("softmin", "x", x, real=True), axis)
+
+
+def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """x - logsumexp(x) along the axes. Slope: t - sum(s·t) with s = softmax(x) (PyTorch's `log_softmax_backward`).
+
+    An element of -inf has the result -inf; it takes no part in the slopes of the others.
+    """
+    array = inexact("log_softmax", "x", x, real=True)
+    return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _log_softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(x, axis=axes)
+
+
+slopes(_log_softmax, lambda t, _, axes, x: t - jnp.sum(_softmax(axes, x) * t, axis=axes, keepdims=True))
