@@ -50,6 +50,8 @@ def _pulled(
     except (NotImplementedError, RuntimeError) as error:
         if "not implemented" in str(error) or "not differentiable" in str(error):
             return None
+        if "singular" in str(error) or "ill-defined" in str(error):
+            return [torch.full_like(x, torch.nan) for x in varied]  # PyTorch raises where it would divide by zero
         raise
     return [torch.zeros_like(x) if grad is None else grad.conj() for x, grad in zip(varied, grads, strict=True)]
 

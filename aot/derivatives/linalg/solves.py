@@ -137,7 +137,7 @@ def _off_range(p: jax.Array, a: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def matrix_power(a: ArrayLike, n: int) -> jax.Array:
-    """a to the whole power n, by repeated squaring; negative powers are those of the inverse.
+    """A to the whole power n, by repeated squaring; negative powers are those of the inverse.
 
     Source: PyTorch's `matrix_power`, which is made of products too. A power of 0 is the identity, and has the gradient
     zero. These are JAX's own rules; for a singular matrix only negative powers have none.

@@ -13,9 +13,6 @@ import numpy as np
 
 from benchmarks.derivatives.case import Case, Draw, Inputs, complex_normal, normal
 
-_CHOICE = "PyTorch divides by the difference of equal values"
-_SPECTRAL = "a function of one matrix of a pair of equal values has no second derivative"
-
 
 def _definite(n: int, factor: complex = 0) -> Draw:
     """Draw a Hermitian matrix with eigenvalues above 1."""
@@ -27,9 +24,11 @@ def _definite(n: int, factor: complex = 0) -> Draw:
     return draw
 
 
-def _shifted(n: int) -> Draw:
+def _shifted(n: int, factor: complex = 0) -> Draw:
     """Draw a matrix far from singular."""
-    return lambda source: np.asarray(source.standard_normal((n, n)) + 3 * np.eye(n))
+    return lambda source: np.asarray(
+        source.standard_normal((n, n)) + factor * source.standard_normal((n, n)) + 3 * np.eye(n)
+    )
 
 
 def _upper(torch: Any, x: Any) -> Any:
@@ -91,7 +90,8 @@ def _probes(names: str, source: dict[str, Inputs] = _RANKS) -> dict[str, Inputs]
     return {name: source[name] for name in names.split(", ")}
 
 
-_NAN = dict.fromkeys(_RANKS, _CHOICE)
+_FREE = "vectors of equal values, or of zero, are a choice, and LAPACK's differs"
+_ONES = {"all ones": _FREE}
 
 CASES = [
     Case("inv", "linalg.inv", lambda torch, a: torch.linalg.inv(a), (_shifted(3),), _REGULAR, jax="numpy.linalg.inv"),
@@ -99,15 +99,21 @@ CASES = [
         "inv complex",
         "linalg.inv",
         lambda torch, a: torch.linalg.inv(a),
-        (complex_normal(3, 3),),
+        (_shifted(3, 1j),),
         jax="numpy.linalg.inv",
     ),
-    Case("solve", "linalg.solve", lambda torch, a, b: torch.linalg.solve(a, b), (_shifted(3), normal(3, 2)), jax="numpy.linalg.solve"),
+    Case(
+        "solve",
+        "linalg.solve",
+        lambda torch, a, b: torch.linalg.solve(a, b),
+        (_shifted(3), normal(3, 2)),
+        jax="numpy.linalg.solve",
+    ),
     Case(
         "solve complex",
         "linalg.solve",
         lambda torch, a, b: torch.linalg.solve(a, b),
-        (complex_normal(3, 3), complex_normal(3, 2)),
+        (_shifted(3, 1j), complex_normal(3, 2)),
         jax="numpy.linalg.solve",
     ),
     Case(
@@ -129,7 +135,13 @@ CASES = [
         )
         for m, n, probes in ((3, 3, _RANKS), (4, 2, _TALL), (2, 4, {}))
     ),
-    Case("pinv complex", "linalg.pinv", lambda torch, a: torch.linalg.pinv(a), (complex_normal(3, 2),), jax="numpy.linalg.pinv"),
+    Case(
+        "pinv complex",
+        "linalg.pinv",
+        lambda torch, a: torch.linalg.pinv(a),
+        (complex_normal(3, 2),),
+        jax="numpy.linalg.pinv",
+    ),
     *(
         Case(
             f"lstsq {m} x {n}",
@@ -159,10 +171,15 @@ CASES = [
     *(
         Case(
             f"qr {m} x {n}{' complex' * (draw is complex_normal)}",
-            _of("qr", lambda result: (_project(result[0], min(m, n) - 1), _transposed(result[1]) @ result[1])),
-            lambda torch, a, m=m, n=n: (lambda q, r: (_project(q, min(m, n) - 1), _transposed(r) @ r))(*torch.linalg.qr(a)),
+            _of(
+                "qr", lambda result, m=m, n=n: (_project(result[0], min(m, n) - 1), _transposed(result[1]) @ result[1])
+            ),
+            lambda torch, a, m=m, n=n: (lambda q, r: (_project(q, min(m, n) - 1), _transposed(r) @ r))(
+                *torch.linalg.qr(a)
+            ),
             (draw(m, n),),
             probes,
+            differs=dict.fromkeys(("zeros", "rank 1", "all ones", "rank 2", "zero column"), _FREE),
         )
         for m, n, draw, probes in (
             (3, 3, normal, _RANKS),
@@ -196,6 +213,7 @@ CASES = [
             (draw(3, 3),),
             _RANKS if draw is normal else {},
             jax="numpy.linalg.eigvalsh",
+            differs=_ONES,
         )
         for draw in (normal, complex_normal)
     ),
@@ -207,6 +225,7 @@ CASES = [
             (draw(3, 3),),
             _probes("rank 1, rank 2, all ones, swap") if draw is normal else {},
             jax=lambda jax, a: _sum(2)(jax.numpy.linalg.eigh(a)),
+            differs=_ONES,
         )
         for draw in (normal, complex_normal)
     ),
@@ -220,7 +239,13 @@ CASES = [
         )
         for draw in (normal, complex_normal)
     ),
-    Case("eigvals", "linalg.eigvals", lambda torch, a: torch.linalg.eigvals(a), (normal(3, 3),), {"equal": (np.diag([2.0, 2.0, 1.0]),)}, jax="numpy.linalg.eigvals"),
+    Case(
+        "eigvals",
+        "linalg.eigvals",
+        lambda torch, a: torch.linalg.eigvals(a),
+        (normal(3, 3),),
+        {"equal": (np.diag([2.0, 2.0, 1.0]),)},
+    ),
     *(
         Case(
             f"svdvals {m} x {n}",
@@ -229,6 +254,7 @@ CASES = [
             (normal(m, n),),
             probes,
             jax="numpy.linalg.svdvals",
+            differs=_ONES | {"rank 1": _FREE} if m > n else _ONES,
         )
         for m, n, probes in ((3, 3, _RANKS), (4, 2, _TALL), (2, 4, {}))
     ),
@@ -239,7 +265,9 @@ CASES = [
             lambda torch, a: (lambda u, s, vh: (u @ vh, s, _project(u, 1)))(*torch.linalg.svd(a, full_matrices=False)),
             (draw(m, n),),
             probes,
-            jax=lambda jax, a: (lambda u, s, vh: (u @ vh, s, _project(u, 1)))(*jax.numpy.linalg.svd(a, full_matrices=False)),
+            jax=lambda jax, a: (lambda u, s, vh: (u @ vh, s, _project(u, 1)))(
+                *jax.numpy.linalg.svd(a, full_matrices=False)
+            ),
         )
         for m, n, draw, probes in (
             (3, 3, normal, {}),
@@ -276,7 +304,12 @@ CASES = [
             probes,
             jax="numpy.linalg.det",
         )
-        for n, draw, probes in ((3, normal, _RANKS), (3, complex_normal, {}), (1, normal, {"zeros": (np.zeros((1, 1)),)}), (2, normal, {"zeros": (np.zeros((2, 2)),), "ones": (np.ones((2, 2)),)}))
+        for n, draw, probes in (
+            (3, normal, _RANKS),
+            (3, complex_normal, {}),
+            (1, normal, {"zeros": (np.zeros((1, 1)),)}),
+            (2, normal, {"zeros": (np.zeros((2, 2)),), "ones": (np.ones((2, 2)),)}),
+        )
     ),
     *(
         Case(
@@ -301,7 +334,14 @@ CASES = [
         )
         for n in (0, 1, 3, -2)
     ),
-    Case("expm", "linalg.expm", lambda torch, a: torch.linalg.matrix_exp(a), (normal(3, 3),), _RANKS, jax="scipy.linalg.expm"),
+    Case(
+        "expm",
+        "linalg.expm",
+        lambda torch, a: torch.linalg.matrix_exp(a),
+        (normal(3, 3),),
+        _RANKS,
+        jax="scipy.linalg.expm",
+    ),
     *(
         Case(
             f"matrix_norm {order}{' complex' * (draw is complex_normal)}",
@@ -312,6 +352,7 @@ CASES = [
             {"ord": order},
             "numpy.linalg.matrix_norm",
             agrees=False,
+            differs=_ONES if order in ("nuc", -2) else {},
         )
         for order in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)
         for draw in (normal, complex_normal)
