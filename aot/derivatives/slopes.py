@@ -71,9 +71,10 @@ def slopes(function: Any, *rules: Rule | None) -> None:
 
 
 def unary(value: Callable[..., jax.Array], slope: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A function of one array and of options: `value(x, *options)`, with the slope `slope(x, *options)`.
+    """Make a function of one array and of options: `value(x, *options)`, with the slope `slope(x, *options)`.
 
-    The slope is differentiated in its turn, so it must be made of functions whose slopes are finite or taken by `times`.
+    The slope is differentiated in its turn, so it must be made of functions whose slopes are finite or taken by
+    `times`.
     """
 
     @partial(jax.custom_jvp, nondiff_argnums=(0,))

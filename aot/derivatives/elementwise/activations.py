@@ -22,7 +22,10 @@ _sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
 
 
 def softplus(x: ArrayLike) -> jax.Array:
-    """log(1 + exp(x)). Slope: sigmoid(x) (PyTorch's `softplus_double_backward` for the second; its value turns to x above 20)."""
+    """log(1 + exp(x)). Slope: sigmoid(x) (PyTorch's `softplus_double_backward` for the second).
+
+    No point is singular. PyTorch takes x itself above 20, and is off by 2e-9 there.
+    """
     return _softplus(inexact("softplus", "x", x))
 
 
@@ -30,7 +33,7 @@ _softplus = unary(jax.nn.softplus, _sigmoid)
 
 
 def log_sigmoid(x: ArrayLike) -> jax.Array:
-    """log(sigmoid(x)). Slope: sigmoid(-x) (PyTorch's `log_sigmoid_double_backward` for the second). No point is singular."""
+    """log(sigmoid(x)). Slope: sigmoid(-x) (PyTorch's `log_sigmoid_double_backward` for the second)."""
     return _log_sigmoid(inexact("log_sigmoid", "x", x))
 
 
@@ -38,7 +41,7 @@ _log_sigmoid = unary(jax.nn.log_sigmoid, lambda x: _sigmoid(-x))
 
 
 def silu(x: ArrayLike) -> jax.Array:
-    """x·sigmoid(x). Slope: s·(1 + x·(1-s)) (PyTorch's `infinitely_differentiable_silu_backward`). No point is singular."""
+    """Swish, x·sigmoid(x). Slope: s·(1 + x·(1-s)) (PyTorch's `infinitely_differentiable_silu_backward`)."""
     return _silu(inexact("silu", "x", x))
 
 
@@ -46,9 +49,9 @@ _silu = unary(jax.nn.silu, lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)))
 
 
 def mish(x: ArrayLike) -> jax.Array:
-    """x·tanh(softplus(x)). Slope: t + x·s·(1-t²), s = sigmoid(x), t = tanh(softplus(x)).
+    """The product x·tanh(softplus(x)). Slope: t + x·s·(1-t²), with s = sigmoid(x) and t = tanh(softplus(x)).
 
-    It is PyTorch's `infinitely_differentiable_mish_backward`. No point is singular.
+    It is PyTorch's `infinitely_differentiable_mish_backward`, which gives NaN in second order where exp(x) overflows.
     """
     return _mish(inexact("mish", "x", x))
 
@@ -62,10 +65,11 @@ _mish = unary(jax.nn.mish, _mish_slope)
 
 
 def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
-    """x·Phi(x), with the normal distribution function Phi, or its approximation by tanh as in JAX.
+    """The product x·Phi(x), with the normal distribution function Phi, or its approximation by tanh as in JAX.
 
-    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40, where it is 0 or 1 to the last bit, nothing is
-    raised to a power, so it stays finite where x³ overflows and JAX and PyTorch give NaN for the approximation.
+    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40, where it is 0 or 1 to the last bit, nothing
+    is raised to a power, so it stays finite where x³ overflows and JAX and PyTorch give NaN for the approximation. For
+    the exact one PyTorch gives NaN in second order.
     """
     return _gelu(inexact("gelu", "x", x, real=True), approximate)
 
@@ -90,7 +94,7 @@ _gelu = unary(lambda x, approximate: jax.nn.gelu(x, approximate), _gelu_slope)
 
 
 def soft_sign(x: ArrayLike) -> jax.Array:
-    """x/(1 + |x|). Slope: 1/(1 + |x|)² (PyTorch's `softsign`). The second slope jumps at zero, where it is 0."""
+    """The quotient x/(1 + |x|). Slope: 1/(1 + |x|)² (PyTorch's `softsign`). At zero the second is 0; JAX has -2."""
     return _soft_sign(inexact("soft_sign", "x", x, real=True))
 
 
@@ -103,7 +107,7 @@ _soft_sign = unary(jax.nn.soft_sign, _soft_sign_slope)
 
 
 def tanhshrink(x: ArrayLike) -> jax.Array:
-    """x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function. No point is singular."""
+    """The rest x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function."""
     return _tanhshrink(inexact("tanhshrink", "x", x))
 
 
@@ -111,9 +115,9 @@ _tanhshrink = unary(lambda x: x - jnp.tanh(x), lambda x: jnp.square(jnp.tanh(x))
 
 
 def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
-    """a·sigmoid(b), with a and b the halves of x along the axis.
+    """The product a·sigmoid(b), with a and b the halves of x along the axis.
 
-    Slopes: sigmoid(b), and a·s·(1-s) with s = sigmoid(b) (PyTorch's `glu_double_backward` for the second). No point is singular.
+    Slopes: sigmoid(b), and a·s·(1-s) with s = sigmoid(b) (PyTorch's `glu_double_backward` for the second).
     """
     array = inexact("glu", "x", x)
     along = one_axis("glu", axis, array.ndim)
@@ -152,9 +156,10 @@ def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
 
 
 def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
-    """x - logsumexp(x) along the axes. Slope: t - sum(s·t) with s = softmax(x) (PyTorch's `log_softmax_backward`).
+    """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = softmax(x).
 
-    An element of -inf has the result -inf; it takes no part in the slopes of the others.
+    It is PyTorch's `log_softmax_backward`. An element of -inf has the result -inf; it takes no part in the slopes of
+    the others.
     """
     array = inexact("log_softmax", "x", x, real=True)
     return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)

@@ -14,7 +14,8 @@ from jointcut.aot.derivatives.slopes import slopes, times, unary
 def hypot(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     """sqrt(x1² + x2²). Slopes: x1/hypot and x2/hypot (PyTorch's `hypot`).
 
-    At the origin both are 0, the middle of the subgradients. JAX and PyTorch give NaN.
+    At the origin both are 0, the middle of the subgradients. JAX gives 1/2 for both, PyTorch NaN. Where x1 = x2 JAX
+    gives 0 in second order, which is wrong; here it is 1/(2·hypot), as in PyTorch.
     """
     return _hypot(*promoted("hypot", x1=x1, x2=x2))
 
@@ -40,7 +41,7 @@ slopes(_hypot, lambda t, _, x1, x2: _part(t, x1, x2, x1), lambda t, _, x1, x2: _
 def arctan2(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     """The angle of the point (x2, x1). Slopes: x2/r² and -x1/r² with r² = x1² + x2² (PyTorch's `atan2_backward`).
 
-    At the origin, where all angles meet, both are 0. JAX and PyTorch give NaN.
+    At the origin, where all angles meet, both are 0, as in PyTorch, which gives NaN in second order. JAX gives NaN.
     """
     return _arctan2(*promoted("arctan2", x1=x1, x2=x2))
 
@@ -61,7 +62,7 @@ slopes(_arctan2, lambda t, _, x1, x2: _turn(t, x1, x2, x2), lambda t, _, x1, x2:
 def angle(z: ArrayLike) -> jax.Array:
     """The angle of a complex number, or 0 or pi for a real one. Slope: i·z/|z|² (PyTorch's `angle_backward`).
 
-    At zero, and for real numbers, it is 0. JAX gives NaN at complex zeros.
+    At zero, and for real numbers, it is 0. JAX gives NaN at zeros, also real ones.
     """
     array = inexact("angle", "z", z)
     return _arctan2(array.imag, array.real) if jnp.iscomplexobj(array) else _flat_angle(array)
@@ -71,7 +72,7 @@ _flat_angle = unary(jnp.angle, jnp.zeros_like)
 
 
 def abs(x: ArrayLike) -> jax.Array:
-    """The absolute value. Slope: x/|x|, and 0 at zero, for complex numbers too (PyTorch's `abs`)."""
+    """The absolute value. Slope: x/|x|, and 0 at zero, for complex numbers too (PyTorch's `abs`), as in JAX."""
     return _abs(inexact("abs", "x", x))
 
 
@@ -84,10 +85,10 @@ slopes(_abs, lambda tangent, _, x: (jnp.conj(_sign(x)) * tangent).real)
 
 
 def sign(x: ArrayLike) -> jax.Array:
-    """x/|x|, and 0 at zero (PyTorch's `sgn_backward`).
+    """The sign, x/|x|, and 0 at zero (PyTorch's `sgn_backward`).
 
     The slope of a real number is 0. A complex one turns with its tangent t by (t - sign²·conj(t)) / (2·|x|), which is
-    set to 0 at zero. JAX gives NaN there.
+    set to 0 at zero. PyTorch gives NaN there in second order; JAX has 0 for all complex numbers, which is wrong.
     """
     return _sign(inexact("sign", "x", x))
 
@@ -110,10 +111,10 @@ slopes(_sign, _sign_slope)
 
 
 def sinc(x: ArrayLike) -> jax.Array:
-    """sin(pi·x)/(pi·x), and 1 at zero. Slope: (cos(pi·x) - sinc(x))/x, and 0 at zero (PyTorch's `sinc_backward`).
+    """The cardinal sine: sin(pi·x) over pi·x. Slope: (cos(pi·x) - s)/x, with s the result (PyTorch's `sinc_backward`).
 
-    Near zero slopes come from the power series, without cancellation; the second one at zero is -pi²/3, where PyTorch
-    gives NaN.
+    Near zero the slope comes from the power series; it is 0 at zero, and the second is -pi²/3, where PyTorch gives NaN.
+    The formulas of JAX and PyTorch cancel: at 1e-8 their second slope is off by nearly half, at 1e-160 JAX gives NaN.
     """
     return _sinc(inexact("sinc", "x", x))
 
@@ -145,23 +146,25 @@ def arcsin(x: ArrayLike) -> jax.Array:
     return _arcsin(inexact("arcsin", "x", x))
 
 
-_arcsin = unary(jnp.arcsin, lambda x: rsqrt((1 - x) * (1 + x)))
+_below_one = unary(lambda x: (1 - x) * (1 + x), lambda x: -2 * x)  # 1 - x², without cancellation near 1
+_arcsin = unary(jnp.arcsin, lambda x: rsqrt(_below_one(x)))
 
 
 def arccos(x: ArrayLike) -> jax.Array:
-    """The inverse cosine. Slope: -1/sqrt(1-x²) (PyTorch's `acos`), infinite at -1 and 1; a zero cotangent gives zero."""
+    """The inverse cosine. Slope: -1/sqrt(1-x²) (PyTorch's `acos`); as for `arcsin`, a zero cotangent gives zero."""
     return _arccos(inexact("arccos", "x", x))
 
 
-_arccos = unary(jnp.arccos, lambda x: -rsqrt((1 - x) * (1 + x)))
+_arccos = unary(jnp.arccos, lambda x: -rsqrt(_below_one(x)))
 
 
 def arccosh(x: ArrayLike) -> jax.Array:
-    """The inverse hyperbolic cosine. Slope: 1/sqrt(x²-1) (PyTorch's `acosh`), infinite at 1; a zero cotangent gives zero."""
+    """The inverse hyperbolic cosine. Slope: 1/sqrt(x²-1) (PyTorch's `acosh`); at 1 a zero cotangent gives zero."""
     return _arccosh(inexact("arccosh", "x", x))
 
 
-_arccosh = unary(jnp.arccosh, lambda x: rsqrt(x - 1) * rsqrt(x + 1))
+_above_one = unary(lambda x: (x - 1) * (x + 1), lambda x: 2 * x)
+_arccosh = unary(jnp.arccosh, lambda x: rsqrt(_above_one(x)))
 
 
 def arctanh(x: ArrayLike) -> jax.Array:
@@ -169,4 +172,4 @@ def arctanh(x: ArrayLike) -> jax.Array:
     return _arctanh(inexact("arctanh", "x", x))
 
 
-_arctanh = unary(jnp.arctanh, lambda x: reciprocal((1 - x) * (1 + x)))
+_arctanh = unary(jnp.arctanh, lambda x: reciprocal(_below_one(x)))

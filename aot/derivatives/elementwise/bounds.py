@@ -101,7 +101,7 @@ slopes(_minimum, lambda t, _, x1, x2: _shared(t, -x1, -x2), lambda t, _, x1, x2:
 
 
 def fmax(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
-    """The larger of two, and the other one where one is NaN. Of equal ones the first has the slope 1 (PyTorch's `fmax`)."""
+    """The larger of two, or the one that is not NaN. Of equal ones the first has the slope 1 (PyTorch's `fmax`)."""
     return _fmax(*promoted("fmax", x1=x1, x2=x2))
 
 
@@ -118,7 +118,7 @@ slopes(
 
 
 def fmin(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
-    """The smaller of two, and the other one where one is NaN. Of equal ones the first has the slope 1 (PyTorch's `fmin`)."""
+    """The smaller of two, or the one that is not NaN. Of equal ones the first has the slope 1 (PyTorch's `fmin`)."""
     return _fmin(*promoted("fmin", x1=x1, x2=x2))
 
 
@@ -135,7 +135,7 @@ slopes(
 
 
 def nan_to_num(x: ArrayLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> jax.Array:
-    """x with numbers in place of NaN and infinities. Slope: 1 where x is finite, else 0 (PyTorch's `nan_to_num`)."""
+    """Put numbers in place of NaN and infinities. Slope: 1 where x is finite, else 0 (PyTorch's `nan_to_num`)."""
     return _nan_to_num(nan, posinf, neginf, inexact("nan_to_num", "x", x))
 
 
@@ -195,7 +195,10 @@ slopes(_remainder, lambda t, _, x1, x2: t, lambda t, _, x1, x2: times(t, -jnp.fl
 
 
 def copysign(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
-    """|x1| with the sign of x2. Slope for x1: 1 or -1, but 0 at zero (`copysign_tensor_self_backward`); none for x2."""
+    """|x1| with the sign of x2. Slope for x1: 1 or -1, but 0 at zero (PyTorch's `copysign_tensor_self_backward`).
+
+    JAX has 1 or -1 at zero, PyTorch NaN in second order. There is no slope for x2.
+    """
     return _copysign(*promoted("copysign", x1=x1, x2=x2))
 
 
@@ -208,6 +211,6 @@ slopes(_copysign, lambda t, result, x1, x2: t * jnp.sign(x1) * jnp.copysign(jnp.
 
 
 def lerp(start: ArrayLike, end: ArrayLike, weight: ArrayLike) -> jax.Array:
-    """start + weight·(end - start). Slopes: 1 - weight, weight, end - start (PyTorch's `lerp`); no point is singular."""
+    """A point between: start + weight·(end - start). Slopes: 1 - weight, weight, end - start (PyTorch's `lerp`)."""
     first, last, share = promoted("lerp", start=start, end=end, weight=weight)
     return jnp.where(share < 0.5, first + share * (last - first), last - (last - first) * (1 - share))

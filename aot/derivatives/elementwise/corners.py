@@ -19,7 +19,7 @@ _relu = unary(jax.nn.relu, lambda x: (x > 0).astype(x.dtype))
 
 
 def relu6(x: ArrayLike) -> jax.Array:
-    """min(max(x, 0), 6). Slope: 1 between, else 0, on the bounds too (PyTorch's `hardtanh_backward`). JAX: 1/2 there."""
+    """Clip to 0 and 6. Slope: 1 between, else 0, on the bounds too (PyTorch's `hardtanh_backward`), as in JAX."""
     return _relu6(inexact("relu6", "x", x, real=True))
 
 
@@ -27,7 +27,7 @@ _relu6 = unary(jax.nn.relu6, lambda x: ((x > 0) & (x < 6)).astype(x.dtype))
 
 
 def hard_tanh(x: ArrayLike) -> jax.Array:
-    """x within -1 and 1. Slope: 1 between, else 0, on the bounds too (PyTorch's `hardtanh_backward`). JAX: 1 there."""
+    """Clip to -1 and 1. Slope: 1 between, else 0, on the bounds too (PyTorch's `hardtanh_backward`). JAX: 1 there."""
     return _hard_tanh(inexact("hard_tanh", "x", x, real=True))
 
 
@@ -35,7 +35,7 @@ _hard_tanh = unary(jax.nn.hard_tanh, lambda x: ((x > -1) & (x < 1)).astype(x.dty
 
 
 def hard_sigmoid(x: ArrayLike) -> jax.Array:
-    """relu6(x + 3)/6. Slope: 1/6 between -3 and 3, else 0, on the bounds too (PyTorch's `hardsigmoid`). JAX: 1/12 there."""
+    """relu6(x + 3)/6. Slope: 1/6 between -3 and 3, else 0, on the bounds too (PyTorch's `hardsigmoid`), as in JAX."""
     return _hard_sigmoid(inexact("hard_sigmoid", "x", x, real=True))
 
 
@@ -43,9 +43,9 @@ _hard_sigmoid = unary(jax.nn.hard_sigmoid, lambda x: jnp.where((x > -3) & (x < 3
 
 
 def hard_swish(x: ArrayLike) -> jax.Array:
-    """x·hard_sigmoid(x). Slope: x/3 + 1/2 between -3 and 3, 0 from -3 down and 1 from 3 up (PyTorch's `hardswish`).
+    """The product x·hard_sigmoid(x). Slope: x/3 + 1/2 between -3 and 3, 0 below, 1 above (PyTorch's `hardswish`).
 
-    JAX has -1/4 at -3 and 5/4 at 3.
+    At -3 it is 0 and at 3 it is 1, as in JAX.
     """
     return _hard_swish(inexact("hard_swish", "x", x, real=True))
 
@@ -58,7 +58,7 @@ _hard_swish = unary(jax.nn.hard_swish, _hard_swish_slope)
 
 
 def hardshrink(x: ArrayLike, lambd: float = 0.5) -> jax.Array:
-    """x where |x| > lambd, else 0. Slope: 1 there, else 0, on the bounds too (PyTorch's `hardshrink`); not in JAX."""
+    """Keep x where |x| > lambd, else 0. Slope: 1 there, else 0, on the bounds too (PyTorch's `hardshrink`)."""
     return _hardshrink(inexact("hardshrink", "x", x, real=True), not_negative("hardshrink", "lambd", lambd))
 
 
@@ -68,7 +68,10 @@ _hardshrink = unary(
 
 
 def softshrink(x: ArrayLike, lambd: float = 0.5) -> jax.Array:
-    """x nearer to zero by lambd, where |x| > lambd, else 0. Slope: as of `hardshrink` (PyTorch's `softshrink`); not in JAX."""
+    """Bring x nearer to zero by lambd, where |x| > lambd, else 0. Slope: that of `hardshrink` (PyTorch's `softshrink`).
+
+    JAX has no such function.
+    """
     return _softshrink(inexact("softshrink", "x", x, real=True), not_negative("softshrink", "lambd", lambd))
 
 
@@ -79,7 +82,7 @@ _softshrink = unary(
 
 
 def threshold(x: ArrayLike, threshold: float, value: float) -> jax.Array:
-    """x where it is above the threshold, else the value. Slope: 1 or 0, at the threshold 0 (`threshold_backward`)."""
+    """Keep x above the threshold, else give the value. Slope: 1 or 0, at the threshold 0 (`threshold_backward`)."""
     return _threshold(inexact("threshold", "x", x, real=True), threshold, value)
 
 
@@ -90,7 +93,7 @@ _threshold = unary(
 
 
 def leaky_relu(x: ArrayLike, negative_slope: float = 1e-2) -> jax.Array:
-    """x, or x·negative_slope below zero. At zero the slope is negative_slope (`leaky_relu_backward`). JAX: 1 there."""
+    """Return x, or x·negative_slope below zero. At zero the slope is negative_slope (`leaky_relu_backward`). JAX: 1."""
     return _leaky_relu(inexact("leaky_relu", "x", x, real=True), negative_slope)
 
 
@@ -101,10 +104,11 @@ _leaky_relu = unary(
 
 
 def prelu(x: ArrayLike, weight: ArrayLike) -> jax.Array:
-    """x, or x·weight where it is not positive. JAX has no such function.
+    """Return x, or x·weight where it is not positive. JAX has no such function.
 
     Slopes: for x 1 above zero, else the weight, at zero too; for the weight x below zero, else 0 (PyTorch's
-    `_prelu_kernel_backward`). At zero those of second order are 0. The weight broadcasts as JAX's arrays do: give one for channels the shape (c, 1, 1).
+    `_prelu_kernel_backward`). At zero those of second order are 0. The weight broadcasts as JAX's arrays do: give one
+    for channels the shape (c, 1, 1).
     """
     return _prelu(*promoted("prelu", x=x, weight=weight))
 
@@ -122,7 +126,7 @@ slopes(
 
 
 def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """x, or alpha·(exp(x) - 1) where it is not positive. Slope: 1, or alpha·exp(x) (`elu_backward`).
+    """Return x, or alpha·(exp(x) - 1) where it is not positive. Slope: 1, or alpha·exp(x) (`elu_backward`).
 
     At zero the slopes are alpha and, of second order, 0, as in PyTorch. JAX has alpha for both.
     """
@@ -130,7 +134,7 @@ def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
 
 
 def _exponential(x: jax.Array, alpha: float, scale: float = 1.0, rate: float = 1.0) -> jax.Array:
-    """Scale above zero, else scale·alpha·rate·exp(rate·x), which is held at zero, for a second slope of 0 as PyTorch's."""
+    """Scale above zero, else scale·alpha·rate·exp(rate·x), held at zero for a second slope of 0, as PyTorch's."""
     below = jnp.exp(rate * jnp.where(x >= 0, 0, x)) * (alpha * rate)
     return scale * jnp.where(x > 0, 1, below)
 
@@ -139,9 +143,9 @@ _elu = unary(lambda x, alpha: jax.nn.elu(x, alpha), _exponential)
 
 
 def celu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """x, or alpha·(exp(x/alpha) - 1) where it is not positive. Slope: 1, or exp(x/alpha) (PyTorch's `celu`).
+    """Return x, or alpha·(exp(x/alpha) - 1) where it is not positive. Slope: 1, or exp(x/alpha) (PyTorch's `celu`).
 
-    At zero the slopes are 1 and, of second order, 0, as in PyTorch.
+    At zero the slopes are 1 and, of second order, 0, as in PyTorch. JAX has 1/(2·alpha) for the second.
     """
     return _celu(inexact("celu", "x", x, real=True), alpha)
 
@@ -150,7 +154,7 @@ _celu = unary(lambda x, alpha: jax.nn.celu(x, alpha), lambda x, alpha: _exponent
 
 
 def selu(x: ArrayLike) -> jax.Array:
-    """1.0507·elu(x, 1.6733), which keeps mean and variance. At zero the slope is that of the left, 1.7581 (`selu`)."""
+    """1.0507·elu(x, 1.6733), which keeps mean and variance. At zero the slopes are 1.7581 and 0 (PyTorch's `selu`)."""
     return _selu(inexact("selu", "x", x, real=True))
 
 

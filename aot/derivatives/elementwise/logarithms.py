@@ -15,7 +15,7 @@ from jointcut.aot.derivatives.slopes import slopes, times, unary
 def log(x: ArrayLike) -> jax.Array:
     """The natural logarithm. Slope: 1/x (PyTorch's `log`), infinite at zero, as the function is.
 
-    A cotangent that is zero gives zero, at zero and below, where PyTorch and JAX give NaN.
+    A cotangent that is zero gives zero at zero too, where PyTorch and JAX give NaN.
     """
     return _log(inexact("log", "x", x))
 
@@ -50,8 +50,8 @@ _log10 = unary(jnp.log10, lambda x: reciprocal(x) / jnp.log(10.0).astype(x.dtype
 def xlogy(x: ArrayLike, y: ArrayLike) -> jax.Array:
     """x·log(y), and 0 where x is 0. Slopes: log(y) and x/y (PyTorch's `xlogy`).
 
-    At x = 0, y = 0 both are 0: for x PyTorch's choice, for y the limit along x = 0. JAX gives -inf and NaN, PyTorch 0 and
-    NaN.
+    At x = 0, y = 0 both are 0: for x it is PyTorch's choice, for y the limit along x = 0. JAX gives -inf and NaN,
+    PyTorch 0 and NaN.
     """
     return _xlogy(*promoted("xlogy", x=x, y=y))
 
@@ -141,7 +141,8 @@ _clipped_logit = unary(
 def logaddexp(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     """log(exp(x1) + exp(x2)). Slopes: the logistic function of x1-x2 and of x2-x1 (PyTorch's `logaddexp`).
 
-    Two arguments that are equal share evenly, infinite ones too, where PyTorch gives NaN.
+    Two arguments that are equal share evenly, infinite ones too, where JAX and PyTorch give NaN. Where one is far below
+    the other, or -inf, PyTorch gives NaN in second order.
     """
     return _logaddexp(*promoted("logaddexp", x1=x1, x2=x2))
 

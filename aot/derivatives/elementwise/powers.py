@@ -20,7 +20,8 @@ def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
 
     Slopes: x2·x1^(x2-1) for x1, x1^x2·log(x1) for x2 (PyTorch's `pow_backward_self` and `pow_backward_exponent`).
 
-    - x1 = 0, x2 = 0: 0 for both, the limits along x2 = 0 and along x1 = 0, as in JAX and PyTorch.
+    - x1 = 0, x2 = 0: 0 for both, the limits along x2 = 0 and along x1 = 0, as in PyTorch. JAX gives NaN for x1. In
+      second order 0 likewise, where both give NaN.
     - x1 = 0, x2 > 0: 0 for x2, by continuity; for x1 it is 0, 1 or infinite as x2 is above, at or below 1.
     - x2 = 0, x1 not zero: the mixed second derivative is 1/x1, its limit; PyTorch and JAX give 0.
     - x1 < 0 and a whole x2: the slope for x2 does not exist, and is NaN, as in JAX and PyTorch.

@@ -28,10 +28,10 @@ def cumprod(a: ArrayLike, axis: int) -> jax.Array:
 
 
 def logcumsumexp(a: ArrayLike, axis: int) -> jax.Array:
-    """log(cumsum(exp(a))), JAX's `lax.cumlogsumexp`. Slope: exp(a - result) for what comes before (`logcumsumexp_backward`).
+    """log(cumsum(exp(a))), JAX's `lax.cumlogsumexp`. Slope: exp(a - result) (PyTorch's `logcumsumexp_backward`).
 
     It is a linear recurrence whose factors are at most 1, so nothing overflows. Where all elements so far are -inf the
-    value is -inf and the slope 0. JAX and PyTorch give NaN there.
+    value is -inf and the slope 0. JAX and PyTorch give NaN there, but JAX 1 for the first element.
     """
     array = inexact("logcumsumexp", "a", a, real=True)
     return _logcumsumexp(one_axis("logcumsumexp", axis, array.ndim), array)
@@ -66,13 +66,19 @@ slopes(_logcumsumexp, _logcumsumexp_slope)
 
 
 def cummax(a: ArrayLike, axis: int) -> jax.Array:
-    """The largest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`); JAX shares."""
+    """The largest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`).
+
+    JAX shares, by the order in which it compares them.
+    """
     array = inexact("cummax", "a", a, real=True)
     return _extreme(False, one_axis("cummax", axis, array.ndim), array)
 
 
 def cummin(a: ArrayLike, axis: int) -> jax.Array:
-    """The smallest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`); JAX shares."""
+    """The smallest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`).
+
+    JAX shares, by the order in which it compares them.
+    """
     array = inexact("cummin", "a", a, real=True)
     return _extreme(True, one_axis("cummin", axis, array.ndim), array)
 

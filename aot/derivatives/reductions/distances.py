@@ -74,7 +74,7 @@ def cosine_similarity(x1: ArrayLike, x2: ArrayLike, axis: int = 1, eps: float = 
 
 
 def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
-    """x over its norm, or over eps where the norm is less."""
+    """Divide x by its norm, or over eps where the norm is less."""
     return x / jnp.maximum(vector_norm(x, axis, True), eps)
 
 

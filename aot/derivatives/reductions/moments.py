@@ -27,7 +27,7 @@ def prod(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
     return jnp.prod(array, axis=some_axes("prod", axis, array.ndim), keepdims=keepdims)
 
 
-def var(a: ArrayLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> jax.Array:
+def var(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """The variance, with n - ddof for n. Slope: 2·(a - mean)/(n - ddof) (PyTorch's `var_backward`).
 
     No point is singular. With n = ddof the value is NaN or infinite, and so is the slope.
@@ -37,11 +37,11 @@ def var(a: ArrayLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _var(axes: tuple[int, ...], ddof: float, keepdims: bool, x: jax.Array) -> jax.Array:
+def _var(axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
     return jnp.var(x, axis=axes, ddof=ddof, keepdims=keepdims)
 
 
-def _covariance(tangent: jax.Array, axes: tuple[int, ...], ddof: float, keepdims: bool, x: jax.Array) -> jax.Array:
+def _covariance(tangent: jax.Array, axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
     """How the tangent varies with x: the sum of (x - mean)·tangent over n - ddof."""
     centred = x - jnp.mean(x, axis=axes, keepdims=True)
     count = jnp.asarray(_count(x, axes) - ddof, x.real.dtype)
@@ -58,22 +58,22 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
 slopes(_var, lambda tangent, _, axes, ddof, keepdims, x: 2 * _covariance(tangent, axes, ddof, keepdims, x))
 
 
-def std(a: ArrayLike, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> jax.Array:
+def std(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """The root of the variance. Slope: (a - mean)/((n - ddof)·std) (PyTorch's `std_backward`).
 
-    Where all elements are equal it is 0 (PyTorch: 0 in first order, NaN in second; JAX: NaN).
+    Where all elements are equal it is 0, as in PyTorch. JAX gives NaN.
     """
     array = inexact("std", "a", a)
     return _std(some_axes("std", axis, array.ndim), ddof, keepdims, array)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _std(axes: tuple[int, ...], ddof: float, keepdims: bool, x: jax.Array) -> jax.Array:
+def _std(axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
     return jnp.std(x, axis=axes, ddof=ddof, keepdims=keepdims)
 
 
 def _std_slope(
-    tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], ddof: float, keepdims: bool, x: jax.Array
+    tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array
 ) -> jax.Array:
     deviation = _std(axes, ddof, keepdims, x)
     zero = deviation == 0
@@ -86,8 +86,8 @@ slopes(_std, _std_slope)
 def logsumexp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
     """log(sum(exp(a))). Slope: exp(a - logsumexp), the softmax (PyTorch's `logsumexp_backward`).
 
-    Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part; PyTorch
-    gives NaN. An element of +inf has the slope 0 likewise.
+    Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part. An
+    element of +inf has the slope 0 likewise. JAX and PyTorch give NaN for both.
     """
     array = inexact("logsumexp", "a", a, real=True)
     return _logsumexp(some_axes("logsumexp", axis, array.ndim), keepdims, array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,8 @@ def _order(function: str, ord: object) -> float:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _norm(order: float, axes: tuple[int, ...], keepdims: bool, x: jax.Array) -> jax.Array:
-    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=order)
+    any_order: Any = order  # JAX takes any number, and declares whole ones
+    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=any_order)
 
 
 def _norm_slope(
@@ -102,9 +104,10 @@ def _along(order: float, axes: tuple[int, ...], x: jax.Array, length: jax.Array)
 
 
 def renorm(x: ArrayLike, p: float, axis: int, maxnorm: float) -> jax.Array:
-    """Scale each slice along `axis` down to the norm `maxnorm` of order p where its norm is larger (PyTorch's `renorm`).
+    """Scale each slice along `axis` down to the norm `maxnorm` of order p where it is larger (PyTorch's `renorm`).
 
-    Slope: that of x·maxnorm/(norm + 1e-7) for a slice that is scaled, else 1 (`renorm_backward`). JAX has no such function.
+    Slope: that of x·maxnorm/(norm + 1e-7) for a slice that is scaled, else 1 (`renorm_backward`). JAX has no such
+    function.
     """
     array = inexact("renorm", "x", x)
     kept = one_axis("renorm", axis, array.ndim)

@@ -37,8 +37,9 @@ def _extreme(function: str, a: ArrayLike, axis: Axis, keepdims: bool) -> jax.Arr
 def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
     """The middle element, or the mean of the two in the middle, as in JAX; PyTorch takes the lower one.
 
-    Elements equal to the one in the middle share its slope evenly (PyTorch's `evenly_distribute_backward`); JAX gives all
-    of it to one. Where an element is NaN so is the result, and the NaNs share.
+    Elements equal to the one in the middle share its slope evenly (PyTorch's `evenly_distribute_backward`, which it
+    uses for the median of all). JAX gives all of it to one. Where an element is NaN so is the result, and the NaNs
+    share.
     """
     return _middle("median", a, axis, keepdims)
 

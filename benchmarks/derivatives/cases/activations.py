@@ -1,5 +1,8 @@
 """Activations, smooth ones and those with corners."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from benchmarks.derivatives.case import Case, normal, patterns, points
 
 _X = (normal(2, 3),)
@@ -8,7 +11,15 @@ _MASKED = patterns(3, 4, names="zeros, ties, all equal, one -inf, huge")
 _SINGLE = {f"single: {name}": inputs for name, inputs in patterns(3, 1, names="zeros, all equal").items()}
 
 
-def _one(name, torch, at=(), *, options=None, jax="", **more):
+def _one(
+    name: str,
+    torch: Callable[..., Any],
+    at: Sequence[float] = (),
+    *,
+    options: dict[str, Any] | None = None,
+    jax: str | None = "",
+    **more: Any,
+) -> Case:
     """An activation of one array; `jax` is its name in `jax.nn` if that is another, and None if there is none."""
     probes = points(x=sorted({*_AT, *at}))
     dotted = None if jax is None else f"nn.{jax or name.split(' ')[0]}"
@@ -27,7 +38,15 @@ SMOOTH = [
     _one("tanhshrink", lambda torch, x: torch.nn.functional.tanhshrink(x), jax=None),
 ]
 OVER_AXES = [
-    Case("glu", "glu", lambda torch, x: torch.nn.functional.glu(x), (normal(3, 4),), patterns(3, 4, names="zeros, huge"), {}, "nn.glu"),
+    Case(
+        "glu",
+        "glu",
+        lambda torch, x: torch.nn.functional.glu(x),
+        (normal(3, 4),),
+        patterns(3, 4, names="zeros, huge"),
+        {},
+        "nn.glu",
+    ),
     *(
         Case(
             f"{name} along {axis}",

@@ -9,8 +9,18 @@ _MASKED = patterns(3, 4, names="zeros, ties, one -inf, -inf row, all equal, all 
 CASES = [
     Case("cumsum", "cumsum", lambda torch, x: torch.cumsum(x, 1), _X, _CORNERS, {"axis": 1}, "numpy.cumsum"),
     Case("cumprod", "cumprod", lambda torch, x: torch.cumprod(x, 1), _X, _CORNERS, {"axis": 1}, "numpy.cumprod"),
-    Case("cumprod along 0", "cumprod", lambda torch, x: torch.cumprod(x, 0), _X, _CORNERS, {"axis": 0}, "numpy.cumprod"),
-    Case("cumprod complex", "cumprod", lambda torch, x: torch.cumprod(x, 0), (complex_normal(4),), {}, {"axis": 0}, "numpy.cumprod"),
+    Case(
+        "cumprod along 0", "cumprod", lambda torch, x: torch.cumprod(x, 0), _X, _CORNERS, {"axis": 0}, "numpy.cumprod"
+    ),
+    Case(
+        "cumprod complex",
+        "cumprod",
+        lambda torch, x: torch.cumprod(x, 0),
+        (complex_normal(4),),
+        {},
+        {"axis": 0},
+        "numpy.cumprod",
+    ),
     *(
         Case(
             f"logcumsumexp along {axis}",

@@ -1,6 +1,7 @@
 """Distances and angles between vectors."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ _MEETING = _meeting(3, 2)
 _ROWS = patterns(4, 3, names="zeros, one zero, zero row, ties, all equal, equal row")
 
 
-def _norm(jax, x, p, **more):
+def _norm(jax: Any, x: Any, p: float, **more: Any) -> Any:
     """The same formula in plain JAX."""
     return jax.numpy.linalg.norm(x, ord=p, axis=-1, **more)
 

@@ -1,6 +1,9 @@
 """Functions of each element: logarithms, angles, bounds, remainders."""
 
-from benchmarks.derivatives.case import Case, complex_normal, normal, points, positive, uniform
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.derivatives.case import Case, Draw, Inputs, complex_normal, normal, points, positive, uniform
 
 _ZERO, _INF = 0.0, float("inf")
 _X = (normal(2, 3),)
@@ -13,7 +16,15 @@ _POLE = "the slope at a pole or at a steep end is infinite"
 _ENDS = {"x=1": _POLE, "x=-1": _POLE}
 
 
-def _one(name, torch, draws, *, probes=None, jax=None, **more):
+def _one(
+    name: str,
+    torch: Callable[..., Any],
+    draws: tuple[Draw, ...],
+    *,
+    probes: dict[str, Inputs] | None = None,
+    jax: str | None = None,
+    **more: Any,
+) -> Case:
     """A function of the same name here and in JAX's numpy, of one or more arrays."""
     return Case(name, more.pop("ours", name), torch, draws, probes or {}, jax=jax or f"numpy.{name}", **more)
 
@@ -169,7 +180,7 @@ BOUNDS = [
         ours="clip",
         agrees=False,
         differs={
-            f"x={x:g}, low={b:g}, high={b:g}": "PyTorch gives no slope to either of two equal bounds; the lower has it here"
+            f"x={x:g}, low={b:g}, high={b:g}": "PyTorch gives no slope to two equal bounds; the lower has it here"
             for x, b in ((-1.0, 0.0), (-1.0, 2.0), (0.0, 2.0))
         },
     ),

@@ -79,7 +79,15 @@ MOMENTS = [
     Case("prod complex", "prod", lambda torch, x: torch.prod(x), (complex_normal(4),), {}, {}, "numpy.prod"),
     Case("var", "var", lambda torch, x: torch.var(x, 1, correction=0), _X, _CORNERS, {"axis": 1}, "numpy.var"),
     Case("var unbiased", "var", lambda torch, x: torch.var(x), _X, _CORNERS, {"ddof": 1}, "numpy.var"),
-    Case("var complex", "var", lambda torch, x: torch.var(x, 0), (complex_normal(4, 1),), {}, {"axis": 0, "ddof": 1}, "numpy.var"),
+    Case(
+        "var complex",
+        "var",
+        lambda torch, x: torch.var(x, 0),
+        (complex_normal(4, 1),),
+        {},
+        {"axis": 0, "ddof": 1},
+        "numpy.var",
+    ),
     Case(
         "std",
         "std",
@@ -99,7 +107,15 @@ MOMENTS = [
         {"axis": 1},
         "scipy.special.logsumexp",
     ),
-    Case("logsumexp of all", "logsumexp", lambda torch, x: torch.logsumexp(x, (0, 1)), _X, _MASKED, {}, "scipy.special.logsumexp"),
+    Case(
+        "logsumexp of all",
+        "logsumexp",
+        lambda torch, x: torch.logsumexp(x, (0, 1)),
+        _X,
+        _MASKED,
+        {},
+        "scipy.special.logsumexp",
+    ),
 ]
 RANKS = [
     *(
@@ -116,9 +132,28 @@ RANKS = [
         for axis in (None, 1)
     ),
     Case("aminmax", "aminmax", lambda torch, x: tuple(torch.aminmax(x, dim=1)), _X, _CORNERS, {"axis": 1}),
-    Case("median", "median", lambda torch, x: torch.median(x), (normal(5),), patterns(5, names="zeros, two zeros, ties, all equal"), {}, "numpy.median", agrees=False),
-    Case("median over an axis", "median", lambda torch, x: torch.median(x, 1).values, (normal(2, 3),), {}, {"axis": 1}, "numpy.median"),
-    Case("median of an even number", "median", None, (normal(3, 4),), _CORNERS, {"axis": 1}, "numpy.median", agrees=False),
+    Case(
+        "median",
+        "median",
+        lambda torch, x: torch.median(x),
+        (normal(5),),
+        patterns(5, names="zeros, two zeros, ties, all equal"),
+        {},
+        "numpy.median",
+        agrees=False,
+    ),
+    Case(
+        "median over an axis",
+        "median",
+        lambda torch, x: torch.median(x, 1).values,
+        (normal(2, 3),),
+        {},
+        {"axis": 1},
+        "numpy.median",
+    ),
+    Case(
+        "median of an even number", "median", None, (normal(3, 4),), _CORNERS, {"axis": 1}, "numpy.median", agrees=False
+    ),
     Case(
         "nanmedian",
         "nanmedian",
