@@ -27,6 +27,9 @@ Files, in reading order:
     reductions: Functions over axes: norms, sums and products, ranks, what has come so far, distances.
     linalg: Matrices: factors, inverses, determinants and spectra, whose derivatives stay finite at equal and zero values.
     losses: Losses and their second derivatives, as in `torch.nn.functional`.
+    normalisation: Normalisation from saved statistics, and dropout from its mask.
+    windows: Pooling and interpolation, over the last axes, as many as the window or the size has numbers.
+    indexing: Gather and scatter, also to the same place twice, and products at the places of a sparse matrix.
 """
 
 from jointcut.aot.derivatives import linalg as linalg
@@ -93,6 +96,19 @@ from jointcut.aot.derivatives.elementwise.powers import reciprocal as reciprocal
 from jointcut.aot.derivatives.elementwise.powers import rsqrt as rsqrt
 from jointcut.aot.derivatives.elementwise.powers import sqrt as sqrt
 from jointcut.aot.derivatives.elementwise.powers import square as square
+from jointcut.aot.derivatives.indexing.scatters import gather as gather
+from jointcut.aot.derivatives.indexing.scatters import index_add as index_add
+from jointcut.aot.derivatives.indexing.scatters import index_fill as index_fill
+from jointcut.aot.derivatives.indexing.scatters import index_put as index_put
+from jointcut.aot.derivatives.indexing.scatters import index_select as index_select
+from jointcut.aot.derivatives.indexing.scatters import masked_fill as masked_fill
+from jointcut.aot.derivatives.indexing.scatters import scatter as scatter
+from jointcut.aot.derivatives.indexing.scatters import scatter_add as scatter_add
+from jointcut.aot.derivatives.indexing.scatters import scatter_reduce as scatter_reduce
+from jointcut.aot.derivatives.indexing.scatters import take_along_axis as take_along_axis
+from jointcut.aot.derivatives.indexing.sparse import sampled_addmm as sampled_addmm
+from jointcut.aot.derivatives.indexing.sparse import sparse_mask as sparse_mask
+from jointcut.aot.derivatives.indexing.sparse import sparse_mm as sparse_mm
 from jointcut.aot.derivatives.losses.classes import cross_entropy as cross_entropy
 from jointcut.aot.derivatives.losses.classes import nll_loss as nll_loss
 from jointcut.aot.derivatives.losses.ctc import ctc_loss as ctc_loss
@@ -113,6 +129,13 @@ from jointcut.aot.derivatives.losses.pointwise import multilabel_soft_margin_los
 from jointcut.aot.derivatives.losses.pointwise import poisson_nll_loss as poisson_nll_loss
 from jointcut.aot.derivatives.losses.pointwise import smooth_l1_loss as smooth_l1_loss
 from jointcut.aot.derivatives.losses.pointwise import soft_margin_loss as soft_margin_loss
+from jointcut.aot.derivatives.normalisation import batch_norm as batch_norm
+from jointcut.aot.derivatives.normalisation import dropout as dropout
+from jointcut.aot.derivatives.normalisation import group_norm as group_norm
+from jointcut.aot.derivatives.normalisation import instance_norm as instance_norm
+from jointcut.aot.derivatives.normalisation import layer_norm as layer_norm
+from jointcut.aot.derivatives.normalisation import normalize as normalize
+from jointcut.aot.derivatives.normalisation import rms_norm as rms_norm
 from jointcut.aot.derivatives.reductions.cumulative import cummax as cummax
 from jointcut.aot.derivatives.reductions.cumulative import cummin as cummin
 from jointcut.aot.derivatives.reductions.cumulative import cumprod as cumprod
@@ -136,3 +159,9 @@ from jointcut.aot.derivatives.reductions.ranks import amin as amin
 from jointcut.aot.derivatives.reductions.ranks import aminmax as aminmax
 from jointcut.aot.derivatives.reductions.ranks import median as median
 from jointcut.aot.derivatives.reductions.ranks import nanmedian as nanmedian
+from jointcut.aot.derivatives.windows.adaptive import adaptive_avg_pool as adaptive_avg_pool
+from jointcut.aot.derivatives.windows.adaptive import adaptive_max_pool as adaptive_max_pool
+from jointcut.aot.derivatives.windows.interpolation import interpolate as interpolate
+from jointcut.aot.derivatives.windows.pooling import avg_pool as avg_pool
+from jointcut.aot.derivatives.windows.pooling import lp_pool as lp_pool
+from jointcut.aot.derivatives.windows.pooling import max_pool as max_pool

@@ -48,7 +48,7 @@ def _pulled(
     try:
         grads = torch.autograd.grad(outs, varied, weights, create_graph=True, allow_unused=True)
     except (NotImplementedError, RuntimeError) as error:
-        if "not implemented" in str(error) or "not differentiable" in str(error):
+        if any(word in str(error) for word in ("not implemented", "not differentiable", "unsupported")):
             return None
         if "singular" in str(error) or "ill-defined" in str(error):
             return [torch.full_like(x, torch.nan) for x in varied]  # PyTorch raises where it would divide by zero
