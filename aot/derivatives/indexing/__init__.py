@@ -8,8 +8,8 @@ and `put`, which are `index_put`; views, splits and stacks, which `jax.numpy` ha
 
 Files, in reading order:
 
-    scatters: Read and write at indices, and combine what comes to the same place.
     products: Multiply what comes to the same place, with zeros.
+    scatters: Read and write at indices, and combine what comes to the same place.
     sparse: Products of matrices of which one is sparse, or known only at some places.
 """
 
