@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -61,7 +62,7 @@ def norm(x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdi
 
 def _order(function: str, ord: object) -> float:
     """The order as a float; refuse what is no number."""
-    if isinstance(ord, int | float) and not math.isnan(ord):
+    if isinstance(ord, Real) and not math.isnan(ord):
         return float(ord)
     cure = "Pass a number, which may be inf or -inf."
     raise CallError(message(f"derivatives.{function}: ord", f"is {ord!r}, which is no order of a vector norm.", cure))
