@@ -64,7 +64,9 @@ def test_a_tangent_that_is_not_zero_meets_the_slope_as_it_is():
     slopes = jnp.array([2.0, jnp.inf, -jnp.inf, jnp.nan, 1e38])
     for tangent in (1.0, -0.5, 1e-30):
         forward = times(jnp.float32(tangent), _itself, slopes)
-        (back,) = jax.vjp(lambda t: times(t, _itself, slopes), jnp.full(5, tangent, jnp.float32))[1](jnp.full(5, tangent))
+        (back,) = jax.vjp(lambda t: times(t, _itself, slopes), jnp.full(5, tangent, jnp.float32))[1](
+            jnp.full(5, tangent)
+        )
         for found in (forward, back):
             np.testing.assert_array_equal(found, jnp.float32(tangent) * slopes)
     assert (times(jnp.float32(0), _itself, slopes) == 0).all()

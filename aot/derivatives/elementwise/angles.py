@@ -72,7 +72,7 @@ _flat_angle = unary(jnp.angle, jnp.zeros_like)
 
 
 def abs(x: ArrayLike) -> jax.Array:
-    """The absolute value. Slope: x/|x|, and 0 at zero, for complex numbers too (PyTorch's `abs`), as in JAX."""
+    """The absolute value. Slope: x/|x|, and 0 at zero (PyTorch's `abs`). JAX has 1 at a real zero, 0 at a complex one."""
     return _abs(inexact("abs", "x", x))
 
 
