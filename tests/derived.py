@@ -66,7 +66,8 @@ def equals_jax(family: str, case: Case) -> None:
     named = list(case.inputs(family, RANDOM))
     mine, others = evaluated(family, case.name), evaluate_all(case, function, named)
     for name, inputs in named:
-        if case.agrees and finite(others[name][1]) and name not in case.differs:
+        agrees = case.agrees if name in case.probes else case.agrees is not None
+        if agrees and finite((*others[name][0], *others[name][1])) and name not in case.differs:
             assert distance(mine[name][1], others[name][1]) <= TOLERANCES[1], (name, mine[name][1], others[name][1])
         if not name.startswith("random") or name == "random 0":
             _same_bits(ours(case)(*inputs), function(*inputs))
@@ -120,7 +121,12 @@ def keeps_its_type(family: str, case: Case) -> None:
 
 
 def equals_finite_differences(family: str, case: Case) -> None:
-    """Both modes, and each mode of each, are finite differences at a random input."""
+    """Both modes, and each mode of each, are finite differences at a random input.
+
+    One case of each function is enough, since the others have PyTorch's figures.
+    """
+    if case is not next(other for other in cases(family) if other.ours == case.ours):
+        return
     inputs = case.random(family, 0)
     places = case.places(inputs)
     function = jax.jit(smooth(ours(case), inputs, places))

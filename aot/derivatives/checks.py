@@ -76,7 +76,7 @@ def not_negative(function: str, name: str, value: float) -> float:
 def nonempty(function: str, array: jax.Array, axes: tuple[int, ...]) -> None:
     """Refuse a reduction over no elements, for a function that has no value there."""
     if any(array.shape[axis] == 0 for axis in axes):
-        what = f"has shape {array.shape}, with no elements along the axes {axes}, and no value is known for none."
+        what = f"has shape {array.shape}, with no elements along the axes {axes}, and has no value without any."
         raise CallError(message(f"derivatives.{function}: the array", what, "Pass at least one element."))
 
 

@@ -28,7 +28,8 @@ class Case:
     function in its place with the package first. `jax` is a dotted name
     below jax that is called like ours, or is called with the module jax and the inputs; None if JAX has no such
     function. Inputs of floats and complex numbers are differentiated, but for the places in `constant`. `agrees` says
-    that JAX's conventions are the same, so that its gradient must be equal where it is finite. Some probes need a word:
+    that JAX's conventions are the same, so that its gradient must be equal where it is finite; False, only at random
+    inputs; None, nowhere. Some probes need a word:
     in `differs` (name -> reason) ours is finite and not PyTorch's on purpose; in `undefined` there is no finite
     derivative to give, in `undefined_second` none of second order. `loose` is the tolerance where PyTorch computes with
     less than double precision.
@@ -41,7 +42,7 @@ class Case:
     probes: Mapping[str, Inputs] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     jax: str | Callable[..., Any] | None = None
-    agrees: bool = True
+    agrees: bool | None = True
     constant: tuple[int, ...] = ()
     differs: Mapping[str, str] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)

@@ -131,7 +131,8 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
 def softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
     """exp(x) over its sum along the axes. Slope: s·(t - sum(s·t)) with s the result (PyTorch's `softmax_backward`).
 
-    It is made of the result alone. Elements of -inf have the result and the slope 0, unless all of them are.
+    It is made of the result alone. Elements of -inf have the slope 0; where all are -inf the result is NaN, as in JAX and
+    PyTorch, but the slope 0 and not NaN, so that a row that is masked out takes no part.
     """
     array = inexact("softmax", "x", x, real=True)
     return _softmax(some_axes("softmax", axis, array.ndim), array)
@@ -142,9 +143,14 @@ def _softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
     return jax.nn.softmax(x, axis=axes)
 
 
-def _softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    share = result * tangent
-    return share - result * jnp.sum(share, axis=axes, keepdims=True)
+def _softmax_slope(tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    share = _share(axes, x)
+    return share * (tangent - jnp.sum(share * tangent, axis=axes, keepdims=True))
+
+
+def _share(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    """The softmax, and 0 where all elements are -inf."""
+    return jnp.where(jnp.max(x, axis=axes, keepdims=True) == -jnp.inf, 0, _softmax(axes, x))
 
 
 slopes(_softmax, _softmax_slope)
@@ -170,4 +176,4 @@ def _log_softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(x, axis=axes)
 
 
-slopes(_log_softmax, lambda t, _, axes, x: t - jnp.sum(_softmax(axes, x) * t, axis=axes, keepdims=True))
+slopes(_log_softmax, lambda t, _, axes, x: t - jnp.sum(_share(axes, x) * t, axis=axes, keepdims=True))

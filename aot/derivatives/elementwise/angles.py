@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, promoted
 from jointcut.aot.derivatives.elementwise.powers import reciprocal, rsqrt
-from jointcut.aot.derivatives.slopes import slopes, times, unary
+from jointcut.aot.derivatives.slopes import slopes, steep, unary
 
 
 def hypot(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -53,7 +53,7 @@ def _arctan2(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 def _turn(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> jax.Array:
     inverse = _inverse_length(x1, x2)
-    return times(tangent, part * inverse * inverse)
+    return tangent * part * inverse * inverse
 
 
 slopes(_arctan2, lambda t, _, x1, x2: _turn(t, x1, x2, x2), lambda t, _, x1, x2: _turn(t, x1, x2, -x1))
@@ -72,7 +72,7 @@ _flat_angle = unary(jnp.angle, jnp.zeros_like)
 
 
 def abs(x: ArrayLike) -> jax.Array:
-    """The absolute value. Slope: x/|x|, and 0 at zero, for complex numbers too (PyTorch's `abs`), as in JAX."""
+    """The absolute value. Slope: x/|x|, and 0 at zero (PyTorch's `abs`). JAX has 1 at a real zero, 0 at a complex one."""
     return _abs(inexact("abs", "x", x))
 
 
@@ -147,7 +147,7 @@ def arcsin(x: ArrayLike) -> jax.Array:
 
 
 _below_one = unary(lambda x: (1 - x) * (1 + x), lambda x: -2 * x)  # 1 - x², without cancellation near 1
-_arcsin = unary(jnp.arcsin, lambda x: rsqrt(_below_one(x)))
+_arcsin = steep(jnp.arcsin, lambda x: rsqrt(_below_one(x)))
 
 
 def arccos(x: ArrayLike) -> jax.Array:
@@ -155,7 +155,7 @@ def arccos(x: ArrayLike) -> jax.Array:
     return _arccos(inexact("arccos", "x", x))
 
 
-_arccos = unary(jnp.arccos, lambda x: -rsqrt(_below_one(x)))
+_arccos = steep(jnp.arccos, lambda x: -rsqrt(_below_one(x)))
 
 
 def arccosh(x: ArrayLike) -> jax.Array:
@@ -164,7 +164,7 @@ def arccosh(x: ArrayLike) -> jax.Array:
 
 
 _above_one = unary(lambda x: (x - 1) * (x + 1), lambda x: 2 * x)
-_arccosh = unary(jnp.arccosh, lambda x: rsqrt(_above_one(x)))
+_arccosh = steep(jnp.arccosh, lambda x: rsqrt(_above_one(x)))
 
 
 def arctanh(x: ArrayLike) -> jax.Array:
@@ -172,4 +172,4 @@ def arctanh(x: ArrayLike) -> jax.Array:
     return _arctanh(inexact("arctanh", "x", x))
 
 
-_arctanh = unary(jnp.arctanh, lambda x: reciprocal(_below_one(x)))
+_arctanh = steep(jnp.arctanh, lambda x: reciprocal(_below_one(x)))

@@ -163,8 +163,8 @@ def _divide(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 slopes(
     _divide,
-    lambda t, _, x1, x2: times(t, reciprocal(x2)),
-    lambda t, _, x1, x2: times(t, -times(x1, reciprocal(x2 * x2))),
+    lambda t, _, x1, x2: times(t, reciprocal, x2),
+    lambda t, _, x1, x2: times(t, lambda x1, x2: -x1 * reciprocal(x2 * x2), x1, x2),
 )
 
 
@@ -178,7 +178,7 @@ def _fmod(x1: jax.Array, x2: jax.Array) -> jax.Array:
     return jnp.fmod(x1, x2)
 
 
-slopes(_fmod, lambda t, _, x1, x2: t, lambda t, _, x1, x2: times(t, -jnp.trunc(x1 / x2)))
+slopes(_fmod, lambda t, _, x1, x2: t, lambda t, _, x1, x2: times(t, lambda x1, x2: -jnp.trunc(x1 / x2), x1, x2))
 
 
 def remainder(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -191,7 +191,7 @@ def _remainder(x1: jax.Array, x2: jax.Array) -> jax.Array:
     return jnp.remainder(x1, x2)
 
 
-slopes(_remainder, lambda t, _, x1, x2: t, lambda t, _, x1, x2: times(t, -jnp.floor(x1 / x2)))
+slopes(_remainder, lambda t, _, x1, x2: t, lambda t, _, x1, x2: times(t, lambda x1, x2: -jnp.floor(x1 / x2), x1, x2))
 
 
 def copysign(x1: ArrayLike, x2: ArrayLike) -> jax.Array:

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, promoted
 from jointcut.aot.derivatives.elementwise.powers import reciprocal
-from jointcut.aot.derivatives.slopes import slopes, times, unary
+from jointcut.aot.derivatives.slopes import slopes, steep, times, unary
 
 
 def log(x: ArrayLike) -> jax.Array:
@@ -20,7 +20,7 @@ def log(x: ArrayLike) -> jax.Array:
     return _log(inexact("log", "x", x))
 
 
-_log = unary(jnp.log, reciprocal)
+_log = steep(jnp.log, reciprocal)
 
 
 def log1p(x: ArrayLike) -> jax.Array:
@@ -28,7 +28,7 @@ def log1p(x: ArrayLike) -> jax.Array:
     return _log1p(inexact("log1p", "x", x))
 
 
-_log1p = unary(jnp.log1p, lambda x: reciprocal(1 + x))
+_log1p = steep(jnp.log1p, lambda x: reciprocal(1 + x))
 
 
 def log2(x: ArrayLike) -> jax.Array:
@@ -36,7 +36,7 @@ def log2(x: ArrayLike) -> jax.Array:
     return _log2(inexact("log2", "x", x))
 
 
-_log2 = unary(jnp.log2, lambda x: reciprocal(x) / jnp.log(2.0).astype(x.dtype))
+_log2 = steep(jnp.log2, lambda x: reciprocal(x) / jnp.log(2.0).astype(x.dtype))
 
 
 def log10(x: ArrayLike) -> jax.Array:
@@ -44,7 +44,7 @@ def log10(x: ArrayLike) -> jax.Array:
     return _log10(inexact("log10", "x", x))
 
 
-_log10 = unary(jnp.log10, lambda x: reciprocal(x) / jnp.log(10.0).astype(x.dtype))
+_log10 = steep(jnp.log10, lambda x: reciprocal(x) / jnp.log(10.0).astype(x.dtype))
 
 
 def xlogy(x: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -61,22 +61,16 @@ def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
     return special.xlogy(x, y)
 
 
-def _away(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where x·log(y) is 0 for x = 0 alone, and y, but 1 there."""
+def _xlogy_for_x(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _log(jnp.where((x == 0) & (y <= 0), 1, y))
+
+
+def _xlogy_for_y(x: jax.Array, y: jax.Array) -> jax.Array:
     flat = (x == 0) & (y <= 0)
-    return flat, jnp.where(flat, 1, y)
+    return jnp.where(flat, 0, x * reciprocal(jnp.where(flat, 1, y)))
 
 
-def _xlogy_for_x(tangent: jax.Array, _: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    return times(tangent, _log(_away(x, y)[1]))
-
-
-def _xlogy_for_y(tangent: jax.Array, _: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    flat, safe = _away(x, y)
-    return times(tangent, jnp.where(flat, 0, times(x, reciprocal(safe))))
-
-
-slopes(_xlogy, _xlogy_for_x, _xlogy_for_y)
+slopes(_xlogy, lambda t, _, x, y: times(t, _xlogy_for_x, x, y), lambda t, _, x, y: times(t, _xlogy_for_y, x, y))
 
 
 def xlog1py(x: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -92,16 +86,19 @@ def _xlog1py(x: jax.Array, y: jax.Array) -> jax.Array:
     return special.xlog1py(x, y)
 
 
-def _xlog1py_for_x(tangent: jax.Array, _: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    flat = (x == 0) & (y <= -1)
-    return times(tangent, _log1p(jnp.where(flat, 0, y)))
+def _xlog1py_for_x(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _log1p(jnp.where((x == 0) & (y <= -1), 0, y))
 
 
-def _xlog1py_for_y(tangent: jax.Array, _: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    return _xlogy_for_y(tangent, _, x, 1 + y)
+def _xlog1py_for_y(x: jax.Array, y: jax.Array) -> jax.Array:
+    return _xlogy_for_y(x, 1 + y)
 
 
-slopes(_xlog1py, _xlog1py_for_x, _xlog1py_for_y)
+slopes(
+    _xlog1py,
+    lambda t, _, x, y: times(t, _xlog1py_for_x, x, y),
+    lambda t, _, x, y: times(t, _xlog1py_for_y, x, y),
+)
 
 
 def entr(x: ArrayLike) -> jax.Array:
@@ -112,7 +109,7 @@ def entr(x: ArrayLike) -> jax.Array:
     return _entr(inexact("entr", "x", x, real=True))
 
 
-_entr = unary(special.entr, lambda x: -_log(x) - 1)
+_entr = steep(special.entr, lambda x: -_log(x) - 1)
 
 
 def logit(x: ArrayLike, eps: float | None = None) -> jax.Array:
@@ -125,7 +122,7 @@ def logit(x: ArrayLike, eps: float | None = None) -> jax.Array:
     return _logit(array) if eps is None else _clipped_logit(array, float(eps))
 
 
-_logit = unary(special.logit, lambda x: reciprocal(x * (1 - x)))
+_logit = steep(special.logit, lambda x: reciprocal(x * (1 - x)))
 
 
 def _inside(x: jax.Array, eps: float) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, promoted
-from jointcut.aot.derivatives.slopes import slopes, times, unary
+from jointcut.aot.derivatives.slopes import slopes, steep, times
 
 
 def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -41,7 +41,7 @@ def _power_of(y: float, x: jax.Array) -> jax.Array:
 def _slope_of(tangent: jax.Array, result: jax.Array, y: float, x: jax.Array) -> jax.Array:
     if y == 0:
         return jnp.zeros_like(result)
-    return times(tangent, y * _power_of(y - 1, x))
+    return times(tangent, lambda x: y * _power_of(y - 1, x), x)
 
 
 slopes(_power_of, _slope_of)
@@ -53,7 +53,7 @@ def _whole_power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _whole_slope(tangent: jax.Array, result: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    return times(tangent, times(y.astype(x.dtype), _whole_power(x, y - 1)))
+    return times(tangent, lambda x, y: jnp.where(y == 0, 0, y.astype(x.dtype) * _whole_power(x, y - 1)), x, y)
 
 
 slopes(_whole_power, _whole_slope, None)
@@ -64,21 +64,21 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.power(x, y)
 
 
-def _slope_for_base(tangent: jax.Array, result: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+def _for_base(x: jax.Array, y: jax.Array) -> jax.Array:
     flat = (x == 0) & (y == 0)
-    return times(tangent, jnp.where(flat, 0, times(y, _power(jnp.where(flat, 1, x), y - 1))))
+    return jnp.where(flat, 0, y * _power(jnp.where(flat, 1, x), y - 1))
 
 
-def _slope_for_exponent(tangent: jax.Array, result: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+def _for_exponent(x: jax.Array, y: jax.Array) -> jax.Array:
     flat = (x == 0) & (y.real >= 0) & (y.imag == 0)
     base = jnp.where(flat, 1, x)
-    return times(tangent, jnp.where(flat, 0, times(_power(base, y), _log(base))))
+    return jnp.where(flat, 0, _power(base, y) * _log(base))
 
 
-slopes(_power, _slope_for_base, _slope_for_exponent)
+slopes(_power, lambda t, _, x, y: times(t, _for_base, x, y), lambda t, _, x, y: times(t, _for_exponent, x, y))
 
 
-_log = unary(jnp.log, lambda x: _reciprocal(x))
+_log = steep(jnp.log, lambda x: _reciprocal(x))
 
 
 def float_power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -95,7 +95,7 @@ def reciprocal(x: ArrayLike) -> jax.Array:
     return _reciprocal(inexact("reciprocal", "x", x))
 
 
-_reciprocal = unary(jnp.reciprocal, lambda x: -_power_of(-2, x))
+_reciprocal = steep(jnp.reciprocal, lambda x: -_power_of(-2, x))
 
 
 def square(x: ArrayLike) -> jax.Array:
@@ -111,7 +111,7 @@ def sqrt(x: ArrayLike) -> jax.Array:
     return _sqrt(inexact("sqrt", "x", x))
 
 
-_sqrt = unary(jnp.sqrt, lambda x: 0.5 * _rsqrt(x))
+_sqrt = steep(jnp.sqrt, lambda x: 0.5 * _rsqrt(x))
 
 
 def rsqrt(x: ArrayLike) -> jax.Array:
@@ -119,7 +119,7 @@ def rsqrt(x: ArrayLike) -> jax.Array:
     return _rsqrt(inexact("rsqrt", "x", x))
 
 
-_rsqrt = unary(jax.lax.rsqrt, lambda x: -0.5 * _power_of(-1.5, x))
+_rsqrt = steep(jax.lax.rsqrt, lambda x: -0.5 * _power_of(-1.5, x))
 
 
 def cbrt(x: ArrayLike) -> jax.Array:
@@ -130,4 +130,4 @@ def cbrt(x: ArrayLike) -> jax.Array:
     return _cbrt(inexact("cbrt", "x", x, real=True))
 
 
-_cbrt = unary(jnp.cbrt, lambda x: _power_of(-2, _cbrt(x)) / 3)
+_cbrt = steep(jnp.cbrt, lambda x: _power_of(-2, _cbrt(x)) / 3)

@@ -36,9 +36,8 @@ def pdist(x: ArrayLike, p: float = 2.0) -> jax.Array:
     rows = inexact("pdist", "x", x)
     order = not_negative("pdist", "p", p)
     if rows.ndim != 2:
-        raise CallError(
-            message("derivatives.pdist: x", f"has {rows.ndim} dimensions, not two.", "Use `jax.vmap` for a batch.")
-        )
+        what = f"has shape {rows.shape}, which is no matrix of rows."
+        raise CallError(message("derivatives.pdist: x", what, "Pass an array of shape (n, d), a batch by `jax.vmap`."))
     first, second = np.triu_indices(rows.shape[0], 1)
     return _length(rows[first] - rows[second], order)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ def vector_norm(x: ArrayLike, axis: Axis = None, keepdims: bool = False, ord: fl
     Slope: sign(x)·(|x|/norm)^(ord-1) (PyTorch's `linalg_vector_norm_backward` and `norm_backward`).
 
     - A norm that is 0 has the slope 0, in second order too, the middle of the subgradients. JAX gives NaN for ord = 2.
-    - An element that is 0 has the slope 0. JAX gives NaN or infinity for orders below 2.
+    - An element that is 0 has the slope 0. JAX gives 1 for order 1, and NaN for other orders below 2.
     - ord = inf or -inf: the elements where |x| is the norm share evenly.
     - ord = 0 counts what is not zero, and has the slope 0.
     """
@@ -61,7 +62,7 @@ def norm(x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdi
 
 def _order(function: str, ord: object) -> float:
     """The order as a float; refuse what is no number."""
-    if isinstance(ord, int | float) and not math.isnan(ord):
+    if isinstance(ord, Real) and not math.isnan(ord):
         return float(ord)
     cure = "Pass a number, which may be inf or -inf."
     raise CallError(message(f"derivatives.{function}: ord", f"is {ord!r}, which is no order of a vector norm.", cure))

@@ -22,7 +22,7 @@ NORMS = [
             _CORNERS | {f"single: {name}": inputs for name, inputs in _ONES.items()},
             {"ord": p, "axis": -1},
             "numpy.linalg.vector_norm",
-            agrees=p not in (0.0,),
+            agrees=p not in (1.0, math.inf, -math.inf),
         )
         for p in _ORDERS
     ),
@@ -45,6 +45,7 @@ NORMS = [
             _CORNERS,
             {"ord": p},
             "numpy.linalg.norm",
+            agrees=p == "fro",
         )
         for p in ("fro", 1, -1, math.inf, -math.inf)
     ),
