@@ -25,7 +25,7 @@ Files, in reading order:
     slopes: Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
     elementwise: Functions of each element.
     reductions: Functions over axes: norms, sums and products, ranks, what has come so far, distances.
-    linalg: Matrices: factors, inverses, determinants and spectra, whose derivatives stay finite at equal and zero values.
+    linalg: Matrices: factors, inverses, determinants and spectra, finite at equal and at zero values.
     losses: Losses and their second derivatives, as in `torch.nn.functional`.
     normalisation: Normalisation from saved statistics, and dropout from its mask.
     windows: Pooling and interpolation, over the last axes, as many as the window or the size has numbers.

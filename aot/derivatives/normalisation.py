@@ -27,8 +27,8 @@ def layer_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, bias: Maybe 
     """(x - mean) / sqrt(var + eps) over the axes, times weight, plus bias, which have the shape of those axes.
 
     Tangent of the normalised n, with r = 1 / sqrt(var + eps): r·(dx - mean(dx) - n·mean(n·dx)).
-    Source: PyTorch's `layer_norm_double_backward` and `layer_norm_jvp`. A row of equal numbers gives zero, and the slope
-    r·(dx - mean(dx)), finite for every eps above 0. JAX's rules give the same, and keep more.
+    Source: PyTorch's `layer_norm_double_backward` and `layer_norm_jvp`. A row of equal numbers gives zero, and the
+    slope r·(dx - mean(dx)), finite for every eps above 0. JAX's rules give the same, and keep more.
     """
     name = "layer_norm"
     array = inexact(name, "x", x, real=True)
@@ -37,7 +37,7 @@ def layer_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, bias: Maybe 
 
 
 def rms_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, eps: float | None = None) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) over the axes, times weight. eps is the type's own if left out.
+    """Return x / sqrt(mean(x²) + eps) over the axes, times weight. eps is the type's own if left out.
 
     Tangent of the normalised n, with r = 1 / sqrt(mean(x²) + eps): r·(dx - n·mean(n·dx)).
     Source: PyTorch's `rms_norm`. A row of zeros gives zero, and the slope r·dx, large but finite.
@@ -61,8 +61,9 @@ def batch_norm(
 ) -> jax.Array:
     """Normalise each channel over all other axes, by its own statistics, or by the mean and variance given.
 
-    Source: PyTorch's `batchnorm_double_backward` and `batch_norm_jvp`; see `layer_norm` for the tangent. Given statistics
-    are constants for x, and have derivatives of their own. A channel of equal numbers has the slope of `layer_norm`.
+    Source: PyTorch's `batchnorm_double_backward` and `batch_norm_jvp`; see `layer_norm` for the tangent. Given
+    statistics are constants for x, and have derivatives of their own. A channel of equal numbers has the slope of
+    `layer_norm`.
     """
     name = "batch_norm"
     array = inexact(name, "x", x, real=True)
@@ -114,7 +115,7 @@ def group_norm(
 
 
 def normalize(x: ArrayLike, ord: float = 2.0, axis: int = 1, eps: float = 1e-12) -> jax.Array:
-    """x over its norm along the axis, or over eps where the norm is smaller.
+    """Return x over its norm along the axis, or over eps where the norm is smaller.
 
     Source: PyTorch's `normalize`, made of `norm` and `clamp_min`. A vector of zeros gives zero, and the slope dx / eps,
     since the norm's own slope is 0 there; JAX gives NaN.
@@ -126,10 +127,10 @@ def normalize(x: ArrayLike, ord: float = 2.0, axis: int = 1, eps: float = 1e-12)
 
 
 def dropout(x: ArrayLike, mask: ArrayLike, rate: float) -> jax.Array:
-    """x / (1 - rate) where the mask is true, and 0 elsewhere; all zero at rate 1.
+    """Return x / (1 - rate) where the mask is true, and 0 elsewhere; all zero at rate 1.
 
-    The mask alone is kept for the backward. Source: PyTorch's `native_dropout_double_backward`. At rate 1 the slope is 0,
-    where a division by 1 - rate would give NaN. What is dropped may be infinite or NaN.
+    The mask alone is kept for the backward. Source: PyTorch's `native_dropout_double_backward`. At rate 1 the slope is
+    0, where a division by 1 - rate would give NaN. What is dropped may be infinite or NaN.
     """
     array, kept = inexact("dropout", "x", x), jnp.asarray(mask)
     if kept.dtype != bool:

@@ -3,8 +3,8 @@
 Indices are whole numbers, and have no derivative. What is gathered twice gets the sum of both cotangents.
 
 Not here: `as_strided`, since arrays of JAX have no strides; nested tensors, since arrays of JAX have one shape;
-`masked_select` and `nonzero`, since their shapes depend on values (`masked_fill` and `where` take their place); `index_copy`
-and `put`, which are `index_put`; views, splits and stacks, which `jax.numpy` has and which only move data.
+`masked_select` and `nonzero`, since their shapes depend on values (`masked_fill` and `where` take their place);
+`index_copy` and `put`, which are `index_put`; views, splits and stacks, which `jax.numpy` has and which only move data.
 
 Files, in reading order:
 

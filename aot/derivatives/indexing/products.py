@@ -1,8 +1,8 @@
 """Multiply what comes to the same place, with zeros.
 
 The derivative of a product for one factor is the product of the others. Dividing the whole product by the factor gives
-NaN at zero; so zeros are counted, and the products of the other factors are divided. That holds for two factors left out
-as well, which makes the second derivative.
+NaN at zero; so zeros are counted, and the products of the other factors are divided. That holds for two factors left
+out as well, which makes the second derivative.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ def gather(x: ArrayLike, axis: int, index: ArrayLike) -> jax.Array:
 
 
 def index_select(x: ArrayLike, axis: int, index: ArrayLike) -> jax.Array:
-    """The slices at the indices. Backwards, cotangents of the same slice are added (PyTorch's `index_select_backward`)."""
+    """The slices at the indices. Cotangents of one slice are added, as by PyTorch's `index_select_backward`."""
     array, indices = inexact("index_select", "x", x), whole("index_select", index)
     return jnp.take(array, indices, one_axis("index_select", axis, array.ndim))
 
 
 def index_add(x: ArrayLike, axis: int, index: ArrayLike, source: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """x, with alpha times the slices of `source` added at the indices, all of those that name one place.
+    """Return x, with alpha times the slices of `source` added at the indices, all of those that name one place.
 
     It is linear. Source: PyTorch's `index_add`: the gradient for `source` is what is read at the indices.
     """
@@ -51,7 +51,7 @@ def index_add(x: ArrayLike, axis: int, index: ArrayLike, source: ArrayLike, alph
 
 
 def index_fill(x: ArrayLike, axis: int, index: ArrayLike, value: ArrayLike) -> jax.Array:
-    """x, with a value in the slices at the indices. The value's gradient is the sum of their cotangents."""
+    """Return x, with a value in the slices at the indices. The value's gradient is the sum of their cotangents."""
     array, indices = inexact("index_fill", "x", x), whole("index_fill", index)
     along = one_axis("index_fill", axis, array.ndim)
     filled = jnp.zeros(array.shape[along], bool).at[indices].set(True)
@@ -60,7 +60,7 @@ def index_fill(x: ArrayLike, axis: int, index: ArrayLike, value: ArrayLike) -> j
 
 
 def masked_fill(x: ArrayLike, mask: ArrayLike, value: ArrayLike) -> jax.Array:
-    """x, with a value where the mask is true. The value's gradient is the sum of the cotangents there.
+    """Return x, with a value where the mask is true. The value's gradient is the sum of the cotangents there.
 
     Source: PyTorch's `masked_fill_backward`.
     """
@@ -69,7 +69,7 @@ def masked_fill(x: ArrayLike, mask: ArrayLike, value: ArrayLike) -> jax.Array:
 
 
 def index_put(x: ArrayLike, indices: Sequence[ArrayLike], values: ArrayLike, accumulate: bool = False) -> jax.Array:
-    """x, with values at the places that index arrays name, one array for each of the first axes.
+    """Return x, with values at the places that index arrays name, one array for each of the first axes.
 
     With `accumulate`, values are added, all of those that name one place, and each gets the cotangent of its place.
     Without, one of them stays, and it alone gets the cotangent: PyTorch gives it to all that name the place, though the
@@ -85,17 +85,17 @@ def index_put(x: ArrayLike, indices: Sequence[ArrayLike], values: ArrayLike, acc
 
 
 def scatter(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> jax.Array:
-    """x, with the elements of `src` written at the indices along an axis.
+    """Return x, with the elements of `src` written at the indices along an axis.
 
-    Source: PyTorch's `scatter`. Where two write to one place, the one that stays gets the cotangent; PyTorch gives it to
-    both.
+    Source: PyTorch's `scatter`. Where two write to one place, the one that stays gets the cotangent; PyTorch gives it
+    to both.
     """
     array, places, given = _scattered("scatter", x, axis, index, src)
     return array.reshape(-1).at[places].set(given).reshape(array.shape)
 
 
 def scatter_add(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> jax.Array:
-    """x, with the elements of `src` added at the indices along an axis, all of those that name one place.
+    """Return x, with the elements of `src` added at the indices along an axis, all of those that name one place.
 
     It is linear. Source: PyTorch's `scatter_add`: the gradient for `src` is gathered at the indices.
     """

@@ -76,7 +76,8 @@ def slogdet(a: ArrayLike) -> Any:
 
     Tangents, with t = trace(inv(a)·da): the logarithm's is real(t), a phase's 1j·imag(t)·phase, a sign's zero.
     Source: PyTorch's `slogdet_backward` and `slogdet_jvp`. For a singular matrix the logarithm is -inf, and its slope
-    infinite in the limit; here it is 0, so that a `where` around it has a gradient. PyTorch and JAX give NaN or infinity.
+    infinite in the limit; here it is 0, so that a `where` around it has a gradient. PyTorch and JAX give NaN or
+    infinity.
     """
     array = square_matrix("linalg.slogdet", a)
     return _slogdet(array)

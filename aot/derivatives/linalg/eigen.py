@@ -77,8 +77,9 @@ def eig(a: ArrayLike) -> Any:
 
     Tangents, with m = inv(v)·da·v and x = m_ij / (w_j - w_i) off the diagonal: dw = diag(m) and
     dv = v·x - v·diag(real(v*·v·x)), which keeps the lengths. Source: PyTorch's `linalg_eig_jvp` and
-    `linalg_eig_backward`. JAX has them behind an option, in first order. A vector's phase is free: a function that depends on it
-    has no derivative. Equal eigenvalues count as in `eigh`. A matrix without a full set of vectors has none.
+    `linalg_eig_backward`. JAX has them behind an option, in first order. A vector's phase is free: a function that
+    depends on it has no derivative. Equal eigenvalues count as in `eigh`. A matrix without a full set of vectors has
+    none.
     """
     array = square_matrix("linalg.eig", a)
     return _eig(array)

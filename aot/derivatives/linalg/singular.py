@@ -27,8 +27,8 @@ def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> An
     - Equal values: the common turn counts as zero; the turn of u against v is right. So the polar factor u·vh of a
       matrix has its derivative, also at the identity. PyTorch and JAX give NaN.
     - Zero values: what is divided by them counts as zero. PyTorch and JAX give NaN or infinity.
-    - Full matrices: the added columns turn only as the others make them. JAX has no derivative here, and PyTorch ignores
-      the added columns.
+    - Full matrices: the added columns turn only as the others make them. JAX has no derivative here, and PyTorch
+      ignores the added columns.
     """
     array = matrix("linalg.svd", "a", a)
     if not compute_uv:
@@ -109,8 +109,8 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: str | float = "fro
 
     Source: PyTorch's `linalg_matrix_norm`: a vector norm, sums, and singular values.
 
-    - The zero matrix: "fro" has the gradient 0, where JAX gives NaN; "nuc", 2 and -2 that of the singular vectors found,
-      a subgradient; 1 and inf have 0, since |x| has the slope 0 at 0, where JAX gives 1.
+    - The zero matrix: "fro" has the gradient 0, where JAX gives NaN; "nuc", 2 and -2 that of the singular vectors
+      found, a subgradient; 1 and inf have 0, since |x| has the slope 0 at 0, where JAX gives 1.
     - Ties of the largest or smallest row, column or singular value share the gradient evenly.
     """
     array = matrix("linalg.matrix_norm", "x", x)

@@ -56,8 +56,9 @@ slopes(_inv, lambda da, inverse, a: -(inverse @ da @ inverse))
 def pinv(a: ArrayLike, rtol: float | None = None) -> jax.Array:
     """Pseudo-inverse p. Tangent: -p·da·p + p·p*·da*·(1 - a·p) + (1 - p·a)·da*·p*·p, from the result.
 
-    Source: PyTorch's `pinv_backward` and `pinv_jvp`. The tangent is right where the rank stays: a change that raises the
-    rank has no derivative, and counts as if it did not. At the zero matrix, so, the gradient is zero, as in PyTorch.
+    Source: PyTorch's `pinv_backward` and `pinv_jvp`. The tangent is right where the rank stays: a change that raises
+    the rank has no derivative, and counts as if it did not. At the zero matrix, so, the gradient is zero, as in
+    PyTorch.
     """
     return _pinv(rtol, matrix("linalg.pinv", "a", a))
 
@@ -80,8 +81,8 @@ slopes(_pinv, _pinv_tangent)
 def solve(a: ArrayLike, b: ArrayLike) -> jax.Array:
     """Solution x of a·x = b for a square matrix. Tangent: the solution for db - da·x, with the same factors.
 
-    Source: PyTorch's `linalg_solve_jvp` and `linalg_solve_backward`. These are JAX's own rules. A singular matrix has no
-    solution and no derivative.
+    Source: PyTorch's `linalg_solve_jvp` and `linalg_solve_backward`. These are JAX's own rules. A singular matrix has
+    no solution and no derivative.
     """
     return jnp.linalg.solve(square_matrix("linalg.solve", a), inexact("linalg.solve", "b", b))
 
@@ -98,7 +99,7 @@ def solve_triangular(
 
 
 def lstsq(a: ArrayLike, b: ArrayLike, rcond: float | None = None) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Least-squares solution x of a·x = b, of least length; also the sums of squares left, the rank, the singular values.
+    """Least-squares solution x of a·x = b, the shortest; also the squares left, the rank and the singular values.
 
     Tangent of x, with p the pseudo-inverse: p·(db - da·x) + p·p*·da*·(b - a·x) + (1 - p·a)·da*·p*·x.
     Source: PyTorch's `linalg_lstsq_backward`, which goes by its `pinv`. JAX differentiates a singular value

@@ -71,7 +71,8 @@ def multilabel_margin_loss(prediction: ArrayLike, labels: ArrayLike, reduction: 
     """Sum of max(0, 1 - x[label] + x[class]) over a row's labels and its other classes, over the number of classes.
 
     Each row of labels holds classes up to the first negative number. Source: PyTorch's
-    `multilabel_margin_loss_backward`, which asks for a violation: at the margin the slope is 0, where JAX gives 1/2. The second derivative is 0.
+    `multilabel_margin_loss_backward`, which asks for a violation: at the margin the slope is 0, where JAX gives 1/2.
+    The second derivative is 0.
     """
     name = "multilabel_margin_loss"
     x = inexact(name, "prediction", prediction, real=True)
