@@ -55,7 +55,7 @@ def linear_cross_entropy(
     _check(hidden, weight, labels, bias, class_weight, label_smoothing, chunk)
     labels = labels_for(name, labels, hidden.shape[:-1])
     tokens, words = labels.size, weight.shape[0]
-    x, y = hidden.reshape(tokens, -1), labels.reshape(tokens)
+    x, y = hidden.reshape(tokens, hidden.shape[-1]), labels.reshape(tokens)
     target = _target(y, y != ignore_index, words, class_weight, _wide(x))
     bias = None if bias is None else jnp.asarray(bias).astype(_wide(x))
     size = chunk_size(tokens, x.shape[1], words) if chunk is None else min(chunk, words)
@@ -169,7 +169,7 @@ def _parts(size: int, weight: Array, bias: Array | None, classes: Array) -> _Par
     biases = None if bias is None else bias.reshape(chunks, size)
     classes = jnp.pad(classes, (0, chunks * size - classes.size))
     starts = jnp.arange(chunks) * size
-    return _Part(weight.reshape(chunks, size, -1), biases, classes.reshape(chunks, size), starts)
+    return _Part(weight.reshape(chunks, size, weight.shape[1]), biases, classes.reshape(chunks, size), starts)
 
 
 def _sharp(smooth: float, target: _Target) -> Array:

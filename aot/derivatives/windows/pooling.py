@@ -42,8 +42,8 @@ def max_pool(
         operands, start, _larger, plan.window, plan.strides, plan.padding, window_dilation=plan.dilation
     )
     lead = array.shape[: array.ndim - len(plan.lengths)]
-    flat = array.reshape(*lead, -1)
-    return jnp.take_along_axis(flat, chosen.reshape(*lead, -1), -1).reshape(chosen.shape)
+    flat = array.reshape(*lead, math.prod(plan.lengths))
+    return jnp.take_along_axis(flat, chosen.reshape(*lead, math.prod(chosen.shape[len(lead) :])), -1).reshape(chosen.shape)
 
 
 def _larger(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
