@@ -111,7 +111,7 @@ def lu(a: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 @jax.custom_jvp
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    p, lower, upper = jax.scipy.linalg.lu(a)
+    p, lower, upper = jnp.vectorize(jax.scipy.linalg.lu, signature="(m,n)->(m,m),(m,k),(k,n)")(a)
     return p, lower, upper
 
 
