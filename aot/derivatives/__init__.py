@@ -120,6 +120,9 @@ from jointcut.aot.derivatives.losses.margins import multi_margin_loss as multi_m
 from jointcut.aot.derivatives.losses.margins import multilabel_margin_loss as multilabel_margin_loss
 from jointcut.aot.derivatives.losses.margins import triplet_margin_loss as triplet_margin_loss
 from jointcut.aot.derivatives.losses.pointwise import binary_cross_entropy as binary_cross_entropy
+from jointcut.aot.derivatives.losses.pointwise import (
+    binary_cross_entropy_with_logits as binary_cross_entropy_with_logits,
+)
 from jointcut.aot.derivatives.losses.pointwise import gaussian_nll_loss as gaussian_nll_loss
 from jointcut.aot.derivatives.losses.pointwise import huber_loss as huber_loss
 from jointcut.aot.derivatives.losses.pointwise import kl_div as kl_div

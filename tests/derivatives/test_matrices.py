@@ -54,7 +54,7 @@ SMOOTH = {
     "r alone": (lambda x: linalg.qr(x, "r") ** 2, drawn(2, 4)),
     "lu with a zero last pivot": (
         lambda x: jnp.stack(linalg.lu(x)[1:]),
-        np.array([[4.0, 1, 2], [2, 3.5, 2], [1, 1.25, 1]]),
+        np.array([[4.0, 1, 2], [2, 2.5, 2], [1, 1.25, 1]]),
     ),
     "det of rank 2": (linalg.det, np.diag(np.array([2.0, 3, 0]))),
     "det of rank 1": (linalg.det, np.ones((3, 3))),
