@@ -43,7 +43,8 @@ def max_pool(
     )
     lead = array.shape[: array.ndim - len(plan.lengths)]
     flat = array.reshape(*lead, math.prod(plan.lengths))
-    return jnp.take_along_axis(flat, chosen.reshape(*lead, math.prod(chosen.shape[len(lead) :])), -1).reshape(chosen.shape)
+    places = chosen.reshape(*lead, math.prod(chosen.shape[len(lead) :]))
+    return jnp.take_along_axis(flat, places, -1).reshape(chosen.shape)
 
 
 def _larger(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
