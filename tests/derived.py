@@ -70,7 +70,10 @@ def equals_jax(family: str, case: Case) -> None:
         if agrees and finite((*others[name][0], *others[name][1])) and name not in case.differs:
             assert distance(mine[name][1], others[name][1]) <= TOLERANCES[1], (name, mine[name][1], others[name][1])
         if not name.startswith("random") or name == "random 0":
-            _same_bits(ours(case)(*inputs), function(*inputs))
+            if isinstance(case.jax, str):
+                _same_bits(ours(case)(*inputs), function(*inputs))
+            else:
+                assert distance(mine[name][0], others[name][0]) <= TOLERANCES[0]
 
 
 def _same_bits(mine, other) -> None:

@@ -19,6 +19,19 @@ A cotangent that is exactly zero gives exactly zero, even where a slope is infin
 right gradient without a second `where` inside. Each docstring says what the function gives at its singular points, why,
 and what JAX gives there.
 
+What PyTorch's table has and this room has not:
+
+- `as_strided`, `_reshape_alias` and views: arrays of JAX have no strides to differentiate;
+- nested and jagged tensors, layouts other than dense: arrays of JAX are rectangular and dense, and
+  `jax.experimental.sparse` has derivatives of its own;
+- copies in place, `_foreach` and fused optimizers, cuDNN's RNNs: there is nothing of the kind;
+- `sum`, `cat`, `stack`, `repeat`, `where`, `masked_fill`, `flip`, `roll`, `trace`, `diag`, convolution and all that is
+  linear: JAX transposes them without a formula, and nothing is singular;
+- `exp`, `sin`, `tanh`, `erf`, `lgamma`, `digamma`, `mvlgamma` and all that is smooth where it is finite: JAX's own
+  derivative is right in every order.
+
+Options that JAX's functions have beside these (`where`, `initial`, `dtype`, `out`) are not taken.
+
 Files, in reading order:
 
     checks: Refuse bad arguments early, with the place, the cause and the cure.

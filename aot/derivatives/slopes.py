@@ -31,7 +31,7 @@ def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Arra
     finite = jnp.isfinite(steepness)
     fixed = jax.lax.stop_gradient(steepness)
     sign = jnp.where(jnp.isinf(fixed), jnp.sign(fixed.real), 0).astype(steepness.dtype)
-    outer = jnp.where(finite, 1, jnp.finfo(steepness.dtype).max).astype(steepness.real.dtype)
+    outer = jnp.where(finite, 1, jnp.finfo(steepness.dtype).max).astype(steepness.dtype)
     straight = tangent * outer * outer * jnp.where(finite, steepness, sign) * outer * outer
     edge = ~finite | (fixed == 0)  # an infinite bend is where the slope is infinite, or is 0 as that of x^1.5 at 0
     return straight + jnp.where(edge, tangent, 0) * _large(steepness.dtype) * _wild(slope, *points)
@@ -62,7 +62,7 @@ def _wild_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
 
 def _large(dtype: jnp.dtype) -> jax.Array:
     """A number whose square is infinite, and that leaves room for tangents."""
-    return jnp.asarray(2.0 ** int(0.6 * jnp.finfo(dtype).maxexp), jnp.finfo(dtype).dtype)
+    return jnp.asarray(2.0 ** int(0.6 * jnp.finfo(dtype).maxexp), dtype)
 
 
 def _by_bends(function: Any, part: Callable[[jax.Array, jax.Array], jax.Array]) -> None:

@@ -57,8 +57,9 @@ def mish(x: ArrayLike) -> jax.Array:
 
 
 def _mish_slope(x: jax.Array) -> jax.Array:
-    steep = jnp.tanh(_softplus(x))
-    return steep + x * _sigmoid(x) * (1 - steep * steep)
+    near = jnp.where(x > 40, 0, x)  # above it the slope is 1 to the last bit
+    gate = jnp.tanh(_softplus(near))
+    return jnp.where(x > 40, 1, gate + near * _sigmoid(near) * (1 - gate * gate))
 
 
 _mish = unary(jax.nn.mish, _mish_slope)
@@ -131,8 +132,8 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
 def softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
     """exp(x) over its sum along the axes. Slope: s·(t - sum(s·t)) with s the result (PyTorch's `softmax_backward`).
 
-    It is made of the result alone. Elements of -inf have the slope 0; where all are -inf the result is NaN, as in JAX and
-    PyTorch, but the slope 0 and not NaN, so that a row that is masked out takes no part.
+    It is made of the result alone. Elements of -inf have the slope 0. Where all are -inf, or one is inf, the result
+    is NaN, as in JAX and PyTorch, but the slope is 0, so that a row that is masked out takes no part.
     """
     array = inexact("softmax", "x", x, real=True)
     return _softmax(some_axes("softmax", axis, array.ndim), array)
@@ -149,8 +150,9 @@ def _softmax_slope(tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], x: j
 
 
 def _share(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    """The softmax, and 0 where all elements are -inf."""
-    return jnp.where(jnp.max(x, axis=axes, keepdims=True) == -jnp.inf, 0, _softmax(axes, x))
+    """The softmax, and 0 where it is NaN for an infinity: all elements are -inf, or one is inf."""
+    largest = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf)
+    return jnp.where(jnp.isinf(largest), 0, _softmax(axes, x))
 
 
 slopes(_softmax, _softmax_slope)

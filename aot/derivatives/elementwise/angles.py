@@ -26,7 +26,7 @@ def _hypot(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 
 def _part(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> jax.Array:
-    return tangent * part * _inverse_length(x1, x2)
+    return tangent * (part * _inverse_length(x1, x2))
 
 
 def _inverse_length(x1: jax.Array, x2: jax.Array) -> jax.Array:
@@ -53,7 +53,7 @@ def _arctan2(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 def _turn(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> jax.Array:
     inverse = _inverse_length(x1, x2)
-    return tangent * part * inverse * inverse
+    return tangent * (part * inverse * inverse)
 
 
 slopes(_arctan2, lambda t, _, x1, x2: _turn(t, x1, x2, x2), lambda t, _, x1, x2: _turn(t, x1, x2, -x1))
@@ -72,7 +72,7 @@ _flat_angle = unary(jnp.angle, jnp.zeros_like)
 
 
 def abs(x: ArrayLike) -> jax.Array:
-    """The absolute value. Slope: x/|x|, and 0 at zero (PyTorch's `abs`). JAX has 1 at a real zero, 0 at a complex one."""
+    """The absolute value. Slope: x/|x|, and 0 at zero (PyTorch's `abs`). JAX has 1 at a real zero."""
     return _abs(inexact("abs", "x", x))
 
 
@@ -164,7 +164,14 @@ def arccosh(x: ArrayLike) -> jax.Array:
 
 
 _above_one = unary(lambda x: (x - 1) * (x + 1), lambda x: 2 * x)
-_arccosh = steep(jnp.arccosh, lambda x: rsqrt(_above_one(x)))
+
+
+def _arccosh_slope(x: jax.Array) -> jax.Array:
+    """The root of the product for real numbers, and the product of roots for complex ones, whose branches differ."""
+    return rsqrt(x - 1) * rsqrt(x + 1) if jnp.iscomplexobj(x) else rsqrt(_above_one(x))
+
+
+_arccosh = steep(jnp.arccosh, _arccosh_slope)
 
 
 def arctanh(x: ArrayLike) -> jax.Array:

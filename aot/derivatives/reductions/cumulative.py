@@ -33,7 +33,7 @@ def logcumsumexp(a: ArrayLike, axis: int) -> jax.Array:
     It is a linear recurrence whose factors are at most 1, so nothing overflows. Where all elements so far are -inf the
     value is -inf and the slope 0. JAX and PyTorch give NaN there, but JAX 1 for the first element.
     """
-    array = inexact("logcumsumexp", "a", a, real=True)
+    array = inexact("logcumsumexp", "a", a)
     return _logcumsumexp(one_axis("logcumsumexp", axis, array.ndim), array)
 
 
@@ -53,7 +53,7 @@ def _logcumsumexp_slope(tangent: jax.Array, _: jax.Array, axis: int, x: jax.Arra
 
 def _ratio(x: jax.Array, total: jax.Array) -> jax.Array:
     """exp(x - total), and 0 where x is -inf or the total infinite."""
-    known = (x > -jnp.inf) & jnp.isfinite(total)
+    known = (x.real > -jnp.inf) & jnp.isfinite(total)
     return jnp.where(known, jnp.exp(jnp.where(known, x, 0) - jnp.where(known, total, 0)), 0)
 
 

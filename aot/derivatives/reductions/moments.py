@@ -12,13 +12,13 @@ from jointcut.aot.derivatives.checks import Axis, inexact, some_axes
 from jointcut.aot.derivatives.slopes import slopes
 
 
-def mean(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def mean(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The mean. Slope: 1/n (PyTorch's `mean_backward`). No point is singular; the derivative is JAX's own."""
     array = inexact("mean", "a", a)
     return jnp.mean(array, axis=some_axes("mean", axis, array.ndim), keepdims=keepdims)
 
 
-def prod(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def prod(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The product. Slope: the product of all others (PyTorch's `prod_safe_zeros_backward`).
 
     It is right at any number of zeros, in every order. The derivative is JAX's own, which divides by nothing either.
@@ -27,7 +27,7 @@ def prod(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
     return jnp.prod(array, axis=some_axes("prod", axis, array.ndim), keepdims=keepdims)
 
 
-def var(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> jax.Array:
+def var(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """The variance, with n - ddof for n. Slope: 2·(a - mean)/(n - ddof) (PyTorch's `var_backward`).
 
     No point is singular. With n = ddof the value is NaN or infinite, and so is the slope.
@@ -58,7 +58,7 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
 slopes(_var, lambda tangent, _, axes, ddof, keepdims, x: 2 * _covariance(tangent, axes, ddof, keepdims, x))
 
 
-def std(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> jax.Array:
+def std(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """The root of the variance. Slope: (a - mean)/((n - ddof)·std) (PyTorch's `std_backward`).
 
     Where all elements are equal it is 0, as in PyTorch. JAX gives NaN.
@@ -83,13 +83,13 @@ def _std_slope(
 slopes(_std, _std_slope)
 
 
-def logsumexp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def logsumexp(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """log(sum(exp(a))). Slope: exp(a - logsumexp), the softmax (PyTorch's `logsumexp_backward`).
 
     Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part. An
     element of +inf has the slope 0 likewise. JAX and PyTorch give NaN for both.
     """
-    array = inexact("logsumexp", "a", a, real=True)
+    array = inexact("logsumexp", "a", a)
     return _logsumexp(some_axes("logsumexp", axis, array.ndim), keepdims, array)
 
 
@@ -102,7 +102,7 @@ def _logsumexp_slope(
     tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], keepdims: bool, x: jax.Array
 ) -> jax.Array:
     total = _logsumexp(axes, True, x)
-    known = jnp.isfinite(total) & (x > -jnp.inf)
+    known = jnp.isfinite(total) & (x.real > -jnp.inf)
     share = jnp.where(known, jnp.exp(jnp.where(known, x, 0) - jnp.where(known, total, 0)), 0)
     return jnp.sum(share * tangent, axis=axes, keepdims=keepdims)
 

@@ -83,7 +83,7 @@ def _norm_slope(
     zero = length == 0
     length = jnp.where(zero, 1, length)
     if order == 2:
-        along = (jnp.conj(x / length) * tangent).real
+        along = (jnp.conj(x / length.astype(x.dtype)) * tangent).real
     else:
         along = _along(order, axes, x, length) * (jnp.conj(sign(x)) * tangent).real
     return jnp.sum(jnp.where(zero, 0, along), axis=axes, keepdims=keepdims)

@@ -12,17 +12,17 @@ from jointcut.aot.derivatives.checks import Axis, inexact, nonempty, some_axes
 from jointcut.aot.derivatives.slopes import slopes
 
 
-def amax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def amax(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The largest element. All that are as large share evenly, as in PyTorch (`amaxamin_jvp`) and JAX."""
     return _extreme("amax", a, axis, keepdims)
 
 
-def amin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def amin(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The smallest element. All that are as small share evenly, as in PyTorch (`amaxamin_jvp`) and JAX."""
     return _extreme("amin", a, axis, keepdims)
 
 
-def aminmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
+def aminmax(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
     """The smallest and the largest element, as `amin` and `amax` (PyTorch's `aminmax`)."""
     return _extreme("amin", a, axis, keepdims), _extreme("amax", a, axis, keepdims)
 
@@ -34,7 +34,7 @@ def _extreme(function: str, a: ArrayLike, axis: Axis, keepdims: bool) -> jax.Arr
     return _ranked(function, axes, keepdims, array)
 
 
-def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def median(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The middle element, or the mean of the two in the middle, as in JAX; PyTorch takes the lower one.
 
     Elements equal to the one in the middle share its slope evenly (PyTorch's `evenly_distribute_backward`, which it
@@ -44,7 +44,7 @@ def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array
     return _middle("median", a, axis, keepdims)
 
 
-def nanmedian(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> jax.Array:
+def nanmedian(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The median of what is not NaN; see `median`. NaNs have the slope 0, unless there is nothing else."""
     return _middle("nanmedian", a, axis, keepdims)
 

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.derivatives.case import Case, normal, patterns, points
+from benchmarks.derivatives.case import Case, complex_normal, normal, patterns, points
 
 _X = (normal(2, 3),)
 _AT = [0.0, 1.0, -1.0, 50.0, -50.0, 1e200, -1e200]
 _MASKED = patterns(3, 4, names="zeros, ties, all equal, one -inf, huge")
+_FUNCTIONS = {
+    "sigmoid": lambda torch, z: torch.sigmoid(z),
+    "tanhshrink": lambda torch, z: torch.nn.functional.tanhshrink(z),
+}
 _SINGLE = {f"single: {name}": inputs for name, inputs in patterns(3, 1, names="zeros, all equal").items()}
 
 
@@ -26,6 +30,18 @@ def _one(
     return Case(name, name.split(" ")[0], torch, _X, probes, options or {}, dotted, **more)
 
 
+COMPLEX = [
+    Case(
+        f"{name} complex",
+        name,
+        lambda torch, z, name=name: _FUNCTIONS[name](torch, z),
+        (complex_normal(4),),
+        {},
+        {},
+        jax,
+    )
+    for name, jax in (("sigmoid", "nn.sigmoid"), ("tanhshrink", None))
+]
 SMOOTH = [
     _one("sigmoid", lambda torch, x: torch.sigmoid(x)),
     _one("softplus", lambda torch, x: torch.nn.functional.softplus(x)),
@@ -94,4 +110,4 @@ CORNERS = [
         points(x=[0.0, 1.0, -1.0], weight=[0.25, 0.0]),
     ),
 ]
-CASES = [*SMOOTH, *OVER_AXES, *CORNERS]
+CASES = [*COMPLEX, *SMOOTH, *OVER_AXES, *CORNERS]

@@ -21,6 +21,15 @@ CASES = [
         {"axis": 0},
         "numpy.cumprod",
     ),
+    Case(
+        "logcumsumexp complex",
+        "logcumsumexp",
+        lambda torch, x: torch.logcumsumexp(x, 0),
+        (complex_normal(4),),
+        {},
+        {"axis": 0},
+        "lax.cumlogsumexp",
+    ),
     *(
         Case(
             f"logcumsumexp along {axis}",

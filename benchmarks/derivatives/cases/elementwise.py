@@ -220,4 +220,18 @@ BOUNDS = [
         points(x=[0.0, 1.0], y=[1.0], w=[0.0, 0.5, 1.0]),
     ),
 ]
-CASES = [*LOGARITHMS, *ANGLES, *BOUNDS]
+COMPLEX = [
+    *(
+        _one(
+            f"{name} complex",
+            lambda torch, z, name=name: getattr(torch, name)(z),
+            _COMPLEX,
+            jax=f"numpy.{name}",
+            ours=name,
+        )
+        for name in ("log1p", "log2", "log10", "sinc", "arcsin", "arccos", "arccosh", "arctanh")
+    ),
+    _one("divide complex", lambda torch, x, y: torch.div(x, y), _COMPLEX * 2, jax="numpy.divide", ours="divide"),
+    Case("lerp complex", "lerp", lambda torch, x, y, w: torch.lerp(x, y, w), _COMPLEX * 3),
+]
+CASES = [*LOGARITHMS, *ANGLES, *BOUNDS, *COMPLEX]

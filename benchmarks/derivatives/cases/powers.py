@@ -46,6 +46,31 @@ CASES = [
         jax="numpy.power",
     ),
     Case("sqrt", "sqrt", lambda torch, x: torch.sqrt(x), (positive(2, 3),), points(x=[0.0, 1.0]), jax="numpy.sqrt"),
+    *(
+        Case(
+            f"power {y!r} complex",
+            "power",
+            lambda torch, x, y=y: torch.pow(x, y),
+            (complex_normal(4),),
+            points(x=[0j, 1 + 0j]),
+            {"x2": y},
+            lambda jax, x, y=y: jax.numpy.power(x, y),
+            undefined={"x=0+0j": _ROOT} if y == 0.5 else {},
+        )
+        for y in (2, 3, -1, 0.5)
+    ),
+    *(
+        Case(
+            f"{name} complex",
+            name,
+            lambda torch, x, name=name: getattr(torch, name)(x),
+            (complex_normal(4),),
+            {},
+            {},
+            jax,
+        )
+        for name, jax in (("rsqrt", "lax.rsqrt"), ("reciprocal", "numpy.reciprocal"), ("square", "numpy.square"))
+    ),
     Case("sqrt complex", "sqrt", lambda torch, x: torch.sqrt(x), (complex_normal(4),), jax="numpy.sqrt"),
     Case("rsqrt", "rsqrt", lambda torch, x: torch.rsqrt(x), (positive(2, 3),), points(x=[0.0, 1.0]), jax="lax.rsqrt"),
     Case(

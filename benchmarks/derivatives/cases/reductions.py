@@ -89,6 +89,17 @@ MOMENTS = [
         {"axis": 0, "ddof": 1},
         "numpy.var",
     ),
+    Case("std complex", "std", lambda torch, x: torch.std(x), (complex_normal(4),), {}, {"ddof": 1}, "numpy.std"),
+    Case(
+        "logsumexp complex",
+        "logsumexp",
+        lambda torch, x: torch.logsumexp(x, 0),
+        (complex_normal(4),),
+        {},
+        {},
+        "scipy.special.logsumexp",
+    ),
+    Case("mean complex", "mean", lambda torch, x: torch.mean(x), (complex_normal(4),), {}, {}, "numpy.mean"),
     Case(
         "std",
         "std",
