@@ -10,6 +10,11 @@ Files, in reading order:
 - reductions: Functions over axes: norms, products, variances, ranks.
 - cumulative: Sums, products, extremes and log-sum-exp of all elements so far.
 - distances: Distances and angles between vectors.
+- linalg: Inverses, systems, factors, spectra, determinants and norms of matrices.
+- losses: Losses, of single elements, of classes and of sequences.
+- normalisation: Normalisation from saved statistics, and dropout.
+- windows: Pooling and interpolation.
+- indexing: Gather, scatter and sparse products, with indices that name one place twice.
 """
 
 from importlib import import_module
