@@ -15,6 +15,7 @@ Where to add what:
 Files, in reading order:
 
     choices: Read what a user may choose: a memory budget, and the options of `aot.function`.
+    derivatives: Functions whose derivatives stay finite, and equal PyTorch's.
     loops: Run loops backwards in memory that does not depend on how long they run.
     progress: Show the user what runs, and for how long.
     cache: Keep compiled programs on disk for other processes.
@@ -30,6 +31,7 @@ Files, in reading order:
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
+from jointcut.aot import derivatives as derivatives
 from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.options import Options as Options
 from jointcut.aot.explain import explain as explain
@@ -72,6 +74,7 @@ __all__ = [
     "Traced",
     "UncutWarning",
     "debug",
+    "derivatives",
     "explain",
     "fori_loop",
     "function",

@@ -37,6 +37,7 @@ Files, in reading order:
 - pages: Measure the saved report: how large its file is, and how soon a browser shows it.
 - wounds: Wound an artefact: the mutants of `mutants`, each the same for the same seed and number.
 - mutants: Damage artefacts in every way, and see that each is refused or proves equal.
+- derivatives: Compare derivatives with PyTorch's and JAX's, at random and at singular points.
 - storm_worker: Put and get entries of a store until killed, and write down what the store said.
 - storm: Kill the writers of a store again and again, and see that nothing it reported as written is lost or wrong.
 - demo: Train a GPT with jointcut and show what it saves.

@@ -28,8 +28,9 @@ MOST_ENTRIES = 14  # of a folder: a dozen, and a little
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 40
 
-# Confessed exceptions to the two caps: "folder/file.py" or "folder/file.py:function" -> the reason.
+# Confessed exceptions to the caps: "folder/file.py", or "folder/file.py:function" -> the reason. A room is its init.
 EXCUSED: dict[str, str] = {
+    "aot/__init__.py": "the top folder lists the rooms, which are what a user meets",
     "partition/program/jaxprs.py": "the one door to JAX's insides is one file",
 }
 
@@ -211,7 +212,7 @@ def every_file_is_listed(house: House) -> Iterator[str]:
 def rooms_are_small(house: House) -> Iterator[str]:
     for source in house.sources:
         entries = len(house.listed(source.module))
-        if entries > MOST_ENTRIES:
+        if entries > MOST_ENTRIES and source.path not in EXCUSED:
             yield f"{source.path}: lists {entries} entries, at most {MOST_ENTRIES}; give some a room of their own"
 
 
@@ -318,6 +319,7 @@ def excuses_are_needed(house: House) -> Iterator[str]:
         for function in source.functions
         if function_lines(function) > MOST_FUNCTION_LINES
     }
+    needed |= {source.path for source in house.sources if len(house.listed(source.module)) > MOST_ENTRIES}
     for where in sorted(EXCUSED.keys() - needed):
         yield f"EXCUSED names {where}, which needs no excuse; take out the line"
 

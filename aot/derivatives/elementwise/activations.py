@@ -1,0 +1,181 @@
+"""Activations that are smooth, also at the largest numbers, and those over an axis."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jointcut.aot.derivatives.checks import Axis, inexact, one_axis, some_axes
+from jointcut.aot.derivatives.slopes import slopes, unary
+from jointcut.partition.errors import CallError, message
+
+
+def sigmoid(x: ArrayLike) -> jax.Array:
+    """1/(1 + exp(-x)). Slope: s·(1-s) with s the result (PyTorch's `sigmoid`). No point is singular."""
+    return _sigmoid(inexact("sigmoid", "x", x))
+
+
+_sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
+
+
+def softplus(x: ArrayLike) -> jax.Array:
+    """log(1 + exp(x)). Slope: sigmoid(x) (PyTorch's `softplus_double_backward` for the second).
+
+    No point is singular. PyTorch takes x itself above 20, and is off by 2e-9 there.
+    """
+    return _softplus(inexact("softplus", "x", x))
+
+
+_softplus = unary(jax.nn.softplus, _sigmoid)
+
+
+def log_sigmoid(x: ArrayLike) -> jax.Array:
+    """log(sigmoid(x)). Slope: sigmoid(-x) (PyTorch's `log_sigmoid_double_backward` for the second)."""
+    return _log_sigmoid(inexact("log_sigmoid", "x", x))
+
+
+_log_sigmoid = unary(jax.nn.log_sigmoid, lambda x: _sigmoid(-x))
+
+
+def silu(x: ArrayLike) -> jax.Array:
+    """Swish, x·sigmoid(x). Slope: s·(1 + x·(1-s)) (PyTorch's `infinitely_differentiable_silu_backward`)."""
+    return _silu(inexact("silu", "x", x))
+
+
+_silu = unary(jax.nn.silu, lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)))
+
+
+def mish(x: ArrayLike) -> jax.Array:
+    """The product x·tanh(softplus(x)). Slope: t + x·s·(1-t²), with s = sigmoid(x) and t = tanh(softplus(x)).
+
+    It is PyTorch's `infinitely_differentiable_mish_backward`, which gives NaN in second order where exp(x) overflows.
+    """
+    return _mish(inexact("mish", "x", x))
+
+
+def _mish_slope(x: jax.Array) -> jax.Array:
+    near = jnp.where(x > 40, 0, x)  # above it the slope is 1 to the last bit
+    gate = jnp.tanh(_softplus(near))
+    return jnp.where(x > 40, 1, gate + near * _sigmoid(near) * (1 - gate * gate))
+
+
+_mish = unary(jax.nn.mish, _mish_slope)
+
+
+def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
+    """The product x·Phi(x), with the normal distribution function Phi, or its approximation by tanh as in JAX.
+
+    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40, where it is 0 or 1 to the last bit, nothing
+    is raised to a power, so it stays finite where x³ overflows and JAX and PyTorch give NaN for the approximation. For
+    the exact one PyTorch gives NaN in second order.
+    """
+    return _gelu(inexact("gelu", "x", x, real=True), approximate)
+
+
+_C = 0.044715  # of the approximation: tanh(sqrt(2/pi)·(x + 0.044715·x³))
+
+
+def _gelu_slope(x: jax.Array, approximate: bool) -> jax.Array:
+    far = jnp.abs(x) > 40
+    near = jnp.where(far, 0, x)
+    if approximate:
+        root = jnp.sqrt(2 / jnp.pi).astype(x.dtype)
+        bend = jnp.tanh(root * (near + _C * near * near * near))
+        inner = root * (1 + 3 * _C * near * near)
+        slope = 0.5 * (1 + bend) + 0.5 * near * (1 - bend * bend) * inner
+    else:
+        slope = jax.scipy.special.ndtr(near) + near * jnp.exp(-near * near / 2) / jnp.sqrt(2 * jnp.pi).astype(x.dtype)
+    return jnp.where(far, (x > 0).astype(x.dtype), slope)
+
+
+_gelu = unary(lambda x, approximate: jax.nn.gelu(x, approximate), _gelu_slope)
+
+
+def soft_sign(x: ArrayLike) -> jax.Array:
+    """The quotient x/(1 + |x|). Slope: 1/(1 + |x|)² (PyTorch's `softsign`). At zero the second is 0; JAX has -2."""
+    return _soft_sign(inexact("soft_sign", "x", x, real=True))
+
+
+def _soft_sign_slope(x: jax.Array) -> jax.Array:
+    share = 1 / (1 + jnp.where(x == 0, 0, jnp.abs(x)))
+    return share * share
+
+
+_soft_sign = unary(jax.nn.soft_sign, _soft_sign_slope)
+
+
+def tanhshrink(x: ArrayLike) -> jax.Array:
+    """The rest x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function."""
+    return _tanhshrink(inexact("tanhshrink", "x", x))
+
+
+_tanhshrink = unary(lambda x: x - jnp.tanh(x), lambda x: jnp.square(jnp.tanh(x)))
+
+
+def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
+    """The product a·sigmoid(b), with a and b the halves of x along the axis.
+
+    Slopes: sigmoid(b), and a·s·(1-s) with s = sigmoid(b) (PyTorch's `glu_double_backward` for the second).
+    """
+    array = inexact("glu", "x", x)
+    along = one_axis("glu", axis, array.ndim)
+    if array.shape[along] % 2:
+        what = f"has {array.shape[along]} elements along the axis {along}, which cannot be halved."
+        raise CallError(message("derivatives.glu: x", what, "Pass an even number of elements."))
+    first, second = jnp.split(array, 2, axis=along)
+    return first * _sigmoid(second)
+
+
+def softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """exp(x) over its sum along the axes. Slope: s·(t - sum(s·t)) with s the result (PyTorch's `softmax_backward`).
+
+    It is made of the result alone. Elements of -inf have the slope 0. Where all are -inf, or one is inf, the result
+    is NaN, as in JAX and PyTorch, but the slope is 0, so that a row that is masked out takes no part.
+    """
+    array = inexact("softmax", "x", x, real=True)
+    return _softmax(some_axes("softmax", axis, array.ndim), array)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x, axis=axes)
+
+
+def _softmax_slope(tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    share = _share(axes, x)
+    return share * (tangent - jnp.sum(share * tangent, axis=axes, keepdims=True))
+
+
+def _share(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    """The softmax, and 0 where it is NaN for an infinity: all elements are -inf, or one is inf."""
+    largest = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf)
+    return jnp.where(jnp.isinf(largest), 0, _softmax(axes, x))
+
+
+slopes(_softmax, _softmax_slope)
+
+
+def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """softmax(-x) (PyTorch's `softmin`); JAX has no such function."""
+    return softmax(-inexact("softmin", "x", x, real=True), axis)
+
+
+def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
+    """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = softmax(x).
+
+    It is PyTorch's `log_softmax_backward`. An element of -inf has the result -inf; it takes no part in the slopes of
+    the others.
+    """
+    array = inexact("log_softmax", "x", x, real=True)
+    return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _log_softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(x, axis=axes)
+
+
+slopes(_log_softmax, lambda t, _, axes, x: t - jnp.sum(_share(axes, x) * t, axis=axes, keepdims=True))
