@@ -1,9 +1,9 @@
 """Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
 
 A derivative is a linear map. It takes a zero tangent to zero, also where its slope is infinite or not a number; a
-product of floats does not, since `0 * inf` is NaN. `times` writes the slope as a product of finite factors instead. A
-tangent that is not zero still becomes infinite or NaN by them, and JAX can transpose them as any product. The slope of
-the slope is treated in the same way, so second order keeps zero too, in all combinations of forward and reverse mode.
+product of floats does not, since `0 * inf` is NaN. `times` writes such a slope as a product of large finite factors, by
+which a tangent that is not zero still becomes infinite, and which JAX transposes as any product. The slope of the slope
+is treated in the same way, so second order keeps zero too, in all combinations of forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Rule = Callable[..., jax.Array]
 def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
     """Return tangent * slope(*points) elementwise, but zero where the tangent is zero, whatever the slope.
 
-    An infinite slope, or one that is NaN, is the product of three large numbers, and so are those of the slope's own. A
-    tangent becomes infinite by them, unless it is tiny. A finite slope is multiplied as it is. The backward keeps one
-    array and two masks.
+    An infinite slope is the product of three large numbers, by which a tangent above 1e-12 becomes infinite. A slope
+    that is NaN, as those outside a function's domain, counts as positive infinity. A finite slope is multiplied as it
+    is. The backward keeps one array and two masks.
     """
     points = tuple(jnp.broadcast_arrays(*points))
     steepness = _calm(slope, *points)
