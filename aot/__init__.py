@@ -31,7 +31,7 @@ Files, in reading order:
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
-from jointcut.aot import derivatives as derivatives
+from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.options import Options as Options
 from jointcut.aot.explain import explain as explain
@@ -74,7 +74,6 @@ __all__ = [
     "Traced",
     "UncutWarning",
     "debug",
-    "derivatives",
     "explain",
     "fori_loop",
     "function",
