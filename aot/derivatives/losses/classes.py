@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, one_of
+from jointcut.aot.derivatives.elementwise.activations import log_softmax
 from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean
-from jointcut.aot.derivatives.slopes import slopes
 from jointcut.partition.errors import CallError, message
 
 
@@ -65,15 +65,6 @@ def nll_loss(
     _check(logp, 0, "nll_loss")
     picked = labels_for("nll_loss", labels, logp.shape[:-1])
     return _hard("nll_loss", logp, picked, _class_weights("nll_loss", weight, logp), ignore_index, reduction, 0)
-
-
-@jax.custom_jvp
-def log_softmax(z: jax.Array) -> jax.Array:
-    """Log-probabilities along the last axis, with slopes from the result: dz - sum(exp(result)·dz)."""
-    return jax.nn.log_softmax(z)
-
-
-slopes(log_softmax, lambda dz, logp, z: dz - (jnp.exp(log_softmax(z)) * dz).sum(-1, keepdims=True))
 
 
 def _hard(
