@@ -1,9 +1,9 @@
 """Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
 
 A derivative is a linear map. It takes a zero tangent to zero, also where its slope is infinite or not a number; a
-product of floats does not, since `0 * inf` is NaN. `times` writes the slope as a product of finite factors instead. A
-tangent that is not zero still becomes infinite or NaN by them, and JAX can transpose them as any product. The slope of
-the slope is treated in the same way, so second order keeps zero too, in all combinations of forward and reverse mode.
+product of floats does not, since `0 * inf` is NaN. `times` writes such a slope as a product of large finite factors, by
+which a tangent that is not zero still becomes infinite, and which JAX transposes as any product. The slope of the slope
+is treated in the same way, so second order keeps zero too, in all combinations of forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -22,19 +22,38 @@ Rule = Callable[..., jax.Array]
 def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
     """Return tangent * slope(*points) elementwise, but zero where the tangent is zero, whatever the slope.
 
-    The factors of an infinite slope are the largest finite number, twice, on both sides of its sign, and those of a NaN
-    have a zero in place of the sign: whichever is multiplied first, forward or transposed, infinity times zero is NaN.
-    A finite slope is multiplied with ones, which changes no bit.
+    An infinite slope is the product of three large numbers, by which a tangent above 1e-12 becomes infinite. A slope
+    that is NaN, as those outside a function's domain, counts as positive infinity. A finite slope is multiplied as it
+    is. The backward keeps one array and two masks.
     """
     points = tuple(jnp.broadcast_arrays(*points))
     steepness = _calm(slope, *points)
-    finite = jnp.isfinite(steepness)
-    fixed = jax.lax.stop_gradient(steepness)
-    sign = jnp.where(jnp.isinf(fixed), jnp.sign(fixed.real), 0).astype(steepness.dtype)
-    outer = jnp.where(finite, 1, jnp.finfo(steepness.dtype).max).astype(steepness.dtype)
-    straight = tangent * outer * outer * jnp.where(finite, steepness, sign) * outer * outer
-    edge = ~finite | (fixed == 0)  # an infinite bend is where the slope is infinite, or is 0 as that of x^1.5 at 0
-    return straight + jnp.where(edge, tangent, 0) * _large(steepness.dtype) * _wild(slope, *points)
+    finite, fixed = jnp.isfinite(steepness), jax.lax.stop_gradient(steepness)
+    small, large, more = _factors(steepness.dtype)
+    sign = jnp.where(jnp.isnan(fixed), 1, jnp.sign(fixed.real)).astype(steepness.dtype)
+    edge = ~finite | _may_bend(fixed)
+    scaled = jnp.where(finite, jnp.where(edge, steepness / small, steepness), sign * large)
+    product = jnp.where(edge, tangent * small, tangent) * (scaled + _wild(slope, *points))
+    return jnp.where(finite, product, product * more)
+
+
+def _may_bend(slope: jax.Array) -> jax.Array:
+    """Where the slope of a finite slope may be infinite: where it is 0, as that of x^1.5 at 0.
+
+    Numbers of 16 bits with 5 for the exponent have no room for the factors, and are left out.
+    """
+    return (slope == 0) & (jnp.finfo(slope.dtype).maxexp > 16)
+
+
+def _factors(dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Powers of two: for the tangent, for the slope, and for the product of both where that is to be infinite."""
+    largest = jnp.finfo(dtype).maxexp
+    small, large, more = largest // 9, largest - largest // 9 + 1, largest // 3
+    return (
+        jnp.asarray(2.0**small, dtype),
+        jnp.asarray(2.0 ** min(large, largest - 1), dtype),
+        jnp.asarray(2.0**more, dtype),
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -45,7 +64,7 @@ def _calm(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _wild(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
-    """Zero, with a large slope where the slope's own slope is infinite, whose product with `_large` is infinite."""
+    """Zero, with a large slope where the slope's own slope is infinite, whose product with the factors is infinite."""
     return jnp.zeros_like(slope(*points))
 
 
@@ -57,12 +76,7 @@ def _calm_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
 def _wild_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
     infinite = jnp.isinf(bend)
     sign = jnp.where(infinite, jnp.sign(jax.lax.stop_gradient(bend).real), 0).astype(bend.dtype)
-    return jnp.where(infinite, tangent, 0) * _large(bend.dtype) * sign
-
-
-def _large(dtype: jnp.dtype) -> jax.Array:
-    """A number whose square is infinite, and that leaves room for tangents."""
-    return jnp.asarray(2.0 ** int(0.6 * jnp.finfo(dtype).maxexp), dtype)
+    return jnp.where(infinite, tangent, 0) * (_factors(bend.dtype)[1] * sign)
 
 
 def _by_bends(function: Any, part: Callable[[jax.Array, jax.Array], jax.Array]) -> None:

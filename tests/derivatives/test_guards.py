@@ -61,15 +61,18 @@ def _itself(slope):
 
 
 def test_a_tangent_that_is_not_zero_meets_the_slope_as_it_is():
-    slopes = jnp.array([2.0, jnp.inf, -jnp.inf, jnp.nan, 1e38])
-    for tangent in (1.0, -0.5, 1e-30):
+    slopes = jnp.array([2.0, jnp.inf, -jnp.inf, 0.0, 1e38])
+    for tangent in (1.0, -0.5, 1e-12):
         forward = times(jnp.float32(tangent), _itself, slopes)
         (back,) = jax.vjp(lambda t: times(t, _itself, slopes), jnp.full(5, tangent, jnp.float32))[1](
             jnp.full(5, tangent)
         )
         for found in (forward, back):
             np.testing.assert_array_equal(found, jnp.float32(tangent) * slopes)
-    assert (times(jnp.float32(0), _itself, slopes) == 0).all()
+        assert np.isinf(times(jnp.float32(tangent), _itself, jnp.float32(jnp.nan)))
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
+        given = slopes.at[3].set(jnp.nan).astype(dtype)
+        assert (times(jnp.zeros((), dtype), _itself, given) == 0).all()
 
 
 def test_what_is_not_differentiated_is_not_computed():

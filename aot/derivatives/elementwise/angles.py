@@ -159,7 +159,10 @@ _arccos = steep(jnp.arccos, lambda x: -rsqrt(_below_one(x)))
 
 
 def arccosh(x: ArrayLike) -> jax.Array:
-    """The inverse hyperbolic cosine. Slope: 1/sqrt(x²-1) (PyTorch's `acosh`); at 1 a zero cotangent gives zero."""
+    """The inverse hyperbolic cosine. Slope: 1/sqrt(x²-1) (PyTorch's `acosh`); at 1 a zero cotangent gives zero.
+
+    Of complex numbers it is 1/(sqrt(x-1)·sqrt(x+1)); JAX's has the wrong sign where the real part is negative.
+    """
     return _arccosh(inexact("arccosh", "x", x))
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, promoted
-from jointcut.aot.derivatives.slopes import slopes, steep, times
+from jointcut.aot.derivatives.slopes import slopes, steep, times, unary
 
 
 def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -24,7 +24,7 @@ def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
       second order 0 likewise, where both give NaN.
     - x1 = 0, x2 > 0: 0 for x2, by continuity; for x1 it is 0, 1 or infinite as x2 is above, at or below 1.
     - x2 = 0, x1 not zero: the mixed second derivative is 1/x1, its limit; PyTorch and JAX give 0.
-    - x1 < 0 and a whole x2: the slope for x2 does not exist, and is NaN, as in JAX and PyTorch.
+    - x1 < 0 and a whole x2: the slope for x2 does not exist, and is infinite. JAX and PyTorch give NaN.
     """
     if isinstance(x2, int | float) and not isinstance(x2, bool):
         return _power_of(x2, inexact("power", "x1", x1))
@@ -100,7 +100,10 @@ _reciprocal = steep(jnp.reciprocal, lambda x: -_power_of(-2, x))
 
 def square(x: ArrayLike) -> jax.Array:
     """x². Slope: 2x (PyTorch's `pow_backward`); no point is singular."""
-    return _power_of(2, inexact("square", "x", x))
+    return _square(inexact("square", "x", x))
+
+
+_square = unary(jnp.square, lambda x: 2 * x)
 
 
 def sqrt(x: ArrayLike) -> jax.Array:
