@@ -114,6 +114,15 @@ def test_all_ignored_is_no_number_with_no_gradient(in_double):
     assert np.isnan(loss) and not any(grad.any() for grad in grads)
 
 
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_a_label_that_is_no_word_is_no_number(wrong, in_double):
+    hidden, weight, bias, labels = inputs(words=12)
+    labels[1] = wrong
+    for function in (ours, plain):
+        losses = function(hidden, weight, bias, labels, reduction="none")
+        assert np.isnan(losses).tolist() == [False, True, False, False, False, False]
+
+
 def test_short_floats_are_summed_in_single_precision():
     hidden, weight, _, labels = inputs(tokens=8, width=16, words=64, dtype=jnp.bfloat16)
     loss, grads = jax.value_and_grad(linear_cross_entropy, (0, 1))(hidden, weight, labels, chunk=16)

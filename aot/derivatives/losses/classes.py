@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, one_of
-from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, mean
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.elementwise.activations import log_softmax
+from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean
 from jointcut.partition.errors import CallError, message
 
 
@@ -29,6 +29,7 @@ def cross_entropy(
     - A logit of -inf has probability 0 and slope 0. If its q is 0 too the product counts as 0; PyTorch gives NaN for
       probabilities and for smoothed labels, JAX too.
     - All labels ignored: the mean is 0/0, NaN, as in PyTorch; the gradient is 0.
+    - A label that is no class has the loss NaN; PyTorch raises.
     """
     z = inexact("cross_entropy", "logits", logits, real=True)
     _check(z, label_smoothing, "cross_entropy")
@@ -66,15 +67,6 @@ def nll_loss(
     return _hard("nll_loss", logp, picked, _class_weights("nll_loss", weight, logp), ignore_index, reduction, 0)
 
 
-@jax.custom_jvp
-def log_softmax(z: jax.Array) -> jax.Array:
-    """Log-probabilities along the last axis, with slopes from the result: dz - sum(exp(result)·dz)."""
-    return jax.nn.log_softmax(z)
-
-
-slopes(log_softmax, lambda dz, logp, z: dz - (jnp.exp(log_softmax(z)) * dz).sum(-1, keepdims=True))
-
-
 def _hard(
     function: str,
     logp: jax.Array,
@@ -93,6 +85,7 @@ def _hard(
     if smoothing:
         even = -_product(weight, logp).sum(-1)
         losses = jnp.where(kept, (1 - smoothing) * losses + smoothing / logp.shape[-1] * even, 0)
+    losses = loud(losses, labels, ignore_index, logp.shape[-1])
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else mean(losses.sum(), scale.sum())

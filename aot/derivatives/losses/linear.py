@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jointcut.aot.derivatives.checks import inexact, one_of
-from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, mean
+from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean
 from jointcut.partition.errors import CallError, message
 
 CHUNK_NUMBERS = 2**22  # logits held at a time: 16 MiB in float32, small beside what XLA needs for a matrix product
@@ -40,6 +40,7 @@ def linear_cross_entropy(
     Shapes are `hidden[..., width]`, `weight[vocabulary, width]`, `labels[...]` (integers), `bias[vocabulary]` and
     `class_weight[vocabulary]`. Tokens labelled `ignore_index` count for nothing: their loss and gradients are exactly
     zero, and the mean leaves them out. If all are ignored the mean is 0 / 0, NaN, as in PyTorch, and the gradient 0.
+    A label that is no word has the loss NaN; PyTorch raises.
 
     `chunk` is how many words are held at a time. Left out, it is the largest divisor of the vocabulary with at most
     4 million logits, or as many as there are hidden numbers if those are more. A vocabulary without a good divisor is
@@ -61,7 +62,7 @@ def linear_cross_entropy(
     size = chunk_size(tokens, x.shape[1], words) if chunk is None else min(chunk, words)
     lse, picked = _rows(size, label_smoothing / words, x, *_padded(weight, bias, -words % size), target)
     total = (1 - label_smoothing) * target.scale + label_smoothing / words * target.classes.sum()
-    losses = jnp.where(target.labels < 0, 0, total * lse - picked)
+    losses = loud(jnp.where(target.labels < 0, 0, total * lse - picked), y, ignore_index, words)
     if reduction == "none":
         return losses.reshape(labels.shape)
     return losses.sum() if reduction == "sum" else mean(losses.sum(), target.scale.sum())

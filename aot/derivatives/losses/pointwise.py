@@ -10,6 +10,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import inexact, not_negative
+from jointcut.aot.derivatives.elementwise.angles import abs
 from jointcut.aot.derivatives.losses.reduced import pair, positive, reduced
 from jointcut.aot.derivatives.slopes import slopes
 
@@ -29,16 +30,7 @@ def l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -
     Source: PyTorch's `l1_loss`, which is the `abs` of a difference. JAX gives 1 where they are equal.
     """
     x, y = pair("l1_loss", prediction, target)
-    return reduced("l1_loss", _absolute(x - y), reduction)
-
-
-@jax.custom_jvp
-def _absolute(x: jax.Array) -> jax.Array:
-    """|x|, with slope 0 at 0; `jnp.abs` has 1 there."""
-    return jnp.abs(x)
-
-
-slopes(_absolute, lambda tangent, _, x: tangent * jnp.sign(x))
+    return reduced("l1_loss", abs(x - y), reduction)
 
 
 def huber_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0) -> jax.Array:
@@ -63,7 +55,7 @@ def smooth_l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "m
     not_negative("smooth_l1_loss", "beta", beta)
     x, y = pair("smooth_l1_loss", prediction, target)
     if beta == 0:
-        return reduced("smooth_l1_loss", _absolute(x - y), reduction)
+        return reduced("smooth_l1_loss", abs(x - y), reduction)
     distance = jnp.abs(x - y)
     losses = jnp.where(distance < beta, 0.5 * jnp.square(x - y) / beta, distance - 0.5 * beta)
     return reduced("smooth_l1_loss", losses, reduction)

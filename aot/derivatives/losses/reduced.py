@@ -59,6 +59,12 @@ def labels_for(function: str, labels: ArrayLike, shape: Sequence[int]) -> jax.Ar
     return array
 
 
+def loud(losses: jax.Array, labels: jax.Array, ignore_index: int, classes: int) -> jax.Array:
+    """Return the losses, NaN where a label is no class: there is no value to raise an error from under `jit`."""
+    outside = (labels != ignore_index) & ((labels < 0) | (labels >= classes))
+    return jnp.where(outside, jnp.nan, losses)
+
+
 def positive(function: str, name: str, value: float) -> float:
     """Return `value`; refuse one that is not above zero."""
     if not value > 0:
