@@ -280,7 +280,7 @@ class Function:
             with explained(self._name, self._function):
                 guards = self._options.derivatives == choosing.FINITE
                 flat = functools.partial(jaxprs.evaluate, closed)
-                program = joint(flat, structs, False, mask, paths, is_guarded=guards)
+                program = joint(flat, structs, False, mask, paths, is_finite=guards)
             split = cut_inside(program, self._options, self._name)
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
@@ -339,10 +339,12 @@ def function(
             (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
-        derivatives: `"jax"`, or `"finite"`: where a cotangent is exactly zero, as behind a `jnp.where` that did not
-            choose a branch, a product with it is zero, even with infinity or NaN. Gradients that were finite keep their
-            bits. Matrix products and convolutions are not changed. Second derivatives are finite likewise in forward
-            over reverse mode, `jax.hessian`; in reverse over reverse mode they are JAX's.
+        derivatives: `"jax"`, or `"finite"`. Then a root of a sum of squares (a norm, a distance, a standard deviation)
+            and the angle of a point have the slope 0 at zero, and powers that of `aot.derivatives.power`. Where a
+            cotangent is exactly zero, as behind a `jnp.where` that did not choose a branch, a product with it is zero,
+            even with infinity or NaN; matrix products and convolutions are not changed. Gradients that were finite
+            keep their bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over
+            reverse mode, `jax.hessian`; in reverse over reverse mode products are JAX's.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.

@@ -56,7 +56,8 @@ class Options(Record):
             of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
         wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
             `passes` over the halves; one wrapper may be both.
-        derivatives: `"jax"`, or `"finite"`: a cotangent of zero makes a product zero, whatever the other factor is.
+        derivatives: `"jax"`, or `"finite"`: formulas with finite slopes where JAX's are NaN, and products with a
+            cotangent of zero that are zero, whatever the other factor is.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """

@@ -7,6 +7,7 @@ Nothing is cut or compiled here.
 Files, in reading order:
 
     shapes: Make arguments with symbolic sizes.
+    formulas: Give a traced function derivatives that stay finite, by the formulas of `aot.derivatives`.
     joint: Trace the function and its gradient as one jaxpr.
     rows: Split gradients of tables into the rows that were read, and their places.
     trees: Put flat results back into the caller's trees.

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jointcut.aot.loops import plain
+from jointcut.aot.trace.formulas import with_formulas
 from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
@@ -231,7 +232,7 @@ def joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int] | None = None,
-    is_guarded: bool = False,
+    is_finite: bool = False,
 ) -> Joint:
     """Trace forward and backward of a flat function for the arguments chosen by `mask`.
 
@@ -239,25 +240,25 @@ def joint(
     is one input with a gradient for each place. `paths` are the names of the leaves. If `mask` chooses none, the
     program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
     or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its equations
-    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated. If it
-    `is_guarded`, zero cotangents make zero products in the backward (see `guard`).
+    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated. So it is if
+    it `is_finite`: with `formulas`, and with the products of the backward guarded (see `guard`).
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
-    try:
-        program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, is_guarded)
-    except ValueError as error:
-        if not plain.is_about_loops(error):
-            raise
-    else:
-        if not has_checkpoint:
-            return replace(program, differentiated=differentiated)
+    if not is_finite:
+        try:
+            program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, False)
+        except ValueError as error:
+            if not plain.is_about_loops(error):
+                raise
+        else:
+            if not has_checkpoint:
+                return replace(program, differentiated=differentiated)
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(source.closed)
-    count = len(source.consts)
-    results = source.results
+    closed = plain.looped(with_formulas(source.closed) if is_finite else source.closed)
+    count, results = len(source.consts), source.results
 
     def again(*xs: Any) -> Any:
         out = jaxprs.evaluate(closed, *xs)
@@ -271,7 +272,7 @@ def joint(
     shifted = [*range(count), *(count + p for p in places)]
     with plain.refusing(closed):
         entered, on = [*source.consts, *leaves], [False] * count + list(mask)
-        program, _ = _joint(again, entered, has_aux, on, names, shifted, is_guarded)
+        program, _ = _joint(again, entered, has_aux, on, names, shifted, is_finite)
     return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
 
 
@@ -297,7 +298,7 @@ def _joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int],
-    is_guarded: bool,
+    is_finite: bool,
 ) -> tuple[Joint, bool]:
     residuals, traced = _Residuals(), list[Results]()
 
@@ -327,7 +328,7 @@ def _joint(
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
-    if is_guarded:
+    if is_finite:
         back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
     return _joined(front, back, residuals.references, results, paths), has_checkpoint
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from benchmarks.derivatives.guards import GUARDS
 from benchmarks.eagerly import evaluate
-from guards import GUARDS
 from jointcut import aot
 from jointcut.partition.errors import TraceError
 from programs import named
