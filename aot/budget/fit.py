@@ -216,10 +216,7 @@ class _Search(Generic[_T]):
         return min(fits, key=lambda c: (c.step_seconds, c.peak_bytes), default=None)
 
     def default(self) -> Candidate | None:
-        """The default plan, if it holds the budget.
-
-        It is compiled if it surely fits, and weighed if it might.
-        """
+        """The default plan, if it holds the budget: compiled if it surely fits, weighed if it might."""
         if (candidate := self.standard) is None:
             return None
         expected = self.expected(candidate)
@@ -242,7 +239,10 @@ class _Search(Generic[_T]):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
             if chosen is None or id(chosen) in self.tried:
-                break
+                if number or best is None or not (others := self.perhaps(best)):
+                    break
+                self.tries(others)
+                continue
             if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
                 break
             if number and best is None:
@@ -250,6 +250,11 @@ class _Search(Generic[_T]):
                 chosen = least if self.expected(least) >= NEARLY * self.room else chosen
             self.tries([chosen])
         return self.fitting
+
+    def perhaps(self, best: Candidate) -> list[Candidate]:
+        """Small candidates that are faster than one that fits, and would fit if they took what the model says."""
+        faster = (c for c in self.nearly if c.step_seconds < (1 - TIE) * best.step_seconds)
+        return [c for c in faster if id(c) not in self.tried and c.predicted_bytes <= self.room][:AT_ONCE]
 
     @property
     def nearly(self) -> list[Candidate]:
@@ -263,9 +268,8 @@ class _Search(Generic[_T]):
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
 
-        Yields after each try. The first is tried alone, since it often is the smallest. Ends when the last two are no
-        smaller than others before them; where plans are compiled, and predictions are less sure, when XLA's peaks do
-        not differ.
+        Yields after each try; the first is tried alone, since it often is the smallest. Ends when the last two are no
+        smaller than those before, or, where plans are compiled, when XLA's peaks do not differ.
         """
         row, peaks = self.nearly[:MOST_SMALLEST], list[float]()
         while row:

@@ -275,7 +275,8 @@ class Traced:
     def _pareto(self, chosen: Plan | None) -> Pareto:
         with Stage("weigh", self.name) as now:
             menu = self.planner.menu
-            front = ranked(ranked(menu), lambda c: c.predicted_bytes)
+            smallest = sorted(menu, key=lambda c: c.peak_bytes)[: 2 * self.planner.looks]
+            front = ranked([*ranked(menu), *smallest], lambda c: c.predicted_bytes)
             candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
             of_jax = menu if self.as_jax is self else self.as_jax.planner.menu
             plain = next((c for c in of_jax if c.plan.strategy == "save_all"), None)

@@ -286,7 +286,7 @@ class Planner:
         return self._known[key]
 
     @property
-    def _looks(self) -> int:
+    def looks(self) -> int:
         """How many plans are looked at that are not expected to fit but might."""
         return next((looks for most, looks in _LOOKS if len(self.graph.ops) <= most), 0)
 
@@ -305,7 +305,7 @@ class Planner:
         """
         row = self.ranked
         k = bisect_left(row, True, key=lambda c: expected(c) <= most_bytes)
-        faster = range(max(0, k - self._looks), k)
+        faster = range(max(0, k - self.looks), k)
         k = next((i for i in faster if expected(row[i]) <= most_bytes), k)
         if k == len(row):
             return None
