@@ -32,6 +32,7 @@ from jointcut.partition.program.jaxprs import (
     is_reference,
     opened,
     rebound,
+    scan_layout,
     struct,
 )
 from jointcut.partition.program.primitives import MOVEMENT
@@ -206,8 +207,9 @@ def _branches(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros
 
 
 def _scan(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
-    start, count = eqn.params["num_consts"], eqn.params["num_carry"]
-    body, ends = _repeated(eqn.params["jaxpr"], list(now), slice(start, start + count))
+    layout = scan_layout(eqn)
+    carries = slice(layout.num_consts, layout.num_consts + layout.num_carry)
+    body, ends = _repeated(eqn.params["jaxpr"], list(now), carries)
     return eqn.replace(params={**eqn.params, "jaxpr": body}), ends
 
 
