@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from jointcut.aot.budget.attempts import Attempt, Fitted, Ways, Weighed, attempt
 from jointcut.aot.budget.rates import rates
 from jointcut.aot.choices.limits import Limit, free_bytes
 from jointcut.aot.choices.options import Options
@@ -30,7 +31,6 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.search.budget import Candidate, Planner
-from jointcut.wrappers.record import Record
 
 #: How often plans that are expected to fit are weighed, and how many of the smallest plans are.
 MOST_ROUNDS, MOST_SMALLEST = 3, 6
@@ -44,7 +44,7 @@ SPREAD = 1.1
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
 
-#: The smallest plan is tried early if it is expected to take at least this share of what the budget leaves.
+#: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
 
 #: Least share of the predicted time that a faster plan must gain to be tried.
@@ -53,80 +53,6 @@ TIE = 0.01
 _SHOWN = 5  # arrays alive at the peak that the error names
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Attempt(Record):
-    """One plan that was tried during a search.
-
-    Attributes:
-        strategy: how the plan was chosen.
-        bytes_saved: bytes handed from the forward to the backward.
-        promised_bytes: predicted peak, from when the plan was chosen.
-        peak_bytes: peak of the compiled step, as XLA reports it.
-        activation_bytes: its temporaries alone.
-        fits: whether it holds the budget.
-        compile_ms: milliseconds of compilation.
-        weighed: whether it was compiled without optimisation, to learn its memory, and does not run.
-    """
-
-    strategy: str
-    bytes_saved: int
-    promised_bytes: int
-    peak_bytes: int
-    activation_bytes: int
-    fits: bool
-    compile_ms: float
-    weighed: bool = False
-
-    def __str__(self) -> str:
-        """`front: promised 61,000,000 bytes, takes 62,500,000: fits (compiled in 812 ms)`."""
-        verdict = "fits" if self.fits else "does not fit"
-        took = f"promised {self.promised_bytes:,} bytes, takes {self.peak_bytes:,}"
-        return f"{self.strategy}: {took}: {verdict} ({_HOW[self.weighed]} in {self.compile_ms:.0f} ms)"
-
-
-_HOW = {True: "weighed", False: "compiled"}
-
-
-@dataclass(frozen=True)
-class Weighed(Generic[_T]):
-    """A compiled plan: XLA's peak of the step and of its temporaries, and the milliseconds of compilation."""
-
-    made: _T
-    peak_bytes: int
-    activation_bytes: int
-    compile_ms: float
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes of arguments and results."""
-        return self.peak_bytes - self.activation_bytes
-
-
-@dataclass(frozen=True)
-class Fitted(Generic[_T]):
-    """The compiled plan that holds the budget, and the plans that were weighed or compiled, in order.
-
-    Where the plan of an earlier search was reused, these are the plans tried then.
-    """
-
-    plan: Plan
-    measured: Weighed[_T]
-    trail: tuple[Attempt, ...]
-
-
-@dataclass(frozen=True)
-class Ways(Generic[_T]):
-    """How plans are compiled to run, and where that is quicker, several at once for their memory alone.
-
-    Attributes:
-        measure: compiles a plan, to run it.
-        weigh: compiles plans for their memory alone; None where it would take as long.
-    """
-
-    measure: Callable[[Plan], Weighed[_T]]
-    weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
 
 
 class _Tried(NamedTuple):
@@ -202,7 +128,7 @@ class _Search(Generic[_T]):
         plan = replace(candidate.plan, peak_bytes=promised)
         self.tried.pop(id(candidate), None)
         self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs)
-        self.trail.append(_attempt(plan, promised, weighed, self.fits(candidate), not runs))
+        self.trail.append(attempt(plan, promised, weighed, self.fits(candidate), not runs))
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether a candidate that was tried holds the budget."""
@@ -239,7 +165,7 @@ class _Search(Generic[_T]):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
             if chosen is None or id(chosen) in self.tried:
-                if number or best is None or not (others := self.perhaps(best)):
+                if best is None or not (others := self.perhaps(best)):
                     break
                 self.tries(others)
                 continue
@@ -259,11 +185,10 @@ class _Search(Generic[_T]):
     @property
     def nearly(self) -> list[Candidate]:
         """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
-        best: dict[str, Candidate] = {}
-        for c in sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds)):
-            best.setdefault(c.plan.strategy, c)
-        first = [] if self.standard is None else [self.standard]
-        return sorted(dict.fromkeys([*first, *[*best.values()][: 2 * MOST_SMALLEST]]), key=self.expected)
+        row = sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
+        standard = [] if self.standard is None else [self.standard]
+        small = [*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *row[: 3 * self.planner.looks]]
+        return _of_each_strategy(sorted(dict.fromkeys(small), key=self.expected))
 
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
@@ -295,15 +220,12 @@ class _Search(Generic[_T]):
         return Fitted(tried.plan, tried.weighed, tuple(self.trail))
 
 
-def _attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:
-    figures = promised, weighed.peak_bytes, weighed.activation_bytes, fits, weighed.compile_ms, is_weighed
-    return Attempt(plan.strategy, plan.bytes_saved, *figures)
-
-
-def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
-    """The result without a search: a plan that was known, now compiled."""
-    promised = plan.peak_bytes or weighed.peak_bytes
-    return Fitted(replace(plan, peak_bytes=promised), weighed, (_attempt(plan, promised, weighed, True),))
+def _of_each_strategy(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first candidate of each strategy, in order."""
+    first: dict[str, Candidate] = {}
+    for c in candidates:
+        first.setdefault(c.plan.strategy, c)
+    return [*first.values()]
 
 
 def prices(options: Options) -> CostModel:

@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jointcut.aot.budget.fit import Attempt, Fitted, Room, Ways, Weighed, fit, followed, prices, room_for
+from jointcut.aot.budget.attempts import Attempt, Fitted, Ways, Weighed, followed
+from jointcut.aot.budget.fit import Room, fit, prices, room_for
 from jointcut.aot.budget.notes import Held, Note, PlainNote
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules

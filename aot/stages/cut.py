@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from jointcut.aot.budget.fit import Fitted
+from jointcut.aot.budget.attempts import Fitted
 from jointcut.aot.budget.pareto import Pareto
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms

@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.budget.attempts import Fitted
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import Fitted, planner_for
+from jointcut.aot.budget.fit import planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
@@ -238,6 +239,7 @@ class Traced:
         return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
 
     def _settled(self, budget: Limit, given: Traced, to_run: bool) -> Fitted[Compiled]:
+        """The plan for a budget; programs that were weighed for it are let go."""
         try:
             return settled(self._wanted(budget, given, to_run))
         finally:

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from jointcut.aot.budget.attempts import Ways, Weighed
 from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import Ways, Weighed, planner_for
+from jointcut.aot.budget.fit import planner_for
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.scales import Scales
 from jointcut.aot.budget.searches import Wanted, settled, way

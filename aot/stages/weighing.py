@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jointcut.aot.budget.fit import Ways, Weighed
+from jointcut.aot.budget.attempts import Ways, Weighed
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.scales import Scales
 from jointcut.aot.run.compile import weighing_options

@@ -311,9 +311,9 @@ class Chain:
             self.passing[number, stop] = frozenset(v for v, last in exports.items() if last >= stop)
         outer = self.passing[number, stop]
         inner = asked.intersection(exports) - outer if asked else asked
-        key = number, inside, outer, inner, drops
+        key = number, inside, outer, inner, drops and bool(inner)  # nothing is dropped where nothing is handed on
         if key not in self.known:
-            self.known[key] = figures(self.row, self.row.stretches[number], inside, outer, inner, drops)
+            self.known[key] = figures(self.row, self.row.stretches[number], *key[1:])
         return self.known[key]
 
     def at(self, number: int, level: int) -> frozenset[int]:

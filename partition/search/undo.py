@@ -57,7 +57,7 @@ def figures(
     twice = passing & _walk(row, stretch, stretch.needs, inside, outer | inner)[1] if drops else set[int]()
     dropped = frozenset(_droppable(row, twice)) - inner
     held, peak = _Replay(row, stretch, saved, dropped).figures(inner)
-    seconds = sum(row.problem.seconds[i] for i in sorted(ops)) + sum(row.problem.seconds[i] for i in sorted(twice))
+    seconds = sum(row.problem.seconds[i] for i in [*sorted(ops), *sorted(twice)])
     return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads, dropped)
 
 
@@ -121,9 +121,8 @@ class _Replay:
         self.level.carried.update(self.now[v] for v in self.stretch.passing if v in self.now)
         last, counted = self.level.lives
         made = (b for row in self.level.rows[1:middle] for b in row.makes)
-        kept = (
-            handed if progress.dropped else ()
-        )  # later stretches that drop their values compute them from these once more
+        # Later stretches that drop their values compute them from these once more.
+        kept = handed if progress.dropped else ()
         held = (b for b in made if counted[b] and (last[b] >= middle or b in kept))
         return sum(map(self.level.sizes.__getitem__, held)), self.level.peak[0]
 

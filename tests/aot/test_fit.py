@@ -20,18 +20,8 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.budget.fit import (
-    AT_ONCE,
-    FULL,
-    MOST_ROUNDS,
-    MOST_SMALLEST,
-    TIE,
-    Attempt,
-    Ways,
-    Weighed,
-    fit,
-    room_for,
-)
+from jointcut.aot.budget.attempts import Attempt, Ways, Weighed
+from jointcut.aot.budget.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit, room_for
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options
 from jointcut.partition import Plan
@@ -66,6 +56,7 @@ class Menu:
     plans: list[tuple[str, int, float, int]]
     compiled: list[Plan] = field(default_factory=list)
     weighed: list[Plan] = field(default_factory=list)
+    looks: int = 0
 
     @property
     def menu(self):

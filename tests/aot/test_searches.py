@@ -20,7 +20,7 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot.budget import rates as measuring
 from jointcut.aot.budget import searches
-from jointcut.aot.budget.fit import Ways
+from jointcut.aot.budget.attempts import Ways
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.partition.nesting.read import read

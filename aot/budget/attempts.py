@@ -1,0 +1,98 @@
+"""Record the plans that a search for a budget tried, what XLA says of them, and the one that it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from jointcut.partition.plans.plan import Plan
+from jointcut.wrappers.record import Record
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Attempt(Record):
+    """One plan that was tried during a search.
+
+    Attributes:
+        strategy: how the plan was chosen.
+        bytes_saved: bytes handed from the forward to the backward.
+        promised_bytes: predicted peak, from when the plan was chosen.
+        peak_bytes: peak of the compiled step, as XLA reports it.
+        activation_bytes: its temporaries alone.
+        fits: whether it holds the budget.
+        compile_ms: milliseconds of compilation.
+        weighed: whether it was compiled without optimisation, to learn its memory, and does not run.
+    """
+
+    strategy: str
+    bytes_saved: int
+    promised_bytes: int
+    peak_bytes: int
+    activation_bytes: int
+    fits: bool
+    compile_ms: float
+    weighed: bool = False
+
+    def __str__(self) -> str:
+        """`front: promised 61,000,000 bytes, takes 62,500,000: fits (compiled in 812 ms)`."""
+        verdict = "fits" if self.fits else "does not fit"
+        took = f"promised {self.promised_bytes:,} bytes, takes {self.peak_bytes:,}"
+        return f"{self.strategy}: {took}: {verdict} ({_HOW[self.weighed]} in {self.compile_ms:.0f} ms)"
+
+
+_HOW = {True: "weighed", False: "compiled"}
+
+
+@dataclass(frozen=True)
+class Weighed(Generic[_T]):
+    """A compiled plan: XLA's peak of the step and of its temporaries, and the milliseconds of compilation."""
+
+    made: _T
+    peak_bytes: int
+    activation_bytes: int
+    compile_ms: float
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of arguments and results."""
+        return self.peak_bytes - self.activation_bytes
+
+
+@dataclass(frozen=True)
+class Fitted(Generic[_T]):
+    """The compiled plan that holds the budget, and the plans that were weighed or compiled, in order.
+
+    Where the plan of an earlier search was reused, these are the plans tried then.
+    """
+
+    plan: Plan
+    measured: Weighed[_T]
+    trail: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True)
+class Ways(Generic[_T]):
+    """How plans are compiled to run, and where that is quicker, several at once for their memory alone.
+
+    Attributes:
+        measure: compiles a plan, to run it.
+        weigh: compiles plans for their memory alone; None where it would take as long.
+    """
+
+    measure: Callable[[Plan], Weighed[_T]]
+    weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+
+
+def attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:
+    """The record of a plan that was promised to take so many bytes, and of what it takes."""
+    figures = promised, weighed.peak_bytes, weighed.activation_bytes, fits, weighed.compile_ms, is_weighed
+    return Attempt(plan.strategy, plan.bytes_saved, *figures)
+
+
+def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
+    """The result without a search: a plan that was known, now compiled."""
+    promised = plan.peak_bytes or weighed.peak_bytes
+    return Fitted(replace(plan, peak_bytes=promised), weighed, (attempt(plan, promised, weighed, True),))
