@@ -13,7 +13,7 @@ Files, in reading order:
 - picture: Draw a training run, and the suite.
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
-- floors: Compare the least peak that a budget finds with the least of `jax.checkpoint`, in every place, once and nested.
+- floors: Compare the least peak that a budget finds with the least of `jax.checkpoint`, once and nested.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.

@@ -1,4 +1,4 @@
-"""Compare the least peak that a budget finds with the least of `jax.checkpoint`, in every place, once and nested.
+"""Compare the least peak that a budget finds with the least of `jax.checkpoint`, once and nested.
 
     python -m benchmarks.floors                 # all programs: an hour or so on two cores
     python -m benchmarks.floors mamba mlp       # some programs

@@ -28,8 +28,7 @@ MOST_ENTRIES = 14  # of a folder: a dozen, and a little
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 40
 
-# Confessed exceptions to the caps: "folder/file.py", also a room's `__init__.py`, or "folder/file.py:function", each with
-# its reason.
+# Confessed exceptions to the caps: "folder/file.py", also a room's `__init__.py`, or "folder/file.py:function": why.
 EXCUSED: dict[str, str] = {
     "aot/__init__.py": "the top folder lists the rooms, which are what a user meets",
     "partition/program/jaxprs.py": "the one door to JAX's insides is one file",

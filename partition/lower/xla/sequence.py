@@ -7,7 +7,7 @@ and zeros that a loop fills are there from the start. Buffers of the level's res
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -19,6 +19,9 @@ from jointcut.partition.lower.xla.users import Users
 
 #: Of the peak: smaller arrays are not looked at when buffers of results are shared out.
 _SMALL = 300
+
+#: The readers of values, or of buffers.
+Readers = defaultdict[int, list[int]]
 
 
 def _start(life: Life) -> int:
@@ -35,12 +38,13 @@ class Life(NamedTuple):
 
 @dataclass
 class Sequence:
-    """The instructions that run, in order."""
+    """The instructions that run, in order; `reading` is what `readers` knows already."""
 
     program: Program
     fused: Fused
     users: Users
     steps: list[int] = field(default_factory=list)
+    reading: dict[int, tuple[Readers, Readers]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Run each instruction once all that it reads has run."""
@@ -133,13 +137,24 @@ class Sequence:
         program, loop = self.program, self.fused.loops.get(n)
         if loop is None or operand in program.shown or program.types[n].bytes != program.types[operand].bytes:
             return False  # a loop's own buffers are left alone
-        readers = [m for m in loop if any(program.buffer(v) == operand for v in program.reads[m])]
+        readers_of, readers_of_buffer = self.readers(n)
+        readers = list(readers_of_buffer.get(operand, ()))
         seen = set(readers)
         while readers:
             m = readers.pop()
             if program.kinds[m] is not Kind.POINT:
                 return False
-            fresh = [k for k in loop if k not in seen and m in program.reads[k]]
+            fresh = [k for k in readers_of.get(m, ()) if k not in seen]
             readers += fresh
             seen.update(fresh)
         return True
+
+    def readers(self, n: int) -> tuple[Readers, Readers]:
+        """The members of an instruction's loop that read each value, and each buffer."""
+        if n not in self.reading:
+            readers_of, readers_of_buffer = self.reading[n] = defaultdict(list), defaultdict(list)
+            for m in self.fused.loops[n]:
+                for v in self.program.reads[m]:
+                    readers_of[v].append(m)
+                    readers_of_buffer[self.program.buffer(v)].append(m)
+        return self.reading[n]
