@@ -22,6 +22,7 @@ Files, in reading order:
     trace: Trace a function and its gradient, and describe their inputs and outputs.
     run: Compile the halves, run them, and pass residuals from forward to backward.
     budget: Find a plan that fits a budget, and remember it.
+    cures: Find what makes a call finite that was not, and try it by running the call.
     export: Write a cut pair to a folder that others can run, and read one back.
     report: Show what a partition keeps and computes again, by XLA's own account, and what less memory would cost.
     stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
