@@ -15,12 +15,15 @@ import jax
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal
+from jointcut.partition.program.places import user_line
 
 #: What an equation is in other words: functions of which one has its results, and their operands.
 Use = tuple[Sequence[Callable[..., Any]], Sequence[Atom]]
 
 _BODIES = frozenset({"scan", "while", "cond", "remat2", "checkpoint", "jit", "pjit", "closed_call", "core_call"})
-_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy"})
+
+#: What moves or converts elements.
+MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy"})
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Makers:
 
     def behind(self, v: Atom, *names: str) -> Equation | None:
         """Like `get`, for the value that this one was moved or converted from."""
-        while (eqn := self.get(v, *_MOVES)) is not None:
+        while (eqn := self.get(v, *MOVES)) is not None:
             v = eqn.invars[0]
         return self.get(v, *names)
 
@@ -75,7 +78,7 @@ class Replacing:
         makers: dict[Any, Equation] = {}
         eqns = []
         for eqn in jaxpr.eqns:
-            line = jaxprs.source_of(eqn) or around
+            line = user_line(eqn) or around
             use = self.formula.at(eqn, Makers(makers)) if line == self.source else None
             new = None if use is None else _called(eqn, *use)
             if new is not None:
@@ -104,7 +107,8 @@ def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Se
     wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
     for function in functions:
         try:
-            closed = jax.make_jaxpr(jax.jit(function))(*(jaxprs.struct(v.aval) for v in operands))
+            with jaxprs.on_line_of(eqn):
+                closed = jax.make_jaxpr(jax.jit(function))(*(jaxprs.struct(v.aval) for v in operands))
         except JointcutError:  # it does not take such arguments
             continue
         call = jaxprs.opened(closed)[0].eqns[0]

@@ -19,8 +19,8 @@ class Cure:
     """What makes a call finite; the call ran with it.
 
     Attributes:
-        what: the change, such as `aot.derivatives.xlogy(x, y) in place of x * log(y) at model.py:12 (loss)`. Two that
-            only help together are one.
+        what: the change, such as `aot.derivatives.xlogy(x, y) in place of x * log(y) at that line`. Two that only help
+            together are one.
         then: empty if all values and gradients of the call are finite. Otherwise the op that is the first to blame with
             the change, at another line.
     """
@@ -31,7 +31,7 @@ class Cure:
     def __str__(self) -> str:
         """One sentence."""
         if not self.then:
-            return f"{self.what} makes this call finite: it was run so."
+            return f"{self.what} makes this call finite (checked by a run)."
         return f"{self.what} cures that line, but not this call: with it, {self.then}"
 
 

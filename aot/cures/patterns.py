@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot import derivatives
-from jointcut.aot.cures.formula import Formula, Makers, Use
+from jointcut.aot.cures.formula import MOVES, Formula, Makers, Use
 from jointcut.aot.derivatives import linalg
 from jointcut.aot.trace.formulas import root_of_squares
 from jointcut.partition.program import jaxprs
@@ -133,7 +133,7 @@ def _sinc(eqn: Equation, makers: Makers) -> Use | None:
 
 
 def _unit(eqn: Equation, makers: Makers) -> Use | None:
-    """x / norm(x)."""
+    """X / norm(x)."""
     root = makers.behind(eqn.invars[1], "sqrt") if eqn.primitive.name == "div" else None
     total = root and makers.behind(root.invars[0], "reduce_sum")
     if total is None or len(total.params["axes"]) != 1:
@@ -180,12 +180,52 @@ def _power(eqn: Equation, makers: Makers) -> Use | None:
 
 
 def _root(eqn: Equation, makers: Makers) -> Use | None:
-    """A root of a sum of squares that is not a standard deviation."""
-    return None if "std" in jaxprs.scope_of(eqn) else _any_root(eqn, makers)
+    """The root of a sum of squares."""
+    if eqn.primitive.name != "sqrt" or not _is_of_squares(eqn.invars[0], makers):
+        return None
+    return [functools.partial(root_of_squares, exponent=None)], eqn.invars
 
 
-def _any_root(eqn: Equation, makers: Makers) -> Use | None:
-    return _alone("sqrt", functools.partial(root_of_squares, exponent=None))(eqn, makers)
+def _is_of_squares(v: Atom, makers: Makers) -> bool:
+    """Whether a value is a sum of squares of real numbers, or one over something."""
+    made = makers.get(v, "mul", "square", "integer_pow", "dot_general")
+    if made is not None and not jnp.issubdtype(v.aval.dtype, np.complexfloating):
+        operands = made.invars
+        return made.params.get("y", 2) == 2 and _same(operands[0], operands[-1])
+    made = makers.get(v, "reduce_sum", "div", "select_n", "add", *MOVES)
+    if made is None:
+        return False
+    name, operands = made.primitive.name, made.invars
+    if name == "select_n":
+        return any(_is_of_squares(x, makers) for x in operands[1:])
+    return all(_is_of_squares(x, makers) for x in (operands if name == "add" else operands[:1]))
+
+
+def _distance(eqn: Equation, makers: Makers) -> Use | None:
+    """sqrt(max(x·x - 2 x·y + y·y, 0)), the distance of pairs of points."""
+    clipped = makers.get(eqn.invars[0], "max") if eqn.primitive.name == "sqrt" else None
+    if clipped is None or 0.0 not in map(_number, clipped.invars):
+        return None
+    squares = next(v for v in clipped.invars if _number(v) != 0.0)
+    if not _holds_product(squares, makers):
+        return None
+    return [functools.partial(root_of_squares, exponent=None)], eqn.invars
+
+
+def _holds_product(v: Atom, makers: Makers) -> bool:
+    """Whether a matrix product is among the terms of a sum."""
+    made = makers.get(v, "add", "sub", "mul", "neg", "dot_general", *MOVES)
+    if made is None:
+        return False
+    return made.primitive.name == "dot_general" or any(_holds_product(x, makers) for x in made.invars)
+
+
+def _deviation(eqn: Equation, makers: Makers) -> Use | None:
+    """The root of a variance, that of `jax.numpy.std` or of `jax.numpy.var`."""
+    names = jaxprs.scope_of(eqn).split("/")
+    made = makers.behind(eqn.invars[0], "select_n", "div") if eqn.primitive.name == "sqrt" else None
+    is_variance = made is not None and "_var" in jaxprs.scope_of(made).split("/")
+    return _root(eqn, makers) if "_std" in names or is_variance else None
 
 
 def _cumulative(primitive: str, function: Callable[..., Any]) -> Callable[[Equation, Makers], Use | None]:
@@ -249,8 +289,9 @@ FORMULAS: tuple[Formula, ...] = (
     _named("logaddexp", derivatives.logaddexp),
     _named("logaddexp2", derivatives.logaddexp2),
     _named("sinc", derivatives.sinc),
+    Formula("std(x)", "the root of a variance", _deviation),
     Formula("norm(x)", "the root of a sum of squares", _root),
-    Formula("std(x)", "the root of a variance", _any_root),
+    Formula("cdist(x, y)", "the root of squared distances", _distance),
     Formula("sqrt(x)", "jnp.sqrt(x)", _alone("sqrt", derivatives.sqrt)),
     Formula("rsqrt(x)", "jax.lax.rsqrt(x)", _alone("rsqrt", derivatives.rsqrt)),
     Formula("cbrt(x)", "jnp.cbrt(x)", _alone("cbrt", derivatives.cbrt)),

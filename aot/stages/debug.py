@@ -5,8 +5,8 @@
 
 Inside `aot.debug()` each call runs forward and backward as two programs. The types of their inputs and outputs are
 compared with those of the jaxprs. If a half makes a NaN or an infinity, the error names the first op that did, by the
-user's source line, and what makes the call finite: see `cures`. This reads every result and compiles the halves again; outside `aot.debug()` it costs nothing. Calls
-inside an outer `jax.jit` have no numbers yet and are not checked.
+user's source line, and what makes the call finite (see `cures`). This reads every result and compiles the halves again;
+outside `aot.debug()` it costs nothing. Calls inside an outer `jax.jit` have no numbers yet and are not checked.
 """
 
 from __future__ import annotations

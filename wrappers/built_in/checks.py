@@ -29,6 +29,7 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.places import user_line
 from jointcut.wrappers.metadata.convention import is_inexact
 
 _INF, _NAN = 1, 2  # how bad a number is; 0 is finite
@@ -110,7 +111,7 @@ class _Here:
 
     def source_of(self, eqn: jaxprs.Equation) -> str:
         """The user's line that made an equation; inside a library, the line that called the library."""
-        return jaxprs.source_of(eqn) or self.source
+        return user_line(eqn) or self.source
 
 
 def is_finite(values: Sequence[Any]) -> bool:
