@@ -2,7 +2,7 @@
 
 Start with the decorator `aot.function`; `help(aot.function)` lists its options. `aot.explain` reports what any function
 keeps for its backward. `aot.is_differentiable` reports what stops its gradient. `aot.load` runs an exported function.
-`aot.debug` checks each half while it runs.
+`aot.debug` checks each half while it runs. `aot.first_nonfinite` finds the op that makes a NaN, and what cures it.
 
 Where to add what:
 
@@ -29,12 +29,15 @@ Files, in reading order:
     calls: Find or compile the programs of a call, and run them.
     function: The decorator, and the object it returns.
     explain: Tell what any function, decorated or not, keeps for its backward, and whether it has a gradient.
+    nonfinite: Find the first op of a call that makes a NaN or an infinity, and what cures it.
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.options import Options as Options
+from jointcut.aot.cures.found import Cure as Cure
+from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.export.loaded import Loaded as Loaded
@@ -47,6 +50,7 @@ from jointcut.aot.loops.loops import fori_loop as fori_loop
 from jointcut.aot.loops.loops import while_loop as while_loop
 from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
 from jointcut.aot.loops.scans import scan as scan
+from jointcut.aot.nonfinite import first_nonfinite as first_nonfinite
 from jointcut.aot.progress.progress import progress as progress
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.compiled import Compiled as Compiled
@@ -57,6 +61,8 @@ from jointcut.aot.trace.shapes import shapes as shapes
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
+from jointcut.partition.errors import NonFiniteError as NonFiniteError
+from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
 
@@ -65,17 +71,22 @@ __all__ = [
     "BudgetError",
     "CacheError",
     "Compiled",
+    "Cure",
     "Cut",
     "Function",
     "Loaded",
+    "NonFinite",
+    "NonFiniteError",
     "Options",
     "Pareto",
     "Report",
     "Stacked",
     "Traced",
+    "UncheckedWarning",
     "UncutWarning",
     "debug",
     "explain",
+    "first_nonfinite",
     "fori_loop",
     "function",
     "is_differentiable",

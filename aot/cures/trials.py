@@ -100,7 +100,9 @@ class FailedCall:
         for formula in FORMULAS:
             closed = _written(before.source.closed if formula.is_named else opened, formula, line)
             if closed is not None:
-                what = f"{before.what}, together with {formula} at {line}," if before.what else f"{formula} at that line"
+                what = (
+                    f"{before.what}, together with {formula} at {line}," if before.what else f"{formula} at that line"
+                )
                 yield _Trial(what, replace(before.source, closed=closed), before.guards)
 
     # ------------------------------------------------------------------------------------------------- running
@@ -119,11 +121,12 @@ class FailedCall:
 
     def _outcome(self, trial: _Trial) -> _Outcome:
         program = self._program(trial)
+        closed = jaxprs.silenced(program.closed)
         flat = [*program.consts, *(self.leaves[p] for p in self._places)]
         flat += self.cotangents or [] if program.is_train else []
         with jax.debug_nans(False), jax.debug_infs(False):
             try:
-                results = jax.jit(functools.partial(jaxprs.evaluate, program.closed))(*flat)
+                results = jax.jit(functools.partial(jaxprs.evaluate, closed))(*flat)
                 finite = is_finite(results)
             except jax.errors.JaxRuntimeError:  # such as no memory
                 return _Outcome(False)
@@ -131,7 +134,7 @@ class FailedCall:
             return _Outcome(False)
         if finite:
             return _Outcome(True)
-        culprit = first_nonfinite(program.closed, flat)
+        culprit = first_nonfinite(closed, flat)
         return _Outcome(culprit is None and not any(map(has_nan, results)), culprit)
 
     def _program(self, trial: _Trial) -> Joint:
@@ -165,7 +168,7 @@ def _written(closed: Any, formula: Formula, line: str) -> Any | None:
 
 def why_not_again(traced: Traced) -> str:
     """Why the call of a trace must not be run twice; empty if it may."""
-    eqns = jaxprs.opened(traced.joint)[0].eqns
+    eqns = jaxprs.opened(jaxprs.silenced(traced.joint))[0].eqns  # prints may come twice
     if any(map(jaxprs.touches_references, eqns)):
         return "another run would write its references again."
     names = [name for eqn in eqns for name in jaxprs.effect_names(eqn)]
