@@ -57,9 +57,9 @@ def first_nonfinite(
     >>> first_nonfinite(length, jnp.ones(3)) is None
     True
     >>> print(first_nonfinite(length, jnp.zeros(3)))
-    The backward of length is not finite: div made an infinity out of float32[] = 0.5 and float32[] = 0 at ... (length)...
+    The backward of length is not finite: div made an infinity out of float32[] = 0.5 and float32[] = 0 at ...
     aot.function(derivatives="finite") makes this call finite (checked by a run).
-    aot.derivatives.norm(x) in place of the root of a sum of squares at that line makes this call finite (checked by a run).
+    aot.derivatives.norm(x) in place of the root of a sum of squares at that line makes this call finite (checked ...
     """
     options = {
         "argnums": argnums,

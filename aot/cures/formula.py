@@ -104,7 +104,7 @@ class Replacing:
 
 def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Sequence[Atom]) -> Equation | None:
     """A call of the first of these functions whose results have the types of the equation's, or None."""
-    wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    wanted = [_type_of(v) for v in eqn.outvars]
     for function in functions:
         try:
             with jaxprs.on_line_of(eqn):
@@ -112,7 +112,11 @@ def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Se
         except JointcutError:  # it does not take such arguments
             continue
         call = jaxprs.opened(closed)[0].eqns[0]
-        if [(v.aval.shape, v.aval.dtype) for v in call.outvars] == wanted:
+        if [_type_of(v) for v in call.outvars] == wanted:
             made = jaxprs.rebound(call, operands, eqn.outvars)
             return made.replace(source_info=eqn.source_info, ctx=eqn.ctx)
     return None
+
+
+def _type_of(v: Any) -> tuple[Any, Any]:
+    return v.aval.shape, v.aval.dtype

@@ -62,11 +62,9 @@ def _softmax(eqn: Equation, makers: Makers) -> Use | None:
 def _log_softmax(eqn: Equation, makers: Makers) -> Use | None:
     """log(softmax(x)), of JAX's softmax or one by hand."""
     made = makers.get(eqn.invars[0], "div") if eqn.primitive.name == "log" else None
-    use = None if made is None else _softmax(made, makers)
-    if use is None:
-        return None
-    ((over,), operands) = use
-    return [functools.partial(derivatives.log_softmax, **over.keywords)], operands
+    total = None if made is None or _softmax(made, makers) is None else makers.behind(made.invars[1], "reduce_sum")
+    upper = None if made is None else makers.get(made.invars[0], "exp")
+    return total and upper and (_over(derivatives.log_softmax, total.params["axes"]), upper.invars)
 
 
 def _exp_beside_one(v: Atom, makers: Makers) -> Equation | None:
@@ -144,13 +142,18 @@ def _unit(eqn: Equation, makers: Makers) -> Use | None:
     return [functools.partial(derivatives.normalize, axis=total.params["axes"][0])], [eqn.invars[0]]
 
 
+def _is(v: Any, kind: Any) -> bool:
+    """Whether a value is of this kind of numbers."""
+    return bool(jnp.issubdtype(v.aval.dtype, kind))
+
+
 def _same(one: Atom, other: Atom) -> bool:
     return one is other and not isinstance(one, Literal)
 
 
 def _number(v: Atom) -> float | None:
     """The number that a literal is."""
-    if not isinstance(v, Literal) or np.ndim(v.val) or not jnp.issubdtype(v.aval.dtype, np.floating):
+    if not isinstance(v, Literal) or np.ndim(v.val) or not _is(v, np.floating):
         return None
     return float(v.val)
 
@@ -168,7 +171,7 @@ def _alone(primitive: str, function: Callable[..., Any]) -> Callable[[Equation, 
 
 def _of_size(eqn: Equation, makers: Makers) -> Use | None:
     """The absolute value of complex numbers."""
-    is_complex = eqn.primitive.name == "abs" and jnp.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating)
+    is_complex = eqn.primitive.name == "abs" and _is(eqn.invars[0], np.complexfloating)
     return _alone("abs", derivatives.abs)(eqn, makers) if is_complex else None
 
 
@@ -189,7 +192,7 @@ def _root(eqn: Equation, makers: Makers) -> Use | None:
 def _is_of_squares(v: Atom, makers: Makers) -> bool:
     """Whether a value is a sum of squares of real numbers, or one over something."""
     made = makers.get(v, "mul", "square", "integer_pow", "dot_general")
-    if made is not None and not jnp.issubdtype(v.aval.dtype, np.complexfloating):
+    if made is not None and not _is(v, np.complexfloating):
         operands = made.invars
         return made.params.get("y", 2) == 2 and _same(operands[0], operands[-1])
     made = makers.get(v, "reduce_sum", "div", "select_n", "add", *MOVES)

@@ -100,9 +100,8 @@ class FailedCall:
         for formula in FORMULAS:
             closed = _written(before.source.closed if formula.is_named else opened, formula, line)
             if closed is not None:
-                what = (
-                    f"{before.what}, together with {formula} at {line}," if before.what else f"{formula} at that line"
-                )
+                both = f"{before.what}, together with {formula} at {line},"
+                what = both if before.what else f"{formula} at that line"
                 yield _Trial(what, replace(before.source, closed=closed), before.guards)
 
     # ------------------------------------------------------------------------------------------------- running

@@ -20,8 +20,6 @@ class Unchecked:
         if self.told:
             return
         self.told = True
-        what = (
-            'is called inside a transformation (jax.jit, jax.grad, jax.vmap), where check="nonfinite" sees no numbers.'
-        )
+        what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap): its results are not checked there."
         cure = "Call its own value_and_grad, grad or vjp outside of it, or look at one call with aot.first_nonfinite."
         warn(UncheckedWarning(message(self.name, what, cure)))

@@ -131,5 +131,6 @@ def _is_float(x: Any) -> bool:
 @functools.partial(jax.jit, static_argnums=1)
 def _all_fine(arrays: Sequence[Any], infinite: tuple[bool, ...]) -> jax.Array:
     """Whether no array has a NaN, nor an infinity where that is not allowed."""
-    pairs = zip(arrays, infinite, strict=True)
+    wide = (x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in arrays)  # narrow floats lack isnan
+    pairs = zip(wide, infinite, strict=True)
     return jnp.stack([(~jnp.isnan(x) if allowed else jnp.isfinite(x)).all() for x, allowed in pairs]).all()
