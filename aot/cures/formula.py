@@ -107,8 +107,7 @@ def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Se
     wanted = [_type_of(v) for v in eqn.outvars]
     for function in functions:
         try:
-            with jaxprs.on_line_of(eqn):
-                closed = jax.make_jaxpr(jax.jit(function))(*(jaxprs.struct(v.aval) for v in operands))
+            closed = jax.make_jaxpr(jax.jit(function))(*(jaxprs.struct(v.aval) for v in operands))
         except JointcutError:  # it does not take such arguments
             continue
         call = jaxprs.opened(closed)[0].eqns[0]

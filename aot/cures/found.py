@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jointcut.partition.errors import NonFiniteError, message
-from jointcut.wrappers.built_in.checks import Culprit
+from jointcut.wrappers.built_in.culprit import Culprit
 
 _WHERE = (
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."

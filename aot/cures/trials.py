@@ -24,7 +24,8 @@ from jointcut.aot.cures.patterns import FORMULAS
 from jointcut.aot.trace.joint import Joint, Primal, joint, primal
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
-from jointcut.wrappers.built_in.checks import Culprit, first_nonfinite, is_finite
+from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
+from jointcut.wrappers.built_in.culprit import Culprit
 from jointcut.wrappers.metadata.convention import is_inexact
 
 if TYPE_CHECKING:

@@ -220,8 +220,7 @@ def _with_formula(eqn: Any, now: Sequence[_Known]) -> Any:
         formula = angles.abs
     if formula is None or not all(jnp.issubdtype(v.aval.dtype, np.inexact) for v in operands):
         return eqn
-    with jaxprs.on_line_of(eqn):
-        closed = jax.make_jaxpr(jax.jit(formula))(*(jaxprs.struct(v.aval) for v in operands))
+    closed = jax.make_jaxpr(jax.jit(formula))(*(jaxprs.struct(v.aval) for v in operands))
     call = jaxprs.opened(closed)[0].eqns[0]
     return jaxprs.rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
 

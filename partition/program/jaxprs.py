@@ -457,13 +457,6 @@ def inside(eqn: Equation) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def on_line_of(eqn: Equation) -> Iterator[None]:
-    """Let equations that are traced now lead to the user's line of another equation."""
-    with _source.user_context(eqn.source_info.traceback, name_stack=_source.current_name_stack()):
-        yield
-
-
 def on_all_devices(aval: Any) -> Any:
     """The same abstract value, for an array that is equal on all devices of a mesh."""
     return aval.update(manual_axis_type=type(aval.manual_axis_type)()) if varying(aval) else aval
