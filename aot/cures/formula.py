@@ -85,9 +85,19 @@ class Replacing:
                 self.count += 1
             elif eqn.primitive.name in _BODIES:
                 new = self._within(eqn, line)
+            elif eqn.primitive.name == "while_loop":
+                new = self._looped(eqn, line)
             makers.update(dict.fromkeys(eqn.outvars, eqn))
             eqns.append(new or eqn)
         return jaxpr.replace(eqns=eqns)
+
+    def _looped(self, eqn: Equation, line: str) -> Equation | None:
+        """An `aot.while_loop` as a call of the plain loop with the formula; None where that is not in it."""
+        (jaxpr, consts), before = jaxprs.opened(eqn.params["jaxpr"]), self.count
+        closed = jaxprs.ClosedJaxpr(self.through(jaxpr, line), consts)
+        return (
+            None if self.count == before else _called(eqn, [lambda *flat: jaxprs.evaluate(closed, *flat)], eqn.invars)
+        )
 
     def _within(self, eqn: Equation, line: str) -> Equation:
         def body(held: Any) -> Any:

@@ -79,8 +79,8 @@ class FailedCall:
         """
         base = self.traced.options.derivatives == FINITE
         plain = _Trial("", self._source, base)
-        option = [replace(plain, what=_OPTION, guards=True)] if half == "backward" and not base else []
-        found = [Cure(trial.what) for trial in option if self._outcome(trial).finite]
+        guarded = [replace(plain, what=_OPTION, guards=True)] if half == "backward" and not base else []
+        found = [Cure(trial.what) for trial in guarded if self._outcome(trial).finite]
         moved, trials = [], list(self._at(culprit.source, plain))
         for trial in trials:
             outcome = self._outcome(trial)
@@ -89,7 +89,8 @@ class FailedCall:
             if outcome.culprit is not None and outcome.culprit.source != culprit.source:
                 moved.append((trial, outcome.culprit))
         if not found:
-            both = (replace(t, what=f"{t.what}, together with {_OPTION},", guards=True) for t in trials if option)
+            can_guard = self.cotangents is not None and not base
+            both = (replace(t, what=f"{t.what}, together with {_OPTION},", guards=True) for t in trials if can_guard)
             more = (second for trial, then in moved[:1] for second in self._at(then.source, trial))
             whole = next((trial for trial in (*both, *more) if self._outcome(trial).finite), None)
             found = [Cure(whole.what)] if whole else [Cure(trial.what, str(then)) for trial, then in moved[:1]]
@@ -97,7 +98,7 @@ class FailedCall:
 
     def _at(self, line: str, before: _Trial) -> Iterator[_Trial]:
         """The trials of all formulas found at a line, in a form of the function."""
-        opened = simplify.inlined(before.source.closed)
+        opened = _merged(simplify.inlined(before.source.closed))
         for formula in FORMULAS:
             closed = _written(before.source.closed if formula.is_named else opened, formula, line)
             if closed is not None:
@@ -164,6 +165,13 @@ def _written(closed: Any, formula: Formula, line: str) -> Any | None:
     replacing = Replacing(formula, line)
     new = replacing.through(jaxpr)
     return jaxprs.ClosedJaxpr(new, consts) if replacing.count else None
+
+
+def _merged(closed: Any) -> Any:
+    """The program with each computation done once, so that an operand that is written twice is one value."""
+    jaxpr, consts = jaxprs.opened(closed)
+    eqns, outvars, _ = simplify.merged(jaxpr.eqns, jaxpr.outvars, len(jaxpr.eqns))
+    return jaxprs.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outvars), consts)
 
 
 def why_not_again(traced: Traced) -> str:

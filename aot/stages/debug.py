@@ -133,7 +133,8 @@ class Checked:
         self._same_types("backward", gradients, jaxprs.opened(self.split.backward)[0].outvars)
         graph, halves = self.split.graph, self.split.halves
         paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(cotangents)))]
-        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *cotangents], paths), self.forward)
+        run = _Run(self.split.backward, [*residuals, *self.cotangents], paths)
+        self._finite("backward", gradients, run, self.forward, whole=True)
         return gradients
 
     def _same_types(self, half: str, results: Sequence[Any], outvars: Sequence[Any]) -> None:
@@ -143,15 +144,16 @@ class Checked:
                 what = f"gave {aval.str_short()} as result {i}, and was made to give {var.aval.str_short()}."
                 raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
 
-    def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
+    def _finite(self, half: str, results: Sequence[Any], *runs: _Run, whole: bool = False) -> None:
         """Raise `NonFiniteError` if a half made a non-finite number, or passed on a NaN from its inputs.
 
-        `runs` has the run of this half, then that of the half that made its residuals, if any.
+        `runs` has the run of this half, then that of the half that made its residuals, if any. With `whole`, both as
+        one program are searched first: an infinity that crosses from one to the other is then no input of the user's.
         """
         if is_finite(results):
             return
         found = NonFinite(self.traced.name, half)
-        for run in runs:
+        for run in (*([self._both()] if whole else []), *runs):
             culprit = first_nonfinite(run.closed, run.flat)
             if culprit is not None:
                 call = FailedCall(self.traced, self._leaves, self.outputs, self.cotangents)
@@ -164,6 +166,11 @@ class Checked:
             if paths:
                 replace(found, came_in=paths[0]).refuse()
         found.refuse()
+
+    def _both(self) -> _Run:
+        """The run of both halves as one program, the joint one."""
+        assert self.forward is not None and self.cotangents is not None, "both halves ran"
+        return _Run(self.traced.joint, [*self.forward.flat, *self.cotangents], ())
 
     @property
     def _leaves(self) -> Sequence[Any]:

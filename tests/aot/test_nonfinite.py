@@ -172,10 +172,32 @@ def test_the_step_of_a_while_loop_is_told():
         return aot.while_loop(lambda state: state[0] < 4, body, (0, x))[1]
 
     found = aot.first_nonfinite(halved, jnp.float32(1.5))
-    place = r"test_nonfinite\.py:\d+ \(\S*body\)"
-    first = rf"The forward of halved is not finite: log made a NaN out of float32\[\] = -0\.9\d+ at \S*{place}.*"
-    assert re.fullmatch(first + r", in step 2 of the loop around it \(counted from 0\)\.", str(found).splitlines()[0])
+    assert (found.half, found.culprit.primitive, found.culprit.steps) == ("forward", "log", (2,))
+    assert found.culprit.source.endswith("halved.<locals>.body)")
+    assert re.fullmatch(r"float32\[\] = -0\.90\d+", *found.culprit.operands)
     assert str(found).splitlines()[1:] == [NO_CURE, LOOK]
+
+
+LOOPS = {
+    "aot.fori_loop": (lambda body, x: aot.fori_loop(0, 20, body, x, memory=3), 19, ()),  # rules of its own: no option
+    "lax.scan": (lambda body, x: lax.scan(lambda y, i: (body(i, y), None), x, jnp.arange(20))[0], 0, (OPTION,)),
+}
+
+
+@pytest.mark.parametrize("case", LOOPS.values(), ids=LOOPS)
+def test_the_step_of_a_backward_is_the_users(case):
+    loop, step, option = case
+
+    def turned(x):
+        def body(i, y):
+            return jnp.where(i == 7, jnp.sum(y) + jnp.sqrt(jnp.sum((y - y) ** 2)), y * 1.01)
+
+        return jnp.sum(loop(body, x))
+
+    found = aot.first_nonfinite(turned, jnp.ones(2))
+    assert (found.half, found.culprit.primitive, found.culprit.steps) == ("backward", "div", (step,))
+    assert "body)" in found.culprit.source
+    assert str(found).splitlines()[1:] == [*option, cured("norm(x)", "the root of a sum of squares")]
 
 
 def test_two_lines_are_cured_together():
@@ -198,14 +220,14 @@ def test_two_lines_are_cured_together():
 def test_a_cure_that_only_moves_the_fault_says_what_comes_then():
     def two(p):
         first = jnp.sum(p * jnp.log(p))  # first
-        return first + jnp.sum(jnp.log(p - 1))  # second
+        return first + jnp.sum(jnp.exp(p * 1000))  # second
 
     text = str(aot.first_nonfinite(two, jnp.array([0.0, 0.5])))
     assert text == told(
         two,
         *("forward", f"log {INF} float32[2] in [0, 0.5]", "first", NO_CURE),
         "aot.derivatives.xlogy(x, y) in place of x * log(y) at that line cures that line, but not this call: with it, "
-        + told(two, "", "log made a NaN out of float32[2] in [-1, -0.5]", "second").partition("finite: ")[2],
+        + told(two, "", f"exp {INF} float32[2] in [0, 500]", "second").partition("finite: ")[2],
         LOOK,
     )
 
@@ -255,11 +277,10 @@ def test_debug_tells_the_same():
 
 
 def test_an_error_can_be_pickled_with_its_record():
-    error = pytest.raises(
-        aot.NonFiniteError, aot.function(length, check="nonfinite").value_and_grad, jnp.zeros(3)
-    ).value
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.found) == (str(error), error.found)
+    with pytest.raises(aot.NonFiniteError) as caught:
+        aot.function(length, check="nonfinite").value_and_grad(jnp.zeros(3))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.found) == (str(caught.value), caught.value.found)
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
@@ -362,7 +383,7 @@ def test_a_pullback_replays_its_backward_alone(executables):
 def test_a_step_of_two_programs_is_checked():
     run = aot.function(length, check="nonfinite").trace(jnp.ones(3)).partition().compile(executables=2)
     run.value_and_grad(jnp.ones(3))
-    with pytest.raises(aot.NonFiniteError, match="^The backward of length is not finite: div made an infinity"):
+    with pytest.raises(aot.NonFiniteError, match="backward of length is not finite: div made an inf"):
         run.value_and_grad(jnp.zeros(3))
 
 

@@ -94,7 +94,7 @@ class _Here:
         if self.depth is None or eqn.primitive.name != "while":
             return False
         body = jaxprs.opened(eqn.params["body_jaxpr"])[0].debug_info
-        return any(folder in body.func_src_info for folder in our_folders())
+        return any(folder in str(body.func_src_info) for folder in our_folders())
 
     def scope_of(self, eqn: jaxprs.Equation) -> str:
         """The whole name stack of an equation; its own starts at the jaxpr that holds it."""
