@@ -53,12 +53,14 @@ class Formula:
         instead: what it replaces, `x * log(y)`.
         at: finds it in an equation.
         is_named: whether it is found in a call by its name. Others are found in a jaxpr whose calls are open.
+        is_safer: whether its value can be finite where that of what it replaces is not. Others differ in derivatives.
     """
 
     name: str
     instead: str
     at: Callable[[Equation, Makers], Use | None]
     is_named: bool = False
+    is_safer: bool = False
 
     def __str__(self) -> str:
         """`aot.derivatives.xlogy(x, y) in place of x * log(y)`."""

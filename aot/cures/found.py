@@ -11,7 +11,7 @@ from jointcut.wrappers.built_in.culprit import Culprit
 _WHERE = (
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
 )
-_NONE = "No option and no function of aot.derivatives that was tried makes this call finite."
+_NONE = "No option and no function of aot.derivatives is known to make this call finite."
 
 
 @dataclass(frozen=True)

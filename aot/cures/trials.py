@@ -81,7 +81,7 @@ class FailedCall:
         plain = _Trial("", self._source, base)
         guarded = [replace(plain, what=_OPTION, guards=True)] if half == "backward" and not base else []
         found = [Cure(trial.what) for trial in guarded if self._outcome(trial).finite]
-        moved, trials = [], list(self._at(culprit.source, plain))
+        moved, trials = [], list(self._at(culprit.source, plain, half == "forward"))
         for trial in trials:
             outcome = self._outcome(trial)
             if outcome.finite:
@@ -96,10 +96,10 @@ class FailedCall:
             found = [Cure(whole.what)] if whole else [Cure(trial.what, str(then)) for trial, then in moved[:1]]
         return tuple(found)
 
-    def _at(self, line: str, before: _Trial) -> Iterator[_Trial]:
-        """The trials of all formulas found at a line, in a form of the function."""
+    def _at(self, line: str, before: _Trial, only_safer: bool = False) -> Iterator[_Trial]:
+        """The trials of all formulas found at a line, in a form of the function; or only of those with other values."""
         opened = _merged(simplify.inlined(before.source.closed))
-        for formula in FORMULAS:
+        for formula in (f for f in FORMULAS if f.is_safer or not only_safer):
             closed = _written(before.source.closed if formula.is_named else opened, formula, line)
             if closed is not None:
                 both = f"{before.what}, together with {formula} at {line},"

@@ -16,7 +16,7 @@ from jointcut.partition.errors import CallError, NonFiniteError
 
 W, X = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
 NO_CURE = (
-    "No option and no function of aot.derivatives that was tried makes this call finite.\n"
+    "No option and no function of aot.derivatives is known to make this call finite.\n"
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
 )
 CURED = (

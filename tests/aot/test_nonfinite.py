@@ -18,7 +18,7 @@ from jointcut import aot
 from jointcut.partition.errors import CallError, TraceError
 
 OPTION = 'aot.function(derivatives="finite") makes this call finite (checked by a run).'
-NO_CURE = "No option and no function of aot.derivatives that was tried makes this call finite."
+NO_CURE = "No option and no function of aot.derivatives is known to make this call finite."
 LOOK = (
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
 )
