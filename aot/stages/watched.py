@@ -44,12 +44,12 @@ def watched(runner: Runner, cut: Callable[[], Cut], unchecked: Unchecked) -> Run
 
 @dataclass(frozen=True)
 class _Watch:
-    """Programs with a look at their results; `theirs` has the results in which infinities are the user's own."""
+    """Programs with a look at their results."""
 
     runner: Runner
     cut: Callable[[], Cut]
     unchecked: Unchecked
-    theirs: dict[str, frozenset[int]] = field(default_factory=dict)
+    _tests: dict[str, _Test] = field(default_factory=dict)
 
     def run(self, which: str, flat: Sequence[Any]) -> Sequence[Any]:
         """Run a program as `Programs.run` does."""
@@ -111,26 +111,48 @@ class _Watch:
         """Raise if there is a NaN; else the infinities are the user's own, and are not looked at again."""
         if any(map(has_nan, results)):
             found.refuse()
-        infinite = frozenset(i for i, x in enumerate(results) if not _all_fine([x], (False,)))
-        self.theirs[which] = self.theirs.get(which, frozenset()) | infinite
+        test = self._tests[which]
+        infinite = [i for i in test.floats if not bool(_test((False,))(results[i]))]
+        self._tests[which] = replace(test, theirs=test.theirs.union(infinite))
 
     def _is_fine(self, which: str, results: Sequence[Any]) -> bool:
-        theirs = self.theirs.get(which, frozenset())
-        floats = {i: x for i, x in enumerate(results) if _is_float(x)}
-        if any(map(jaxprs.is_tracer, floats.values())):
+        test = self._tests.get(which)
+        if test is None:
+            test = self._tests[which] = _Test(tuple(i for i, x in enumerate(results) if _is_float(x)))
+        if not test.floats:
+            return True
+        floats = [results[i] for i in test.floats]
+        if any(map(jaxprs.is_tracer, floats)):
             self.unchecked()
             return True
-        return not floats or bool(_all_fine(list(floats.values()), tuple(i in theirs for i in floats)))
+        return bool(test.program(*floats))
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The test of one program's results: the places of its floats, and of those in which an infinity is the user's."""
+
+    floats: tuple[int, ...]
+    theirs: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def program(self) -> Callable[..., jax.Array]:
+        """Whether all floats are fine."""
+        return _test(tuple(i in self.theirs for i in self.floats))
+
+
+@functools.lru_cache(maxsize=256)
+def _test(allowed: tuple[bool, ...]) -> Callable[..., jax.Array]:
+    """A program that says whether no array has a NaN, nor an infinity where that is not allowed."""
+
+    def fine(*arrays: Any) -> jax.Array:
+        wide = (x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in arrays)  # narrow floats lack isnan
+        pairs = zip(wide, allowed, strict=True)
+        return jnp.stack([(~jnp.isnan(x) if may else jnp.isfinite(x)).all() for x, may in pairs]).all()
+
+    return jax.jit(fine)
 
 
 def _is_float(x: Any) -> bool:
     aval = jax.typeof(x)
     return jaxprs.is_plain(aval) and is_inexact(aval.dtype)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _all_fine(arrays: Sequence[Any], infinite: tuple[bool, ...]) -> jax.Array:
-    """Whether no array has a NaN, nor an infinity where that is not allowed."""
-    wide = (x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in arrays)  # narrow floats lack isnan
-    pairs = zip(wide, infinite, strict=True)
-    return jnp.stack([(~jnp.isnan(x) if allowed else jnp.isfinite(x)).all() for x, allowed in pairs]).all()
