@@ -8,6 +8,7 @@ Where to add what:
 
 - an option of `aot.function`: a field in `choices/options`, and a line in the docstring of `function`;
 - a figure of a report: `report/lists` and `report/sections`; what XLA says is read in `report/liveness`;
+- a cure of a NaN: a pattern in `cures/patterns`;
 - a command: `command/cli`;
 - another way in which programs are found, such as a service: a function that returns a `Runner`, as in `calls/cached`;
 - an error: `partition/errors`, for all folders.

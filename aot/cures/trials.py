@@ -22,6 +22,7 @@ from jointcut.aot.cures.formula import Formula, Replacing
 from jointcut.aot.cures.found import Cure
 from jointcut.aot.cures.patterns import FORMULAS
 from jointcut.aot.trace.joint import Joint, Primal, joint, primal
+from jointcut.partition.errors import JointcutError
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
@@ -121,7 +122,10 @@ class FailedCall:
         return range(len(self.leaves)) if places is None else places
 
     def _outcome(self, trial: _Trial) -> _Outcome:
-        program = self._program(trial)
+        try:
+            program = self._program(trial)
+        except JointcutError:  # such as no derivative
+            return _Outcome(False)
         closed = jaxprs.silenced(program.closed)
         flat = [*program.consts, *(self.leaves[p] for p in self._places)]
         flat += self.cotangents or [] if program.is_train else []
