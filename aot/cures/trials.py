@@ -84,7 +84,7 @@ class FailedCall:
         found = [Cure(trial.what) for trial in guarded if self._outcome(trial).finite]
         moved, trials = [], list(self._at(culprit.source, plain, half == "forward"))
         for trial in trials:
-            outcome = self._outcome(trial)
+            outcome = self._outcome(trial, names_next=not found)
             if outcome.finite:
                 return (*found, Cure(trial.what))
             if outcome.culprit is not None and outcome.culprit.source != culprit.source:
@@ -121,7 +121,8 @@ class FailedCall:
         places = self.traced.wrapped.target.places
         return range(len(self.leaves)) if places is None else places
 
-    def _outcome(self, trial: _Trial) -> _Outcome:
+    def _outcome(self, trial: _Trial, names_next: bool = False) -> _Outcome:
+        """Run a trial; with `names_next`, find the op to blame if a result is still NaN."""
         try:
             program = self._program(trial)
         except JointcutError:  # such as no derivative
@@ -137,10 +138,11 @@ class FailedCall:
                 return _Outcome(False)
         if not self._agrees(results):
             return _Outcome(False)
-        if finite:
-            return _Outcome(True)
+        is_nan = not finite and any(map(has_nan, results))
+        if finite or (is_nan and not names_next):
+            return _Outcome(finite)
         culprit = first_nonfinite(closed, flat)
-        return _Outcome(culprit is None and not any(map(has_nan, results)), culprit)
+        return _Outcome(culprit is None and not is_nan, culprit)
 
     def _program(self, trial: _Trial) -> Joint:
         """The joint program of a trial; its inputs are the constants, and the leaves at their places."""
