@@ -2,12 +2,13 @@
 
 Start with the decorator `aot.function`; `help(aot.function)` lists its options. `aot.explain` reports what any function
 keeps for its backward. `aot.is_differentiable` reports what stops its gradient. `aot.load` runs an exported function.
-`aot.debug` checks each half while it runs.
+`aot.debug` checks each half while it runs. `aot.first_nonfinite` finds the op that makes a NaN, and what cures it.
 
 Where to add what:
 
 - an option of `aot.function`: a field in `choices/options`, and a line in the docstring of `function`;
 - a figure of a report: `report/lists` and `report/sections`; what XLA says is read in `report/liveness`;
+- a cure of a NaN: a pattern in `cures/patterns`;
 - a command: `command/cli`;
 - another way in which programs are found, such as a service: a function that returns a `Runner`, as in `calls/cached`;
 - an error: `partition/errors`, for all folders.
@@ -22,18 +23,22 @@ Files, in reading order:
     trace: Trace a function and its gradient, and describe their inputs and outputs.
     run: Compile the halves, run them, and pass residuals from forward to backward.
     budget: Find a plan that fits a budget, and remember it.
+    cures: Find what makes a call finite that was not, and try it by running the call.
     export: Write a cut pair to a folder that others can run, and read one back.
     report: Show what a partition keeps and computes again, by XLA's own account, and what less memory would cost.
     stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
     calls: Find or compile the programs of a call, and run them.
     function: The decorator, and the object it returns.
     explain: Tell what any function, decorated or not, keeps for its backward, and whether it has a gradient.
+    nonfinite: Find the first op of a call that makes a NaN or an infinity, and what cures it.
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.options import Options as Options
+from jointcut.aot.cures.found import Cure as Cure
+from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.export.loaded import Loaded as Loaded
@@ -46,6 +51,7 @@ from jointcut.aot.loops.loops import fori_loop as fori_loop
 from jointcut.aot.loops.loops import while_loop as while_loop
 from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
 from jointcut.aot.loops.scans import scan as scan
+from jointcut.aot.nonfinite import first_nonfinite as first_nonfinite
 from jointcut.aot.progress.progress import progress as progress
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.compiled import Compiled as Compiled
@@ -56,6 +62,8 @@ from jointcut.aot.trace.shapes import shapes as shapes
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
+from jointcut.partition.errors import NonFiniteError as NonFiniteError
+from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
 
@@ -64,17 +72,22 @@ __all__ = [
     "BudgetError",
     "CacheError",
     "Compiled",
+    "Cure",
     "Cut",
     "Function",
     "Loaded",
+    "NonFinite",
+    "NonFiniteError",
     "Options",
     "Pareto",
     "Report",
     "Stacked",
     "Traced",
+    "UncheckedWarning",
     "UncutWarning",
     "debug",
     "explain",
+    "first_nonfinite",
     "fori_loop",
     "function",
     "is_differentiable",

@@ -35,12 +35,14 @@ from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
+from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.joint import Primal, joint, primal
@@ -73,6 +75,7 @@ class Function:
         self._name = choosing.name_of(function)
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
+        self._unchecked = Unchecked(self._name)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -107,6 +110,7 @@ class Function:
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing() and has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
+            self._warn_unchecked()
             return jax.value_and_grad(self._function, self._options.argnums, self._options.has_aux)(*args, **kwargs)
         return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
@@ -191,16 +195,32 @@ class Function:
     def _runner(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """The runner of a call; `kind` is `call`, `step` or `pair`, `positions` the differentiated arguments."""
         if jaxprs.tracing():
+            self._warn_unchecked()
             return self._cut(signature, positions, bound).open
         if debug.is_on():
             return self._cut(signature, positions, bound).checked()
         cached = None if self._cached_calls is None else self._cached_calls.find(kind, positions, bound)
         if cached is not None:
-            return cached
+            return self._watched(kind, positions, signature, cached)
         runner = signature.made.of(kind, lambda: self._jitted(kind, positions, signature, bound))
+        runner = self._watched(kind, positions, signature, runner)
         if self._cached_calls is None and not any(self._options.donated):
             self._binder.keep(kind, bound, runner.ready(kind))  # from the second call on
         return runner
+
+    def _watched(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, runner: Runner) -> Runner:
+        """The runner with a look at its results, if the options ask for that."""
+        if self._options.check is None:
+            return runner
+
+        def cut() -> Cut:
+            return self._cut(signature, positions if kind != "call" else (), signature.bound)
+
+        return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
+
+    def _warn_unchecked(self) -> None:
+        if self._options.check is not None:
+            self._unchecked()
 
     def _jitted(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """A runner that compiles at its first call."""
@@ -233,6 +253,7 @@ class Function:
 
     def _inside(self, signature: Signature, bound: Bound) -> Any:
         """Run inside a transformation, which may differentiate the call."""
+        self._warn_unchecked()
 
         def make() -> tuple[Primal, Callable[..., list[Any]]]:
             with (
@@ -305,6 +326,7 @@ def function(
     filter: Any = None,
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
     derivatives: str = "jax",
+    check: str | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -345,6 +367,13 @@ def function(
             even with infinity or NaN; matrix products and convolutions are not changed. Gradients that were finite
             keep their bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over
             reverse mode, `jax.hessian`; in reverse over reverse mode products are JAX's.
+        check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
+            not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
+            its line and what cures it (see `aot.first_nonfinite`), before it hands out its results. So each call waits
+            for its step: what was dispatched before still runs meanwhile, but the caller does not run ahead of a step.
+            A pullback replays the backward alone. Calls inside a transformation are not checked, which one
+            `UncheckedWarning` says, nor are exported programs. A function with effects is not replayed, and only a NaN
+            is an error. Donated arguments are refused, since the replay needs them.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -354,7 +383,7 @@ def function(
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

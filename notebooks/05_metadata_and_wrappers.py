@@ -386,7 +386,8 @@ print(aot.function(norm).grad(points))
 # %% [markdown]
 # In debug mode each half is checked after it has run. Where one makes a NaN or an infinity, its equations
 # are run again one by one, and the first to blame is named: the operation, the line that it comes from, and
-# what it was given.
+# what it was given. `aot.first_nonfinite(norm, points)` returns the same as a record, and
+# `aot.function(check="nonfinite")` looks at every call at full speed.
 
 # %% tags=["raises-exception"]
 with aot.debug():
@@ -395,7 +396,8 @@ with aot.debug():
 # %% [markdown]
 # The root of zero is fine; its derivative, one divided by twice the root, is not, and it stands in the
 # *backward*, at the line of the `sqrt`. `where` took the bad value out of the forward, and multiplied the
-# bad derivative by zero, which makes NaN of infinity. The cure stands in the message: guard what goes *in*.
+# bad derivative by zero, which makes NaN of infinity. The cures stand in the message, and each was tried by running
+# the call with it. By hand the same is done by guarding what goes *in*.
 
 
 # %%

@@ -8,7 +8,7 @@ The tree of everything that jointcut raises on its own account::
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
-    ├── NonFiniteError     a half made a NaN or an infinity, in debug mode (also a FloatingPointError)
+    ├── NonFiniteError     a half made a NaN or an infinity (also a FloatingPointError)
     ├── RecordError        a record has no JSON form, or a JSON text was not written by jointcut
     ├── CacheError         a cache folder that cannot be used or trusted
     ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
@@ -17,7 +17,8 @@ The tree of everything that jointcut raises on its own account::
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
-and its one warning, `UncutWarning`: plain JAX runs where a cut was asked for.
+and two warnings: `UncutWarning`, plain JAX runs where a cut was asked for, and `UncheckedWarning`, a call is not
+checked for NaN where that was asked for.
 
 Errors that JAX itself raises for the same mistake (an integer argument to differentiate, a loss that is not a
 scalar) keep JAX's type, so that code which catches them goes on working.
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class JointcutError(Exception):
@@ -54,7 +56,16 @@ class VerifyError(JointcutError):
 
 
 class NonFiniteError(JointcutError, FloatingPointError):
-    """In debug mode, a half made a NaN or an infinity."""
+    """A half made a NaN or an infinity; `found` is the record of it, which `aot.first_nonfinite` returns."""
+
+    def __init__(self, text: str = "", found: Any = None) -> None:
+        """An error with a text; the record is kept when it is pickled."""
+        super().__init__(text, found)
+        self.found = found
+
+    def __str__(self) -> str:
+        """The text."""
+        return str(self.args[0])
 
 
 class RecordError(JointcutError, ValueError):
@@ -87,6 +98,10 @@ class DerivativeError(TraceError, NotImplementedError):
 
 class UncutWarning(UserWarning):
     """Plain JAX runs instead of a cut: the results are the same, but memory is not reduced."""
+
+
+class UncheckedWarning(UserWarning):
+    """A call is not checked for NaN and infinities, although `check="nonfinite"` asks for it."""
 
 
 def message(where: str, what: str, cure: str) -> str:

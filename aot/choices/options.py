@@ -27,6 +27,9 @@ DEFAULT = "best"
 JAX, FINITE = "jax", "finite"
 DERIVATIVES = (JAX, FINITE)
 
+#: What every call may be checked for.
+NONFINITE = "nonfinite"
+
 
 @dataclass(frozen=True)
 class Options(Record):
@@ -58,6 +61,7 @@ class Options(Record):
             `passes` over the halves; one wrapper may be both.
         derivatives: `"jax"`, or `"finite"`: formulas with finite slopes where JAX's are NaN, and products with a
             cotangent of zero that are zero, whatever the other factor is.
+        check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -78,6 +82,7 @@ class Options(Record):
     filter: Any = None
     wrappers: Sequence[CompilerWrapper | HalfPass] = ()
     derivatives: str = JAX
+    check: str | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -129,6 +134,7 @@ def validated(function: Any, options: Options) -> Options:
     _integers("donate_argnums", options.donate_argnums)
     positions, donated_names = options.donated
     donated = Statics.of(function, positions or None, donated_names or None, "donate")
+    _check(options)
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -143,6 +149,16 @@ def validated(function: Any, options: Options) -> Options:
         cache=_folder(options.cache),
         wrappers=_tuple(options.wrappers),
     )
+
+
+def _check(options: Options) -> None:
+    """Raise `TraceError` for an unknown check, or one that needs arguments which are donated."""
+    if options.check not in (None, NONFINITE):
+        raise TraceError(message("check", f"{options.check!r} is unknown.", choices(options.check, [NONFINITE])))
+    if options.check is not None and any(options.donated):
+        what = "are given together, and a donated argument is gone when a failed call is replayed."
+        cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
+        raise TraceError(message("check and donate_argnums", what, cure))
 
 
 def _refuse_no_wrappers(wrappers: Any) -> None:

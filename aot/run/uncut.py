@@ -53,10 +53,7 @@ class Uncut:
             return
         self.told = True
         what = f"is not cut here, and plain JAX runs: it {why}"
-        frame = _callers()
-        where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
-        registry = frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message(self.name, what, cure), UncutWarning, *where, registry)
+        warn(UncutWarning(message(self.name, what, cure)))
 
     def references(self) -> None:
         """Warn of a program that has no pure form."""
@@ -87,6 +84,14 @@ class Uncut:
                 f"keeps for the backward what {_CLOSED[name]} at {place} keeps inside.",
                 f"Put aot.function inside: around the function that {_CLOSED[name]} is given.",
             )
+
+
+def warn(warning: UserWarning) -> None:
+    """Issue a warning at the user's line."""
+    frame = _callers()
+    where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(warning, type(warning), *where, registry)
 
 
 def has_symbolic_sizes(leaves: Any) -> bool:

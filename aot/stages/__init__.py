@@ -2,13 +2,15 @@
 
 They follow the stages of `jax.jit`: traced, lowered, compiled. `tracing` traces; `Traced.partition` plans and splits;
 `Cut.compile` calls XLA. `under_transform` cuts a program inside a transformation of the user's, `symbolic` one with
-symbolic sizes. `debug` runs and checks a call half by half.
+symbolic sizes. `debug` runs and checks a call half by half, `watched` looks at
+the results of every call.
 
 Files, in reading order:
 
     under_transform: Cut a program inside an outer transformation, within the budget of its options.
     gradient: Convert the pair of halves to the form of TorchScript's `Gradient`.
     debug: Run a call half by half, and check types and numbers.
+    watched: Look at the results of every call, and find the op that made one of them NaN.
     compiled: Run a compiled cut on the caller's trees, and report XLA's figures.
     gather: Gather a report from a cut, its planner and its front.
     weighing: Compile the plans of one trace, or weigh them.

@@ -12,7 +12,9 @@ from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, ProgramMemory, Timings
 from jointcut.aot.run.pullback import Pullback
 from jointcut.aot.run.runner import Runner
+from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.stages import debug
+from jointcut.aot.stages.watched import watched
 from jointcut.partition.figures import counted
 from jointcut.partition.prices.flops import jaxpr_flops
 from jointcut.partition.program.roles import Role
@@ -103,7 +105,15 @@ class Compiled:
         if debug.is_on():
             debug.check_call(self.cut.traced, bound)
             return self.cut.checked(), bound
-        return self.cut.executables, bound
+        return self._runner, bound
+
+    @cached_property
+    def _runner(self) -> Runner:
+        """The runner of the executables, with a look at their results if the options ask for that."""
+        runner, traced = self.cut.executables, self.cut.traced
+        if traced.options.check is None:
+            return runner
+        return watched(runner, lambda: self.cut, Unchecked(traced.name))
 
     def _fits(self, bound: Bound) -> bool:
         """Let the wrappers check a call, except the outermost, which flattens calls."""

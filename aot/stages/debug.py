@@ -5,8 +5,8 @@
 
 Inside `aot.debug()` each call runs forward and backward as two programs. The types of their inputs and outputs are
 compared with those of the jaxprs. If a half makes a NaN or an infinity, the error names the first op that did, by the
-user's source line. This reads every result and compiles the halves again; outside `aot.debug()` it costs nothing. Calls
-inside an outer `jax.jit` have no numbers yet and are not checked.
+user's source line, and what makes the call finite (see `cures`). This reads every result and compiles the halves again;
+outside `aot.debug()` it costs nothing. Calls inside an outer `jax.jit` have no numbers yet and are not checked.
 """
 
 from __future__ import annotations
@@ -14,28 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
+from jointcut.aot.cures.found import NonFinite
+from jointcut.aot.cures.trials import FailedCall, has_nan
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.jits import Jits
-from jointcut.partition.errors import CallError, NonFiniteError, VerifyError, message
+from jointcut.partition.errors import CallError, VerifyError, message
 from jointcut.partition.lower import verify
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
-from jointcut.wrappers.metadata.convention import is_inexact
 
 _on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
 _REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
-_CURE = (
-    "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
-)
 
 if TYPE_CHECKING:
     from jointcut.aot.stages.traced import Traced
@@ -45,8 +42,9 @@ if TYPE_CHECKING:
 def debug() -> Iterator[None]:
     """Check every call of an `aot.function` or a `Compiled` made inside the `with`.
 
-    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity, and `CallError`
-    if arguments or cotangents differ from those that a program was compiled for.
+    Raises `NonFiniteError` (a `FloatingPointError`) at the first half that makes a NaN or an infinity; its `found` is
+    the record that `aot.first_nonfinite` returns. Raises `CallError` if arguments or cotangents differ from those that
+    a program was compiled for.
     """
     token = _on.set(True)
     try:
@@ -77,16 +75,21 @@ class Checked:
         traced, split: the traced call and its cut.
         jits: the two halves.
         forward: the run of the forward, once it has run.
+        outputs: what the forward returned.
+        cotangents: those of the outputs, once they are known.
     """
 
     traced: Traced
     split: Split
     jits: Jits
     forward: _Run | None = None
+    outputs: Sequence[Any] = ()
+    cotangents: Sequence[Any] | None = None
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
         """Run a program as `Programs.run` does; a step runs both halves."""
         ones = self.traced.call.ones() if which == "step" else []
+        self.cotangents = ones or None
         count, left_out = len(self.traced.program.results.avals), len(self.traced.handed_back)
         with Stage("check", self.traced.name):
             results = self._forward(flat)
@@ -112,7 +115,8 @@ class Checked:
         residuals = verify.routed(split.halves.residuals, flat, whole, count)
         self._same_types("forward", whole[:count], jaxprs.opened(split.forward)[0].outvars[:count])
         self._same_types("forward", residuals, jaxprs.opened(split.backward)[0].invars[: len(residuals)])
-        self._finite("forward", whole[:count], run)  # a residual that is not finite may never reach a gradient
+        self.outputs = whole[:count]
+        self._finite("forward", self.outputs, run)  # a residual that is not finite may never reach a gradient
         return results
 
     def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
@@ -124,11 +128,13 @@ class Checked:
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any]:
         tell(lambda: "backward")
         assert self.forward is not None, "the forward runs first"
+        self.cotangents = self.traced.call.filled(cotangents)
         gradients = self.jits.jitted["keeping backward"](*residuals, *cotangents)
         self._same_types("backward", gradients, jaxprs.opened(self.split.backward)[0].outvars)
         graph, halves = self.split.graph, self.split.halves
         paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(cotangents)))]
-        self._finite("backward", gradients, _Run(self.split.backward, [*residuals, *cotangents], paths), self.forward)
+        run = _Run(self.split.backward, [*residuals, *self.cotangents], paths)
+        self._finite("backward", gradients, run, self.forward, whole=True)
         return gradients
 
     def _same_types(self, half: str, results: Sequence[Any], outvars: Sequence[Any]) -> None:
@@ -138,33 +144,39 @@ class Checked:
                 what = f"gave {aval.str_short()} as result {i}, and was made to give {var.aval.str_short()}."
                 raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
 
-    def _finite(self, half: str, results: Sequence[Any], *runs: _Run) -> None:
+    def _finite(self, half: str, results: Sequence[Any], *runs: _Run, whole: bool = False) -> None:
         """Raise `NonFiniteError` if a half made a non-finite number, or passed on a NaN from its inputs.
 
-        `runs` has the run of this half, then that of the half that made its residuals, if any.
+        `runs` has the run of this half, then that of the half that made its residuals, if any. With `whole`, both as
+        one program are searched first: an infinity that crosses from one to the other is then no input of the user's.
         """
         if is_finite(results):
             return
-        where = f"The {half} of {self.traced.name}"
-        for run in runs:
+        found = NonFinite(self.traced.name, half)
+        for run in (*([self._both()] if whole else []), *runs):
             culprit = first_nonfinite(run.closed, run.flat)
             if culprit is not None:
-                raise NonFiniteError(message(where, f"is not finite: {culprit}", _CURE))
-        if not any(map(_has_nan, results)):
+                call = FailedCall(self.traced, self._leaves, self.outputs, self.cotangents)
+                cures = () if call.untried else call.cures(half, culprit)
+                replace(found, culprit=culprit, cures=cures, untried=call.untried).refuse()
+        if not any(map(has_nan, results)):
             return  # an infinity of the user's: a mask, the start of a maximum
         for run in reversed(runs):
-            paths = [path for path, x in zip(run.paths, run.flat, strict=True) if _has_nan(x)]
+            paths = [path for path, x in zip(run.paths, run.flat, strict=True) if has_nan(x)]
             if paths:
-                what = f"returns a NaN that came in with {paths[0]}."
-                raise NonFiniteError(message(where, what, "Look at what made that one."))
-        what = "returns a NaN, but no op makes one when they run one by one."
-        cure = "Look at what its callbacks and references bring in, or report it: XLA's fused program makes the NaN."
-        raise NonFiniteError(message(where, what, cure))
+                replace(found, came_in=paths[0]).refuse()
+        found.refuse()
 
+    def _both(self) -> _Run:
+        """The run of both halves as one program, the joint one."""
+        assert self.forward is not None and self.cotangents is not None, "both halves ran"
+        return _Run(self.traced.joint, [*self.forward.flat, *self.cotangents], ())
 
-def _has_nan(x: Any) -> bool:
-    aval = jax.typeof(x)
-    return jaxprs.is_plain(aval) and is_inexact(aval.dtype) and bool(jnp.any(jnp.isnan(x)))
+    @property
+    def _leaves(self) -> Sequence[Any]:
+        """The distinct arrays of the call."""
+        assert self.forward is not None, "the forward runs first"
+        return self.forward.flat[len(self.traced.consts) :]
 
 
 def check_call(traced: Traced, bound: Bound) -> None:

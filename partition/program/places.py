@@ -88,6 +88,11 @@ def _before_us(calls: Iterable[str]) -> list[str]:
     return list(takewhile(lambda call: not call.startswith(our_folders()), frames))
 
 
+def user_line(eqn: Equation) -> str:
+    """The innermost call that made an equation and is not one of jointcut's own, or an empty text."""
+    return next((call for call in jaxprs.calls_of(eqn) if not call.startswith(our_folders())), "")
+
+
 def _line(calls: Sequence[str]) -> str:
     """The innermost call in the user's own code, or else the innermost one in a library."""
     frames = _before_us(calls)

@@ -28,8 +28,8 @@ from jointcut.partition.program.jaxprs import (
     opened,
     rebound,
     scope_of,
-    source_of,
 )
+from jointcut.partition.program.places import user_line
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
 
 
@@ -128,7 +128,7 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
                 lifted.append((local[var], const))
             name = eqn.params.get("name")
             deeper = info.name_stack.extend(name) if name else info.name_stack
-            nowhere = bool(inner.eqns) and not source_of(inner.eqns[0])
+            nowhere = bool(inner.eqns) and not user_line(inner.eqns[0])
             names.update(
                 zip(eqn.outvars, visit(inner, local, deeper, info.traceback if nowhere else None), strict=True)
             )

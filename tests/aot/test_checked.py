@@ -15,8 +15,14 @@ from jointcut import aot
 from jointcut.partition.errors import CallError, NonFiniteError
 
 W, X = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
-CURE = (
+NO_CURE = (
+    "No option and no function of aot.derivatives is known to make this call finite.\n"
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
+)
+CURED = (
+    'aot.function(derivatives="finite") makes this call finite (checked by a run).\n'
+    "aot.derivatives.norm(x) in place of the root of a sum of squares at that line makes this call finite "
+    "(checked by a run)."
 )
 
 
@@ -90,7 +96,9 @@ def test_the_op_that_makes_a_nan_is_named_by_its_line(way):
         way(loss, -W, X)
     place = line_of(loss._function, "jnp.sqrt")
     made = "sqrt made a NaN out of float32[2] in [-8, -3]"
-    assert str(caught.value) == (f"The forward of loss is not finite: {made} at {place} (loss), scope jvp().\n{CURE}")
+    assert str(caught.value) == (
+        f"The forward of loss is not finite: {made} at {place} (loss), scope jvp().\n{NO_CURE}"
+    )
 
 
 def test_a_call_without_gradient_is_checked():
@@ -98,7 +106,7 @@ def test_a_call_without_gradient_is_checked():
         loss(-W, X)
     made = "sqrt made a NaN out of float32[2] in [-8, -3]"
     place = line_of(loss._function, "jnp.sqrt")
-    assert str(caught.value) == f"The forward of loss is not finite: {made} at {place} (loss).\n{CURE}"
+    assert str(caught.value) == f"The forward of loss is not finite: {made} at {place} (loss).\n{NO_CURE}"
 
 
 def test_a_gradient_that_is_not_finite_is_the_backwards():
@@ -106,7 +114,7 @@ def test_a_gradient_that_is_not_finite_is_the_backwards():
         norm.value_and_grad(jnp.zeros(3))
     made = "div made an infinity out of float32[] = 0.5 and float32[] = 0"
     place = line_of(norm._function, "jnp.sqrt")
-    assert str(caught.value) == (f"The backward of norm is not finite: {made} at {place} (norm), scope jvp().\n{CURE}")
+    assert str(caught.value) == (f"The backward of norm is not finite: {made} at {place} (norm), scope jvp().\n{CURED}")
 
 
 def test_the_step_of_a_loop_is_told():

@@ -15,7 +15,8 @@ from jax.experimental import io_callback
 from jointcut.partition import Roles, split
 from jointcut.partition.lower.verify import run_forward
 from jointcut.partition.program import jaxprs
-from jointcut.wrappers.built_in.checks import Culprit, first_nonfinite, is_finite
+from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
+from jointcut.wrappers.built_in.culprit import Culprit
 
 INF, NAN = jnp.inf, jnp.nan
 

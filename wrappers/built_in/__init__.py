@@ -9,6 +9,7 @@ Files, in reading order:
 
     flatten: Turn a function of trees into a function of flat arrays.
     guards: Refuse a call that the compiled program was not made for.
+    culprit: Describe the op that made a NaN or an infinity, and its operands.
     checks: Name the first op that made a NaN or an infinity.
     alias: Let an array that is passed twice enter once; return inputs as they are.
     refs: Turn writes to references into extra results, then write them back.

@@ -21,7 +21,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -29,42 +29,21 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.places import our_folders, user_line
+from jointcut.wrappers.built_in.culprit import Culprit, described
 from jointcut.wrappers.metadata.convention import is_inexact
 
 _INF, _NAN = 1, 2  # how bad a number is; 0 is finite
 _KINDS = {_INF: "Inf", _NAN: "NaN"}
 _CALLS = {  # name -> the parameter that holds what is called
     **dict.fromkeys(("jit", "jointcut_call", "jointcut_waiting", "remat2"), "jaxpr"),
+    **dict.fromkeys(("while_loop", "while_loop_backward", "while_loop_with_checkpoints"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
+_CHECKPOINTED = {"while_loop_backward", "while_loop_with_checkpoints"}
 # Not run on other numbers: users' code, loops that might not end, solvers that fail for a singular matrix.
 _AS_GIVEN = {"pure_callback", "while", "cholesky", "custom_linear_solve", "triangular_solve", "tridiagonal_solve"}
 _FILLERS = (0.5, 2.0)  # few ops make bad numbers of both; log1p, acosh, atanh and pow of one at most
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """The op that turned good numbers into bad ones, its place in the program, and its operands."""
-
-    primitive: str
-    source: str
-    scope: str
-    kind: str  # "NaN" or "Inf"
-    steps: tuple[int, ...]  # of the loops around it, outermost first, counted from 0
-    operands: tuple[str, ...]  # "float32[4] in [-1, 3]"
-
-    def __str__(self) -> str:
-        """One sentence: `log made a NaN out of float32[4] in [-1, 3] at model.py:12 (loss), scope jvp(block)`."""
-        text = f"{self.primitive} made {'a NaN' if self.kind == 'NaN' else 'an infinity'}"
-        more = [f"{len(self.operands) - 4} more"] if len(self.operands) > 4 else []
-        text += f" out of {_listed([*self.operands[:4], *more])}" if self.operands else ""
-        text += f" at {self.source}" if self.source else ""
-        text += f", scope {self.scope}" if self.scope else ""
-        if self.steps:
-            plural = "s" if len(self.steps) > 1 else ""
-            order = "outermost first, " if plural else ""
-            text += f", in step{plural} {_listed(self.steps)} of the loop{plural} around it ({order}counted from 0)"
-        return text + "."
 
 
 @dataclass(frozen=True)
@@ -92,17 +71,30 @@ _Values = Sequence[_Known | None]
 
 @dataclass(frozen=True)
 class _Here:
-    """A place in the walk: the clock, the steps of the loops around it, its scope and source."""
+    """A place in the walk: the clock, the steps of the loops around it, its scope and source.
+
+    In a loop of ours with checkpoints, `depth` is the number of loops around that; several loops run its steps.
+    """
 
     clock: Iterator[int]
     steps: tuple[int, ...] = ()
     scope: str = ""
     source: str = ""
+    depth: int | None = None
 
     def within(self, eqn: jaxprs.Equation, step: int | None = None) -> _Here:
         """The place inside an equation; for a loop, at one step."""
-        steps = self.steps if step is None else (*self.steps, step)
-        return _Here(self.clock, steps, self.scope_of(eqn), self.source_of(eqn))
+        depth = len(self.steps) if eqn.primitive.name in _CHECKPOINTED else self.depth
+        before = self.steps[:depth] if self.is_ours(eqn) else self.steps
+        steps = self.steps if step is None else (*before, step)
+        return _Here(self.clock, steps, self.scope_of(eqn), self.source_of(eqn), depth)
+
+    def is_ours(self, eqn: jaxprs.Equation) -> bool:
+        """Whether a loop runs the steps of a loop with checkpoints."""
+        if self.depth is None or eqn.primitive.name != "while":
+            return False
+        body = jaxprs.opened(eqn.params["body_jaxpr"])[0].debug_info
+        return any(folder in str(body.func_src_info) for folder in our_folders())
 
     def scope_of(self, eqn: jaxprs.Equation) -> str:
         """The whole name stack of an equation; its own starts at the jaxpr that holds it."""
@@ -110,7 +102,7 @@ class _Here:
 
     def source_of(self, eqn: jaxprs.Equation) -> str:
         """The user's line that made an equation; inside a library, the line that called the library."""
-        return jaxprs.source_of(eqn) or self.source
+        return user_line(eqn) or self.source
 
 
 def is_finite(values: Sequence[Any]) -> bool:
@@ -217,7 +209,8 @@ def _while(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
     """Every step of a while loop, as long as its condition is known and true."""
     first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     cond_consts, body_consts, carry = operands[:first], operands[first:second], operands[second:]
-    for step in itertools.count():
+    for count in itertools.count():
+        step = int(carry[0].array) if here.is_ours(eqn) and carry and _is_number(carry[0]) else count
         inside = here.within(eqn, step)
         going = _walk(eqn.params["cond_jaxpr"], [*cond_consts, *carry], inside)[0]
         if going is None:
@@ -226,6 +219,10 @@ def _while(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
             return carry
         carry = _walk(eqn.params["body_jaxpr"], [*body_consts, *carry], inside)
     return [None] * len(eqn.outvars)
+
+
+def _is_number(x: _Known | None) -> TypeGuard[_Known]:
+    return x is not None and jnp.issubdtype(x.array.dtype, jnp.integer) and not x.array.shape
 
 
 def _at(x: _Known | None, step: int) -> _Known | None:
@@ -309,9 +306,9 @@ def _first(blames: Sequence[Mapping[int, _Blame]]) -> dict[int, _Blame]:
 
 
 def _blame(eqn: jaxprs.Equation, kind: int, operands: Sequence[_Known], here: _Here) -> _Blame:
-    described = tuple(_described(x.array) for x in operands)
+    texts = tuple(described(x.array) for x in operands)
     source, scope = here.source_of(eqn), here.scope_of(eqn)
-    culprit = Culprit(eqn.primitive.name, source, scope, _KINDS[kind], here.steps, described)
+    culprit = Culprit(eqn.primitive.name, source, scope, _KINDS[kind], here.steps, texts)
     return _Blame(next(here.clock), culprit)
 
 
@@ -374,26 +371,3 @@ def _wide(x: Any) -> jax.Array:
     """An array in a dtype that supports `isnan` and `isinf`: narrow dtypes become float32."""
     array = jnp.asarray(x)
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
-
-
-def _described(x: Any) -> str:
-    """`float32[4] in [-1, 3]`, `float32[] = 0`, `complex64[2] of magnitude in [0, 1]`, `key<fry>[]`."""
-    aval: Any = jax.typeof(x)
-    text = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-    if not jaxprs.is_plain(aval) or 0 in aval.shape:
-        return text
-    numbers = np.asarray(x)
-    if jnp.issubdtype(numbers.dtype, np.complexfloating):
-        text, numbers = f"{text} of magnitude", np.abs(numbers)
-    numbers = numbers.astype(np.float64 if is_inexact(numbers.dtype) else np.int64)
-    digits = ".4g" if is_inexact(numbers.dtype) else "d"
-    if not numbers.shape:
-        return f"{text} = {numbers[()]:{digits}}"
-    real = numbers[~np.isnan(numbers)]
-    limits = [f"in [{real.min():{digits}}, {real.max():{digits}}]"] if real.size else []
-    return f"{text} {' or '.join([*limits, *['NaN'][: numbers.size - real.size]])}"
-
-
-def _listed(items: Sequence[Any]) -> str:
-    *most, last = map(str, items)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -2,7 +2,8 @@
 
 The forward does not know how long the loop will run, so it moves checkpoints as it goes. The sweep knows, and runs the
 steps between checkpoints again, each as seldom as possible. Each step is pulled back on its own. A large one is cut as
-a joint program: what it keeps for its own backward is a temporary of the sweep.
+a joint program: what it keeps for its own backward is a temporary of the sweep. The first carry of a `lax.while_loop`
+that runs the user's steps is the number of the next step; `checks` reads it there to name the step that made a NaN.
 
 Files, in reading order:
 

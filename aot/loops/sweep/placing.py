@@ -100,13 +100,13 @@ def placed(
         orders = _orders(plan, slots)
 
         def fill(state: Any) -> Any:
-            done, trips, _, carry, places, rows = state
+            trips, done, _, carry, places, rows = state
             row = plan.order[plan.slot + done * plan.way]
             rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
-            return done + 1, *advance(trips, carry), places.at[row].set(trips), rows
+            return (after := advance(trips, carry))[0], done + 1, *after[1:], places.at[row].set(trips), rows
 
-        start = (jnp.int32(0), trips, lives, carry, places, rows)
-        _, trips, lives, carry, places, rows = lax.while_loop(lambda s: (s[0] < orders.writes) & s[2], fill, start)
+        start = (trips, jnp.int32(0), lives, carry, places, rows)
+        trips, _, lives, carry, places, rows = lax.while_loop(lambda s: (s[1] < orders.writes) & s[2], fill, start)
         end = trips + orders.distance
         trips, lives, carry = lax.while_loop(
             lambda s: (s[0] < end) & s[1], lambda s: advance(s[0], s[2]), (trips, lives, carry)

@@ -85,21 +85,22 @@ class _Sweep:
             return place + 1, kept, self.push(stack, place + 1, kept)
 
         def pull(s: State) -> State:
-            end, used, state = s
-            return end - 1, used - 1, self.back(end - 1, self.top(stack._replace(used=used)), state)
+            last, used, state = s
+            return last - 1, used - 1, self.back(last, self.top(stack._replace(used=used)), state)
 
         start = (stack.places[stack.used - 1], self.top(stack), stack)
         start = lax.while_loop(lambda s: end - s[0] > slots - s[2].used + 2, far, start)
         _, _, stack = lax.while_loop(lambda s: s[0] < end - 1, fill, start)
-        end, used, state = lax.while_loop(
-            lambda s: (s[1] > 0) & (stack.places[s[1] - 1] == s[0] - 1), pull, (end, stack.used, state)
+        last, used, state = lax.while_loop(
+            lambda s: (s[1] > 0) & (stack.places[s[1] - 1] == s[0]), pull, (end - 1, stack.used, state)
         )
-        return end, stack._replace(used=used), state
+        return last + 1, stack._replace(used=used), state
 
 
 def _unkept(back: Callable[[Any, list[Any], State], State], trips: Any, state: State) -> State:
     """The sweep over steps whose derivative is the same at every carry."""
-    return lax.fori_loop(0, trips, lambda i, s: back(trips - 1 - i, [], s), state)
+    start = (trips - 1, state)
+    return lax.while_loop(lambda s: s[0] >= 0, lambda s: (s[0] - 1, back(s[0], [], s[1])), start)[1]
 
 
 def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:

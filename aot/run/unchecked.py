@@ -1,0 +1,25 @@
+"""Warn, once per function, that a call is not checked for NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jointcut.aot.run.uncut import warn
+from jointcut.partition.errors import UncheckedWarning, message
+
+
+@dataclass
+class Unchecked:
+    """The warning of one function, issued once; `told` says whether it was."""
+
+    name: str
+    told: bool = False
+
+    def __call__(self) -> None:
+        """Warn at the user's line."""
+        if self.told:
+            return
+        self.told = True
+        what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap): its results are not checked there."
+        cure = "Call its own value_and_grad, grad or vjp outside of it, or look at one call with aot.first_nonfinite."
+        warn(UncheckedWarning(message(self.name, what, cure)))
