@@ -278,9 +278,8 @@ class Function:
         paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with explained(self._name, self._function):
-                guards = self._options.derivatives == choosing.FINITE
                 flat = functools.partial(jaxprs.evaluate, closed)
-                program = joint(flat, structs, False, mask, paths, is_finite=guards)
+                program = joint(flat, structs, False, mask, paths, is_finite=self._options.is_finite)
             split = cut_inside(program, self._options, self._name)
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts

@@ -85,6 +85,11 @@ class Options(Record):
         return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
 
     @property
+    def is_finite(self) -> bool:
+        """Whether derivatives are finite where JAX's are not."""
+        return self.derivatives == FINITE
+
+    @property
     def around(self) -> tuple[Any, ...]:
         """The user's wrappers of the function, outermost first."""
         return tuple(w for w in self.wrappers if hasattr(w, "pre_compile"))

@@ -12,6 +12,7 @@ derivative; values stay the same, bit for bit:
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ from jax import lax
 
 from jointcut.aot.derivatives.elementwise import angles, powers
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import MOVEMENT
+from jointcut.partition.program.primitives import LOOPS, MOVEMENT, OPENED
+from jointcut.partition.rewrite import simplify
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -80,16 +82,15 @@ _KEEPS = MOVEMENT | {
 
 #: Functions of numbers that are followed, since JAX divides a variance by such a number.
 _OF_NUMBERS: dict[str, Callable[..., float]] = {
-    **dict.fromkeys(("convert_element_type", "broadcast_in_dim", "reshape", "copy"), lambda x: x),
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
+    **dict.fromkeys(("convert_element_type", "broadcast_in_dim", "reshape", "copy"), float),
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
     "max": max,
 }
 
-#: Calls that are looked into, with the parameter that holds their body.
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_BODIES = frozenset({"scan", "while", "cond", "remat2", "checkpoint", *_CALLS})
+#: What holds programs that are looked into.
+_LOOKED_INTO = LOOPS | OPENED | {"cond", "remat2", "checkpoint"}
 
 
 class _Squares:
@@ -122,8 +123,8 @@ def _rewritten(jaxpr: Any, given: Sequence[_Known]) -> tuple[Any, list[_Known]]:
     eqns = []
     for eqn in jaxpr.eqns:
         now = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in _BODIES:
-            eqn, ends = _opened(eqn, now)
+        if eqn.primitive.name in _LOOKED_INTO:
+            eqn, ends = _nested(eqn, now)
             known.update(zip(eqn.outvars, ends, strict=True))
         else:
             known.update(dict.fromkeys(eqn.outvars, _made(eqn, now, makers)))
@@ -133,24 +134,17 @@ def _rewritten(jaxpr: Any, given: Sequence[_Known]) -> tuple[Any, list[_Known]]:
     return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
 
-def _opened(eqn: Any, now: Sequence[_Known]) -> tuple[Any, list[_Known]]:
+def _nested(eqn: Any, now: Sequence[_Known]) -> tuple[Any, list[_Known]]:
     """An equation with formulas in its bodies, and what is known of its results: of those of calls, all of it."""
-    is_call = eqn.primitive.name in _CALLS
+    is_call = eqn.primitive.name in OPENED
     ends: list[list[_Known]] = []
 
-    def body(held: Any) -> Any:
-        if isinstance(held, tuple):
-            return tuple(map(body, held))
-        if not isinstance(held, jaxprs.ClosedJaxpr | jaxprs.Jaxpr):
-            return held
-        jaxpr, consts = jaxprs.opened(held)
+    def change(jaxpr: Any) -> Any:
         new, after = _rewritten(jaxpr, now if is_call else [None] * len(jaxpr.invars))
         ends.append(after)
-        return jaxprs.ClosedJaxpr(new, consts) if isinstance(held, jaxprs.ClosedJaxpr) else new
+        return new
 
-    with jaxprs.inside(eqn):
-        params = {key: body(value) for key, value in eqn.params.items()}
-    return eqn.replace(params=params), ends[0] if is_call else [None] * len(eqn.outvars)
+    return simplify.with_bodies(eqn, change), ends[0] if is_call else [None] * len(eqn.outvars)
 
 
 # ------------------------------------------------------------------------------------------------- sums of squares
@@ -213,7 +207,7 @@ def _with_formula(eqn: Any, now: Sequence[_Known]) -> Any:
     name, formula = eqn.primitive.name, _FORMULAS.get(eqn.primitive.name)
     operands = eqn.invars
     if name == "sqrt" and now[0] is _SQUARES:
-        formula = _square_root
+        formula = functools.partial(root_of_squares, exponent=None)
     elif name == "pow" and now[0] is _SQUARES and isinstance(now[1], float) and 0 < now[1] < 1:
         formula, operands = functools.partial(root_of_squares, exponent=now[1]), operands[:1]
     elif name == "abs" and jnp.issubdtype(operands[0].aval.dtype, np.complexfloating):
@@ -223,7 +217,3 @@ def _with_formula(eqn: Any, now: Sequence[_Known]) -> Any:
     closed = jax.make_jaxpr(jax.jit(formula))(*(jaxprs.struct(v.aval) for v in operands))
     call = jaxprs.opened(closed)[0].eqns[0]
     return jaxprs.rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
-
-
-def _square_root(total: jax.Array) -> jax.Array:
-    return root_of_squares(total, None)

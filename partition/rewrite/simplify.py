@@ -33,6 +33,24 @@ from jointcut.partition.program.jaxprs import (
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
 
 
+def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
+    """Change every jaxpr that an equation holds, in the order of its parameters; `change` runs inside the equation."""
+    with inside(eqn):
+        return eqn.replace(params={key: _in_bodies(value, change) for key, value in eqn.params.items()})
+
+
+def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
+    """Change the jaxprs in a parameter of an equation."""
+    if isinstance(value, tuple):
+        return tuple(_in_bodies(v, change) for v in value)
+    if isinstance(value, Jaxpr):
+        return change(value)
+    if isinstance(value, ClosedJaxpr):
+        inner, consts = opened(value)
+        return ClosedJaxpr(change(inner), consts)
+    return value
+
+
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Put a scope of its own on the name stack of every equation under `jax.checkpoint`, however deep."""
     if not holds(closed, "remat2"):
@@ -50,9 +68,7 @@ def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
             eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
         if eqn.primitive.name in WITH_BODIES:
             deeper = under or eqn.primitive.name == "remat2"
-            eqn = eqn.replace(
-                params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
-            )
+            eqn = with_bodies(eqn, partial(_marked, under=deeper))
         eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
 
@@ -76,10 +92,7 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equatio
     for eqn in jaxpr.eqns:
         scope = f"{around}/{scope_of(eqn)}"
         if name in inner_primitives(eqn):
-            deeper = partial(_replaced, name=name, change=change, around=scope)
-            with inside(eqn):
-                params = {k: _in_bodies(v, deeper) for k, v in eqn.params.items()}
-            eqn = eqn.replace(params=params)
+            eqn = with_bodies(eqn, partial(_replaced, name=name, change=change, around=scope))
         eqns.append(change(eqn, scope) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
 
@@ -239,15 +252,3 @@ def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
 
 def _vars(eqn: Equation) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-def _in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
-    """A parameter of an equation with the jaxprs in it changed."""
-    if isinstance(value, tuple):
-        return tuple(_in_bodies(v, change) for v in value)
-    if isinstance(value, Jaxpr):
-        return change(value)
-    if isinstance(value, ClosedJaxpr):
-        inner, consts = opened(value)
-        return ClosedJaxpr(change(inner), consts)
-    return value
