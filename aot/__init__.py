@@ -33,6 +33,8 @@ Files, in reading order:
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
+from jointcut.aot.choices.conventions import Conventions as Conventions
+from jointcut.aot.choices.conventions import conventions as conventions
 from jointcut.aot.choices.options import Options as Options
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
@@ -64,6 +66,7 @@ __all__ = [
     "BudgetError",
     "CacheError",
     "Compiled",
+    "Conventions",
     "Cut",
     "Function",
     "Loaded",
@@ -73,6 +76,7 @@ __all__ = [
     "Stacked",
     "Traced",
     "UncutWarning",
+    "conventions",
     "debug",
     "explain",
     "fori_loop",

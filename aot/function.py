@@ -27,6 +27,7 @@ from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.method import Method
 from jointcut.aot.choices import options as choosing
+from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
@@ -279,7 +280,7 @@ class Function:
         with Stage("inside", self._name):
             with explained(self._name, self._function):
                 flat = functools.partial(jaxprs.evaluate, closed)
-                program = joint(flat, structs, False, mask, paths, is_finite=self._options.is_finite)
+                program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
             split = cut_inside(program, self._options, self._name)
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
@@ -303,7 +304,7 @@ def function(
     cache: str | os.PathLike[str] | bool | None = None,
     filter: Any = None,
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
-    derivatives: str = "jax",
+    derivatives: str | Conventions = "jax",
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -338,12 +339,12 @@ def function(
             (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
-        derivatives: `"jax"`, or `"finite"`. Then a root of a sum of squares (a norm, a distance, a standard deviation)
-            and the angle of a point have the slope 0 at zero, and powers that of `aot.derivatives.power`. Where a
-            cotangent is exactly zero, as behind a `jnp.where` that did not choose a branch, a product with it is zero,
-            even with infinity or NaN; matrix products and convolutions are not changed. Gradients that were finite
-            keep their bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over
-            reverse mode, `jax.hessian`; in reverse over reverse mode products are JAX's.
+        derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
+            finite one where JAX gives NaN (a norm at zero, equal eigenvalues, the branch that a `jnp.where` did not
+            choose, and more); `"pytorch"`, which also follows PyTorch where both are finite and differ; or a choice one
+            by one, `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their
+            bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over reverse mode,
+            `jax.hessian`; in reverse over reverse mode products are JAX's.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.

@@ -51,8 +51,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             jaxprs.paused_collection(),
         ):
             mask = [i in wanted for i in range(len(bound.leaves))]
-            places, is_finite = target.places, options.is_finite
-            program = joint(target.function, bound.unique, options.has_aux, mask, paths, places, is_finite)
+            places, chosen = target.places, options.conventions
+            program = joint(target.function, bound.unique, options.has_aux, mask, paths, places, chosen)
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")

@@ -14,7 +14,7 @@ it is not taken to have any. These sums of products are not guarded, nor are the
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -30,12 +30,13 @@ from jointcut.partition.program.jaxprs import (
     Literal,
     is_reference,
     opened,
-    rebound,
     scan_layout,
-    struct,
 )
 from jointcut.partition.program.primitives import MOVEMENT, OPENED
 from jointcut.partition.rewrite import simplify
+
+#: The name of a guarded product, a call.
+GUARD = "derivatives.zero_cotangent"
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -134,9 +135,7 @@ def _product(eqn: Equation, now: Sequence[Known]) -> Equation:
     is_linear = len(places) == 1 and sum(one >= Known.COTANGENT for one in now) == 1
     if not is_linear or not _is_inexact(eqn.outvars[0]) or _is_finite(eqn.invars[1 - places[0]], eqn):
         return eqn
-    types = tuple(struct(v.aval) for v in eqn.invars)
-    template = _template(eqn.primitive, places[0], types, tuple(sorted(eqn.params.items())))
-    return rebound(template, eqn.invars, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+    return simplify.instead(eqn, _guarded_product(eqn.primitive, places[0], tuple(sorted(eqn.params.items()))))
 
 
 def _is_inexact(v: Any) -> bool:
@@ -152,16 +151,17 @@ def _is_finite(factor: Atom, eqn: Equation) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _template(primitive: Any, place: int, types: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> Equation:
-    """A guarded product for these types: a call, so that it stays one op."""
+def _guarded_product(primitive: Any, place: int, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """A product that is zero where the factor at a place is, under the name by which reports find it."""
 
-    def zero_guarded(*factors: Any) -> Any:
-        product = primitive.bind(*factors, **dict(params))
-        zeros = lax.full_like(product, 0)
-        is_nan = lax.ne(product, product)
-        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, product)
+    def product(*factors: Any) -> Any:
+        result = primitive.bind(*factors, **dict(params))
+        zeros = lax.full_like(result, 0)
+        is_nan = lax.ne(result, result)
+        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, result)
 
-    return opened(jax.make_jaxpr(jax.jit(zero_guarded))(*types))[0].eqns[0]
+    product.__name__ = GUARD
+    return jax.jit(product)
 
 
 # ------------------------------------------------------------------------------------------------------------ bodies

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from jointcut.partition.program.jaxprs import (
@@ -22,6 +23,7 @@ from jointcut.partition.program.jaxprs import (
     Var,
     fresh,
     has_effects,
+    inner_jaxprs,
     inner_primitives,
     inside,
     is_dropped,
@@ -29,6 +31,7 @@ from jointcut.partition.program.jaxprs import (
     rebound,
     scope_of,
     source_of,
+    struct,
 )
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
 
@@ -175,6 +178,20 @@ def _scan_opened(eqn: Equation) -> Equation:
         return eqn
     opened_body = Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
     return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
+
+
+def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom] | None = None) -> Equation:
+    """A call of a function in the place of an equation, at its line, with its operands where no others are given."""
+    operands = eqn.invars if operands is None else operands
+    call = opened(jax.make_jaxpr(jax.jit(function))(*(struct(v.aval) for v in operands)))[0].eqns[0]
+    call = with_bodies(call, partial(_at_line, traceback=eqn.source_info.traceback))
+    return rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+
+
+def _at_line(jaxpr: Jaxpr, traceback: Any) -> Jaxpr:
+    deeper = partial(_at_line, traceback=traceback)
+    eqns = (eqn.replace(source_info=eqn.source_info.replace(traceback=traceback)) for eqn in jaxpr.eqns)
+    return jaxpr.replace(eqns=[with_bodies(eqn, deeper) if any(inner_jaxprs(eqn)) else eqn for eqn in eqns])
 
 
 def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
