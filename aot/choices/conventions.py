@@ -48,8 +48,10 @@ class Conventions(Record):
         empty_logsumexp: the logarithm of a sum of exponentials that are all zero, as in a row of -inf, and
             `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN.
         equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0:
-            "zero" takes what is divided by zero as zero, which is right for values and for results that do not depend
-            on the choice of vectors. Then `svd(full_matrices=True)` has a derivative, too. JAX and PyTorch give NaN.
+            "zero" takes what is divided by zero as zero. That is right for values, for the space that vectors of equal
+            values span, and for u·vh. It is wrong for functions of the values with these vectors, such as a root of a
+            matrix or `lstsq`, whose slope gets lost; so no named set has it. Then `svd(full_matrices=True)` has a
+            derivative, too. JAX and PyTorch give NaN.
         abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
         clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
             `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX
@@ -93,7 +95,6 @@ _WHERE_JAX_HAS_NONE = {
     "power_at_zero": "limit",
     "xlogy_at_zero": "zero",
     "empty_logsumexp": "zero",
-    "equal_eigenvalues": "zero",
 }
 
 #: Sets of conventions by name: JAX's, those that are finite where JAX's are not, and PyTorch's where they are finite.
