@@ -44,6 +44,7 @@ from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
+from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.joint import Primal, joint, primal
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
@@ -251,20 +252,21 @@ class Function:
         return source.results.given_back(outputs, bound)[0]
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
-        """A flat function whose derivative is the halves."""
+        """A flat function whose derivative is the halves, and in forward mode that of its formulas."""
+        closed = with_formulas(source.closed, self._options.conventions)
         if has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
-            return functools.partial(jaxprs.evaluate, source.closed)
+            return functools.partial(jaxprs.evaluate, closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.has_references:
-            return differentiable(source.closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
-        wrapper = refs.RefsWrapper(source.closed)
+            return differentiable(closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
+        wrapper = refs.RefsWrapper(closed)
         if wrapper.pure is None:  # leave the derivative to JAX
             self._uncut.references()
-            return functools.partial(jaxprs.evaluate, source.closed)
+            return functools.partial(jaxprs.evaluate, closed)
         run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths), self._uncut.twice)
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
-        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
+        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
 
         def call(*flat: Any) -> list[Any]:

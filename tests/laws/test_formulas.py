@@ -52,6 +52,7 @@ def test_slopes_at_zero_are_zero(name):
     finite = aot.function(function, derivatives="finite")
     np.testing.assert_array_equal(finite.grad(zeros), np.zeros(4))
     np.testing.assert_array_equal(jax.grad(finite)(zeros), np.zeros(4))
+    np.testing.assert_array_equal(jax.jvp(finite, (zeros,), (zeros + 1,))[1], 0)
 
 
 @singular
@@ -120,6 +121,12 @@ def test_elsewhere_every_bit_is_that_of_jax(point):
     for got, want in zip(evaluated(point.function, x, "finite"), evaluated(point.function, x, "jax"), strict=True):
         assert np.all(np.isfinite(want))
         np.testing.assert_array_equal(got, want)
+
+
+def test_second_derivatives_of_a_norm_are_finite_in_reverse_mode_too():
+    finite = aot.function(jnp.linalg.norm, derivatives="finite")
+    for second in (jax.hessian(finite), jax.jacrev(jax.jacrev(finite))):
+        np.testing.assert_array_equal(second(jnp.zeros(2)), np.zeros((2, 2)))
 
 
 def test_logarithms_of_exponentials_and_powers_are_finite_in_second_order():
