@@ -36,6 +36,8 @@ Files, in reading order:
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
+from jointcut.aot.choices.conventions import Conventions as Conventions
+from jointcut.aot.choices.conventions import conventions as conventions
 from jointcut.aot.choices.options import Options as Options
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
@@ -72,6 +74,7 @@ __all__ = [
     "BudgetError",
     "CacheError",
     "Compiled",
+    "Conventions",
     "Cure",
     "Cut",
     "Function",
@@ -85,6 +88,7 @@ __all__ = [
     "Traced",
     "UncheckedWarning",
     "UncutWarning",
+    "conventions",
     "debug",
     "explain",
     "first_nonfinite",

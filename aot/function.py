@@ -27,6 +27,7 @@ from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.method import Method
 from jointcut.aot.choices import options as choosing
+from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
@@ -45,6 +46,7 @@ from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
+from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.joint import Primal, joint, primal
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
@@ -271,20 +273,21 @@ class Function:
         return source.results.given_back(outputs, bound)[0]
 
     def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
-        """A flat function whose derivative is the halves."""
+        """A flat function whose derivative is the halves, and in forward mode that of its formulas."""
+        closed = with_formulas(source.closed, self._options.conventions)
         if has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
-            return functools.partial(jaxprs.evaluate, source.closed)
+            return functools.partial(jaxprs.evaluate, closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         if not source.has_references:
-            return differentiable(source.closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
-        wrapper = refs.RefsWrapper(source.closed)
+            return differentiable(closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
+        wrapper = refs.RefsWrapper(closed)
         if wrapper.pure is None:  # leave the derivative to JAX
             self._uncut.references()
-            return functools.partial(jaxprs.evaluate, source.closed)
+            return functools.partial(jaxprs.evaluate, closed)
         run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths), self._uncut.twice)
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
-        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, source.closed), Convention(inputs, ())))
+        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
 
         def call(*flat: Any) -> list[Any]:
@@ -299,9 +302,8 @@ class Function:
         paths = [*(f"constant {i}" for i in range(more)), *paths]
         with Stage("inside", self._name):
             with explained(self._name, self._function):
-                guards = self._options.derivatives == choosing.FINITE
                 flat = functools.partial(jaxprs.evaluate, closed)
-                program = joint(flat, structs, False, mask, paths, is_finite=guards)
+                program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
             split = cut_inside(program, self._options, self._name)
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
@@ -325,7 +327,7 @@ def function(
     cache: str | os.PathLike[str] | bool | None = None,
     filter: Any = None,
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
-    derivatives: str = "jax",
+    derivatives: str | Conventions = "jax",
     check: str | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
@@ -361,12 +363,12 @@ def function(
             (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with `pre_lower`
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
-        derivatives: `"jax"`, or `"finite"`. Then a root of a sum of squares (a norm, a distance, a standard deviation)
-            and the angle of a point have the slope 0 at zero, and powers that of `aot.derivatives.power`. Where a
-            cotangent is exactly zero, as behind a `jnp.where` that did not choose a branch, a product with it is zero,
-            even with infinity or NaN; matrix products and convolutions are not changed. Gradients that were finite
-            keep their bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over
-            reverse mode, `jax.hessian`; in reverse over reverse mode products are JAX's.
+        derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
+            finite one where JAX gives NaN (a norm at zero, equal eigenvalues, the branch that a `jnp.where` did not
+            choose, and more); `"pytorch"`, which also follows PyTorch where both are finite and differ; or a choice one
+            by one, `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their
+            bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over reverse mode,
+            `jax.hessian`; in reverse over reverse mode products are JAX's.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
             not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
             its line and what cures it (see `aot.first_nonfinite`), before it hands out its results. So each call waits

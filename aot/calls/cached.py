@@ -130,7 +130,7 @@ class CachedCalls:
             has_aux=options.has_aux,
             keep_unused=options.keep_unused,
             sparse=options.sparse_gradients if request.kind == "step" else (),
-            derivatives=None if request.kind == "call" else options.derivatives,
+            derivatives=None if request.kind == "call" else options.conventions,
             how=None if request.kind == "call" else (options.strategy, options.budget, options.cost, options.plan),
         )
 

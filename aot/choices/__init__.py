@@ -3,5 +3,6 @@
 Files, in reading order:
 
     limits: Read a memory budget.
+    conventions: Choose the derivative at points where a function has none, or several.
     options: List every choice a user can make, with its default.
 """

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
@@ -22,10 +23,6 @@ from jointcut.wrappers.wrapper import CompilerWrapper
 
 #: The strategy used when none is requested.
 DEFAULT = "best"
-
-#: Whose derivatives are used: JAX's own, or those that are finite wherever the function is.
-JAX, FINITE = "jax", "finite"
-DERIVATIVES = (JAX, FINITE)
 
 #: What every call may be checked for.
 NONFINITE = "nonfinite"
@@ -59,8 +56,7 @@ class Options(Record):
             of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
         wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
             `passes` over the halves; one wrapper may be both.
-        derivatives: `"jax"`, or `"finite"`: formulas with finite slopes where JAX's are NaN, and products with a
-            cotangent of zero that are zero, whatever the other factor is.
+        derivatives: those at singular points: `"jax"`, `"finite"`, `"pytorch"`, or a record of `aot.conventions`.
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
@@ -81,13 +77,18 @@ class Options(Record):
     cache: str | os.PathLike[str] | bool | None = None
     filter: Any = None
     wrappers: Sequence[CompilerWrapper | HalfPass] = ()
-    derivatives: str = JAX
+    derivatives: str | Conventions = "jax"
     check: str | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
         """The differentiated positions as a tuple."""
         return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+
+    @property
+    def conventions(self) -> Conventions:
+        """The derivatives that are chosen at singular points."""
+        return NAMED[self.derivatives] if isinstance(self.derivatives, str) else self.derivatives
 
     @property
     def around(self) -> tuple[Any, ...]:
@@ -128,8 +129,8 @@ def validated(function: Any, options: Options) -> Options:
         raise StrategyError(message("strategy", f"{options.strategy!r} is unknown.", known))
     names = options.static_argnames
     names = names if names is None or isinstance(names, str) else tuple(names)
-    if options.derivatives not in list(DERIVATIVES):
-        known = choices(options.derivatives, DERIVATIVES)
+    if not isinstance(options.derivatives, Conventions) and options.derivatives not in list(NAMED):
+        known = choices(options.derivatives, NAMED) + " A choice of your own is made by aot.conventions(...)."
         raise TraceError(message("derivatives", f"{options.derivatives!r} is unknown.", known))
     _integers("donate_argnums", options.donate_argnums)
     positions, donated_names = options.donated

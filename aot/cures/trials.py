@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.choices.options import FINITE
+from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.cures.formula import Formula, Replacing
 from jointcut.aot.cures.found import Cure
 from jointcut.aot.cures.patterns import FORMULAS
@@ -37,11 +37,11 @@ _OPTION = 'aot.function(derivatives="finite")'
 
 @dataclass(frozen=True)
 class _Trial:
-    """A form of the function, with or without `derivatives="finite"`; `what` says what it changes."""
+    """A form of the function, and the derivatives it has at singular points; `what` says what it changes."""
 
     what: str
     source: Primal
-    guards: bool
+    conventions: Conventions
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,10 @@ class FailedCall:
 
         If nothing does, the first formula after which the op to blame is at another line.
         """
-        base = self.traced.options.derivatives == FINITE
+        base = self.traced.options.conventions
+        finite = Conventions(**{**NAMED["finite"].chosen, **base.chosen})
         plain = _Trial("", self._source, base)
-        guarded = [replace(plain, what=_OPTION, guards=True)] if half == "backward" and not base else []
+        guarded = [replace(plain, what=_OPTION, conventions=finite)] if half == "backward" and finite != base else []
         found = [Cure(trial.what) for trial in guarded if self._outcome(trial).finite]
         moved, trials = [], list(self._at(culprit.source, plain, half == "forward"))
         for trial in trials:
@@ -90,8 +91,10 @@ class FailedCall:
             if outcome.culprit is not None and outcome.culprit.source != culprit.source:
                 moved.append((trial, outcome.culprit))
         if not found:
-            can_guard = self.cotangents is not None and not base
-            both = (replace(t, what=f"{t.what}, together with {_OPTION},", guards=True) for t in trials if can_guard)
+            is_open = self.cotangents is not None and finite != base
+            both = (
+                replace(t, what=f"{t.what}, together with {_OPTION},", conventions=finite) for t in trials if is_open
+            )
             more = (second for trial, then in moved[:1] for second in self._at(then.source, trial))
             whole = next((trial for trial in (*both, *more) if self._outcome(trial).finite), None)
             found = [Cure(whole.what)] if whole else [Cure(trial.what, str(then)) for trial, then in moved[:1]]
@@ -105,7 +108,7 @@ class FailedCall:
             if closed is not None:
                 both = f"{before.what}, together with {formula} at {line},"
                 what = both if before.what else f"{formula} at that line"
-                yield _Trial(what, replace(before.source, closed=closed), before.guards)
+                yield _Trial(what, replace(before.source, closed=closed), before.conventions)
 
     # ------------------------------------------------------------------------------------------------- running
 
@@ -157,7 +160,7 @@ class FailedCall:
         mask = [False] * count + [i in wanted for i in range(len(self._places))]
         entered = [*source.consts, *(traced.bound.unique[p] for p in self._places)]
         names = [f"input {i}" for i in range(len(entered))]
-        program = joint(flat, entered, True, mask, names, is_finite=trial.guards)
+        program = joint(flat, entered, True, mask, names, conventions=trial.conventions)
         return replace(program, consts=(*program.consts, *source.consts))
 
     def _agrees(self, results: Sequence[Any]) -> bool:

@@ -79,6 +79,15 @@ def _wild_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
     return jnp.where(infinite, tangent, 0) * (_factors(bend.dtype)[1] * sign)
 
 
+def _bend(slope: Callable[..., jax.Array], points: tuple[jax.Array, ...], place: int) -> jax.Array:
+    """The slope's own slope, along the point at this place."""
+
+    def along(point: jax.Array) -> jax.Array:
+        return slope(*points[:place], point, *points[place + 1 :])
+
+    return jax.jvp(along, (points[place],), (jnp.ones_like(points[place]),))[1]
+
+
 def _by_bends(function: Any, part: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
     """Differentiate a function of a slope by the slope's own slope for each point, whose tangents are of its shape."""
 
@@ -87,9 +96,7 @@ def _by_bends(function: Any, part: Callable[[jax.Array, jax.Array], jax.Array]) 
         total = jnp.zeros_like(result)
         for place, tangent in enumerate(tangents):
             if not isinstance(tangent, SymbolicZero):
-                along = lambda point, place=place: slope(*points[:place], point, *points[place + 1 :])  # noqa: E731
-                bend = jax.jvp(along, (points[place],), (jnp.ones_like(points[place]),))[1]
-                total = total + part(tangent, bend).astype(result.dtype)
+                total = total + part(tangent, _bend(slope, points, place)).astype(result.dtype)
         return result, total
 
     function.defjvp(jvp, symbolic_zeros=True)

@@ -11,6 +11,7 @@ Files, in reading order:
     lists: List what is saved, what runs again, and what other budgets would cost.
     rivals: Turn the policies of `jax.checkpoint` into plans, to compare with.
     sections: Put the rows of a report into the sections of a page.
+    derived: Say where a derivative may differ from JAX's, and by which rule.
     table: Write a report as a table of at most 100 columns.
     drawing: Draw the memory over a step with matplotlib.
     report: Report what is saved, what is recomputed, and what it costs.

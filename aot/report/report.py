@@ -23,6 +23,7 @@ from rich.text import Text
 from jointcut.aot.budget.axes import optional
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import drawing, table
+from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
@@ -109,6 +110,7 @@ class Report:
         sections: the sections of the page, as plain JSON.
         default_saved_bytes: bytes that jointcut's default plan would save, in a report of plain JAX.
         tried: the smaller budgets that were tried, None where nothing was compiled.
+        derived: where derivatives may differ from JAX's, by rule and line.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Report:
     sections: tuple[JSON, ...] = field(repr=False)
     default_saved_bytes: int | None = None
     tried: Tried | None = field(default=None, repr=False)
+    derived: tuple[DerivedRow, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -202,7 +205,7 @@ class Report:
         peak = "the peak is that of the compiled step, as XLA tells it" if self.account else PEAKS
         times = [] if self.time_share is None else [TIMES]
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
-        return (peak, *times, *again, *self.bounds)
+        return (peak, *times, *again, *self.bounds, *in_words(self.derived))
 
     @property
     def _price(self) -> str:
@@ -326,6 +329,7 @@ class Report:
             "segments": _segments(self.plan.loops_in_segments),
             "loops": [_loop(loop) for loop in self.plan.nested],
             "bound_bytes": self.plan.bound_bytes,
+            "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),
         }
 

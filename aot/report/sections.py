@@ -39,7 +39,7 @@ def without_what_is_shared(paths: Sequence[str]) -> list[str]:
     return ["/".join(part[start:]) for part in parts]
 
 
-def _section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
+def section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
     """A table. `columns` are names; ">" marks those of numbers, whose cells are pairs of text and number.
 
     A column "module" is left out where no row has a module.
@@ -88,9 +88,9 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
         cells.append([size, r.type, f"{r.op} at {short(r.line)}", ends(group, path_of), r.needed_by, reason(group)])
     lead = " ".join([*_by_line(rows), _ORDER, *map(sentence, remarks), HEAVY])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
-    section = _section("saved", "Saved for the backward", lead, columns, cells)
+    told = section("saved", "Saved for the backward", lead, columns, cells)
     values = [[places[r.value] for r in group if r.value in places] or None for group in groups]
-    return {**section, "values": values}
+    return {**told, "values": values}
 
 
 def modules(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
@@ -137,7 +137,7 @@ def again(rows: Sequence[AgainRow]) -> JSON:
     if free:
         ops, lines = counted(sum(r.count for r in free), "more op"), counted(len({r.line for r in free}), "line")
         lead += f" {ops} of {lines} are fused into what reads them and take no time."
-    return _section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)
+    return section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)
 
 
 def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
@@ -158,7 +158,7 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
     ]
     columns = ">budget, >peak, >extra time, >saved bytes, no longer saved, saved instead, computed again instead"
     columns = columns if tried else columns.replace(">peak", ">predicted peak")
-    return _section("less", "With less memory", " ".join(lead), columns, cells)
+    return section("less", "With less memory", " ".join(lead), columns, cells)
 
 
 def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
@@ -239,7 +239,7 @@ def _few(ops: str) -> str:
 
 def words() -> JSON:
     """The glossary of a report."""
-    return _section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
+    return section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
 
 
 _WORDS = {

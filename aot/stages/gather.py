@@ -11,6 +11,7 @@ import jax
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.report import sections
+from jointcut.aot.report.derived import derived, derived_section
 from jointcut.aot.report.held import held, one_after_the_other
 from jointcut.aot.report.lists import Lists
 from jointcut.aot.report.report import JSON, Account, Report, totals
@@ -94,6 +95,7 @@ def gather(
         name, plan, totals(mine, plan, here, fixed, again, flops), totals(plains, uncut, there, fixed, (), flops),
         rows.saved(plan), again, less, scale.front(front, there, account), account, jax.default_backend(),
         mine, plains, (), None if default is None else default.bytes_saved, tried,
+        derived(cut.traced.program.changes, cut.traced.options.conventions),
     )  # fmt: skip
     marks = [(rival, scale.point(point(planner.candidate(candidate)))) for rival, candidate in rivals(planner)]
     return replace(report, sections=_sections(report, planner, _budgets(report, marks), lives is None))
@@ -202,6 +204,7 @@ def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) 
         sections.saved(report.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, report.bounds),
         *([sections.again(report.again)] if report.again else []),
         *([sections.less(report.less, report.peak_bytes, report.tried)] if report.less else []),
+        *([derived_section(report.derived)] if report.derived else []),
         budgets,
         sections.words(),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jointcut.aot.choices.options import FINITE, Options, name_of
+from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
@@ -51,8 +51,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             jaxprs.paused_collection(),
         ):
             mask = [i in wanted for i in range(len(bound.leaves))]
-            guards = options.derivatives == FINITE
-            program = joint(target.function, bound.unique, options.has_aux, mask, paths, target.places, guards)
+            places, chosen = target.places, options.conventions
+            program = joint(target.function, bound.unique, options.has_aux, mask, paths, places, chosen)
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")

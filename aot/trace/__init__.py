@@ -7,7 +7,8 @@ Nothing is cut or compiled here.
 Files, in reading order:
 
     shapes: Make arguments with symbolic sizes.
-    formulas: Give a traced function derivatives that stay finite, by the formulas of `aot.derivatives`.
+    formulas: Give a traced function the derivatives that conventions choose, without a change of its values.
+    residuals: Take the pullback of `jax.vjp` apart, and put it together again.
     joint: Trace the function and its gradient as one jaxpr.
     rows: Split gradients of tables into the rows that were read, and their places.
     trees: Put flat results back into the caller's trees.

@@ -15,8 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jointcut.aot.choices.conventions import JAX, Conventions
 from jointcut.aot.loops import plain
-from jointcut.aot.trace.formulas import with_formulas
+from jointcut.aot.trace.formulas.changes import Change, formulas_in, guards_in
+from jointcut.aot.trace.formulas.rewrite import with_formulas
+from jointcut.aot.trace.residuals import Residuals
 from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
@@ -186,6 +189,7 @@ class Joint:
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
     (-1), since constants may precede them. `keeps_branches` says that conditionals are left as JAX wrote them.
+    `changes` are the rules by which derivatives may differ from JAX's.
     """
 
     closed: Any
@@ -195,6 +199,7 @@ class Joint:
     sparse: frozenset[int] = frozenset()
     differentiated: tuple[int, ...] = ()
     keeps_branches: bool = False
+    changes: tuple[Change, ...] = ()
 
     @cached_property
     def to_cut(self) -> Any:
@@ -232,7 +237,7 @@ def joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int] | None = None,
-    is_finite: bool = False,
+    conventions: Conventions = JAX,
 ) -> Joint:
     """Trace forward and backward of a flat function for the arguments chosen by `mask`.
 
@@ -241,15 +246,15 @@ def joint(
     program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
     or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its equations
     under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated. So it is if
-    it `is_finite`: with `formulas`, and with the products of the backward guarded (see `guard`).
+    the `conventions` are not JAX's: with `formulas`, and with the products of the backward guarded (see `guard`).
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
-    if not is_finite:
+    if conventions == JAX:
         try:
-            program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, False)
+            program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, JAX)
         except ValueError as error:
             if not plain.is_about_loops(error):
                 raise
@@ -257,8 +262,20 @@ def joint(
             if not has_checkpoint:
                 return replace(program, differentiated=differentiated)
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(with_formulas(source.closed) if is_finite else source.closed)
-    count, results = len(source.consts), source.results
+    closed = plain.looped(with_formulas(source.closed, conventions))
+    count = len(source.consts)
+    names = [*(f"constant {i}" for i in range(count)), *paths]
+    shifted = [*range(count), *(count + p for p in places)]
+    with plain.refusing(closed):
+        entered, on = [*source.consts, *leaves], [False] * count + list(mask)
+        program, _ = _joint(_as_traced(source, closed, has_aux), entered, has_aux, on, names, shifted, conventions)
+    changed = (*formulas_in(closed), *guards_in(program.closed))
+    return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated, changes=changed)
+
+
+def _as_traced(source: Primal, closed: Any, has_aux: bool) -> Callable[..., Any]:
+    """The function that was traced, which runs another jaxpr of the same results."""
+    results = source.results
 
     def again(*xs: Any) -> Any:
         out = jaxprs.evaluate(closed, *xs)
@@ -268,12 +285,7 @@ def joint(
         written = dict(zip((place for place, _ in results.states), out[end:], strict=True))
         return Outcome(whole, written, tuple(path for _, path in results.states))
 
-    names = [*(f"constant {i}" for i in range(count)), *paths]
-    shifted = [*range(count), *(count + p for p in places)]
-    with plain.refusing(closed):
-        entered, on = [*source.consts, *leaves], [False] * count + list(mask)
-        program, _ = _joint(again, entered, has_aux, on, names, shifted, is_finite)
-    return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
+    return again
 
 
 def _inference(source: Primal, paths: Sequence[str]) -> Joint:
@@ -298,9 +310,9 @@ def _joint(
     mask: Sequence[bool],
     paths: Sequence[str],
     places: Sequence[int],
-    is_finite: bool,
+    conventions: Conventions,
 ) -> tuple[Joint, bool]:
-    residuals, traced = _Residuals(), list[Results]()
+    residuals, traced = Residuals(), list[Results]()
 
     @flat_form_of(function)
     def forward(*entered: Any) -> tuple[list[Any], list[Any]]:
@@ -328,44 +340,9 @@ def _joint(
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
-    if is_finite:
+    if conventions.zero_cotangent == "zero":
         back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
     return _joined(front, back, residuals.references, results, paths), has_checkpoint
-
-
-@dataclass
-class _Residuals:
-    """The leaves of the pullback of `jax.vjp`: arrays become results of the forward, references do not.
-
-    A program cannot return a reference. For one among the inputs, `places` has its position (an integer); for one that
-    the function closes over, the reference itself; for an array, None.
-    """
-
-    tree: Any = None
-    places: tuple[Any, ...] = ()
-
-    def take(self, pull: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Take a pullback apart and return its arrays, in order."""
-        leaves, self.tree = jax.tree.flatten(pull)
-        self.places = tuple(_place(leaf, inputs) for leaf in leaves)
-        return [leaf for leaf, place in zip(leaves, self.places, strict=True) if place is None]
-
-    @property
-    def references(self) -> list[int]:
-        """Positions of the references among the inputs."""
-        return [place for place in self.places if isinstance(place, int)]
-
-    def pull(self, arrays: Sequence[Any], references: Sequence[Any]) -> Any:
-        """Rebuild the pullback with other arrays and references."""
-        a, r = iter(arrays), iter(references)
-        leaves = (next(a) if p is None else next(r) if isinstance(p, int) else p for p in self.places)
-        return self.tree.unflatten(leaves)
-
-
-def _place(leaf: Any, inputs: Sequence[Any]) -> Any:
-    if not jaxprs.is_reference(jax.typeof(leaf)):
-        return None
-    return next((i for i, x in enumerate(inputs) if x is leaf), leaf)
 
 
 def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:

@@ -1,8 +1,9 @@
 """Say what `derivatives="finite"` gives and costs: `python -m benchmarks.derivatives.finite [PROGRAM ...]`.
 
-First the functions of `guards`: how many have a gradient that is finite, and that of the double `where`, with JAX's
-derivatives and with finite ones. Then the programs of the suite, compiled with both by the default plan: peak by XLA's
-account, time as the median ratio of runs in turn, and whether the gradients have the same bits.
+First the functions of `guards`: how many have the gradient of the double `where`, with JAX's derivatives and with
+finite ones. Then those of `singular`: how many have the right gradient at their singular point, and which have not.
+Then the programs of the suite, compiled with both by the default plan: peak by XLA's account, time as the median ratio
+of runs in turn, and whether the gradients have the same bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks import programs
 from benchmarks.derivatives.guards import GUARDS, Guard
+from benchmarks.derivatives.singular import SINGULAR, Singular
 from benchmarks.measure import time_together, wide_console
 from benchmarks.report import geometric_mean
 from jointcut import aot
@@ -35,6 +37,10 @@ def main() -> None:
     for kind in KINDS:
         right = sum(is_right(guard, kind) for guard in GUARDS)
         console.print(f"{right} of {len(GUARDS)} functions guarded by one where have the right gradient: {kind}")
+    for kind in KINDS:
+        wrong = [singular.name for singular in SINGULAR if not is_right_at(singular, kind)]
+        names = f"; not: {', '.join(wrong)}" if kind == "finite" else ""
+        console.print(f"{len(SINGULAR) - len(wrong)} of {len(SINGULAR)} singular points have it: {kind}{names}")
     table = Table(title="finite over JAX's derivatives", box=box.SIMPLE_HEAD)
     for heading in ("program", "peak ÷", "time ÷", "same bits"):
         table.add_column(heading, justify="left" if heading == "program" else "right")
@@ -52,6 +58,15 @@ def is_right(guard: Guard, kind: str) -> bool:
     """Whether a guarded function has the gradient of the double `where`."""
     got = aot.function(guard.once, derivatives=kind).grad(guard.at)
     return bool(np.allclose(got, jax.grad(guard.twice)(guard.at), rtol=2e-5, atol=1e-6))
+
+
+def is_right_at(singular: Singular, kind: str) -> bool:
+    """Whether a function has the right gradient at its singular point."""
+    try:
+        got = aot.function(singular.function, derivatives=kind).grad(singular.at)
+    except NotImplementedError:  # JAX has no derivative
+        return False
+    return bool(np.allclose(got, singular.gradient, rtol=2e-5, atol=1e-6))
 
 
 def beside(name: str, rounds: int) -> tuple[float, float, bool]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -44,6 +45,7 @@ try:  # JAX 0.11 and later describe a scan's operands by flat trees
 except ModuleNotFoundError:  # JAX 0.10
     _flattree = None
 
+_JAX_FOLDER = str(Path(jax.__file__).parent)
 _SAYING = ("DebugEffect", "OrderedDebugEffect", "ErrorEffect")  # of `jax.debug.print` and of `checkify.check`
 _INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect", "NoDCEEffect")  # effects that nobody outside can see
 
@@ -153,6 +155,15 @@ def dtype_bytes(dtype: Any) -> int:
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return math.prod(data.shape) * data.dtype.itemsize
     return 0 if dtype == jax.dtypes.float0 else dtype.itemsize
+
+
+def rule_of_jax(eqn: Equation) -> str:
+    """The name of JAX's own function with a derivative rule that an equation calls, `xlogy`; empty for a user's."""
+    if eqn.primitive.name != "custom_jvp_call":
+        return ""
+    info = opened(eqn.params["call_jaxpr"])[0].debug_info
+    is_jax = str(info.func_filename or "").startswith(_JAX_FOLDER)
+    return info.func_name if is_jax else ""
 
 
 def scope_here() -> str:

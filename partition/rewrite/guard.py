@@ -14,7 +14,7 @@ it is not taken to have any. These sums of products are not guarded, nor are the
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -28,14 +28,15 @@ from jointcut.partition.program.jaxprs import (
     Equation,
     Jaxpr,
     Literal,
-    inside,
     is_reference,
     opened,
-    rebound,
     scan_layout,
-    struct,
 )
-from jointcut.partition.program.primitives import MOVEMENT
+from jointcut.partition.program.primitives import MOVEMENT, OPENED
+from jointcut.partition.rewrite import simplify
+
+#: The name of a guarded product, a call.
+GUARD = "derivatives.zero_cotangent"
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -50,22 +51,21 @@ _SUMS = frozenset({"add", "add_any", "sub"})
 #: What makes a mask of masks and numbers.
 _OF_MASKS = MOVEMENT | {"convert_element_type", "mul", "add", "sub", "neg", "max", "min", "stop_gradient"}
 
-#: Calls, with the parameter that holds their body.
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
-          "checkpoint": "jaxpr"}  # fmt: skip
+#: What runs its one body once.
+_CALLS = OPENED | {"remat2", "checkpoint"}
 
 
-class Zeros(IntEnum):
+class Known(IntEnum):
     """What is known of a value in a backward.
 
-    Not of a cotangent: a `CONSTANT`, or a `MASK`, which may have zeros. Of a cotangent: it has zeros `HARDLY`, or it
-    `MAYBE` has.
+    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, which may have zeros. With one, it is a `COTANGENT` that
+    is not taken to have zeros, or one `WITH_ZEROS`.
     """
 
     CONSTANT = 0
     MASK = 1
-    HARDLY = 2
-    MAYBE = 3
+    COTANGENT = 2
+    WITH_ZEROS = 3
 
 
 def guarded(forward: ClosedJaxpr, backward: ClosedJaxpr, num_outputs: int, moved: Collection[int]) -> ClosedJaxpr:
@@ -75,26 +75,26 @@ def guarded(forward: ClosedJaxpr, backward: ClosedJaxpr, num_outputs: int, moved
     cotangents. The forward's inputs at the positions `moved` are differentiated; any other may be a mask.
     """
     first = opened(forward)[0]
-    given = [Zeros.CONSTANT if i in moved else Zeros.MASK for i in range(len(first.invars))]
+    given = [Known.CONSTANT if i in moved else Known.MASK for i in range(len(first.invars))]
     residuals = _guarded(first, given)[1][num_outputs:]
     jaxpr, consts = opened(backward)
     count = len(jaxpr.invars) - len(residuals)
     references = sum(is_reference(v.aval) for v in jaxpr.invars)
-    inputs = [*residuals, *[Zeros.CONSTANT] * references, *[Zeros.MAYBE] * (count - references)]
+    inputs = [*residuals, *[Known.CONSTANT] * references, *[Known.WITH_ZEROS] * (count - references)]
     return ClosedJaxpr(_guarded(jaxpr, inputs)[0], consts)
 
 
-def _guarded(jaxpr: Jaxpr, given: Sequence[Zeros]) -> tuple[Jaxpr, list[Zeros]]:
+def _guarded(jaxpr: Jaxpr, given: Sequence[Known]) -> tuple[Jaxpr, list[Known]]:
     """The jaxpr with its products guarded, and what is known of its outputs."""
     known = dict(zip(jaxpr.invars, given, strict=True))
     eqns: list[Equation] = []
 
-    def read(v: Atom) -> Zeros:
-        return Zeros.CONSTANT if isinstance(v, Literal) else known.get(v, Zeros.CONSTANT)
+    def read(v: Atom) -> Known:
+        return Known.CONSTANT if isinstance(v, Literal) else known.get(v, Known.CONSTANT)
 
     for eqn in jaxpr.eqns:
         now = [read(v) for v in eqn.invars]
-        if max(now, default=Zeros.CONSTANT) < Zeros.HARDLY:
+        if max(now, default=Known.CONSTANT) < Known.COTANGENT:
             known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
             eqns.append(eqn)
             continue
@@ -104,45 +104,38 @@ def _guarded(jaxpr: Jaxpr, given: Sequence[Zeros]) -> tuple[Jaxpr, list[Zeros]]:
     return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
 
-def _constant(eqn: Equation, now: Sequence[Zeros]) -> Zeros:
+def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
     """Whether the result of an equation that reads no cotangent is a mask."""
     name, is_mask = eqn.primitive.name, False
     if name == "convert_element_type":
         is_mask = not _is_inexact(eqn.invars[0])
     if name in _OF_MASKS:
         pairs = zip(eqn.invars, now, strict=True)
-        is_mask |= all(isinstance(v, Literal) or zeros is Zeros.MASK for v, zeros in pairs) and any(now)
-    return Zeros.MASK if is_mask else Zeros.CONSTANT
+        is_mask |= all(isinstance(v, Literal) or one is Known.MASK for v, one in pairs) and any(now)
+    return Known.MASK if is_mask else Known.CONSTANT
 
 
-def _moved(eqn: Equation, now: Sequence[Zeros]) -> Zeros:
+def _moved(eqn: Equation, now: Sequence[Known]) -> Known:
     """What is known of the results of an equation that reads a cotangent."""
     name = eqn.primitive.name
     if name in _MIXES:
-        return Zeros.HARDLY
-    if name in _MAKES_ZEROS or (name == "mul" and Zeros.MASK in now):
-        return Zeros.MAYBE
-    moving = [zeros for zeros in now if zeros >= Zeros.HARDLY]
+        return Known.COTANGENT
+    if name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
+        return Known.WITH_ZEROS
+    moving = [one for one in now if one >= Known.COTANGENT]
     return min(moving) if name in _SUMS else max(moving)
 
 
 # ------------------------------------------------------------------------------------------------------ one product
 
 
-def _product(eqn: Equation, now: Sequence[Zeros]) -> Equation:
+def _product(eqn: Equation, now: Sequence[Known]) -> Equation:
     """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite."""
-    places = [i for i in _LINEAR_IN.get(eqn.primitive.name, ()) if now[i] is Zeros.MAYBE]
-    if (
-        len(places) != 1
-        or sum(zeros >= Zeros.HARDLY for zeros in now) != 1
-        or _is_finite(eqn.invars[1 - places[0]], eqn)
-    ):
+    places = [i for i in _LINEAR_IN.get(eqn.primitive.name, ()) if now[i] is Known.WITH_ZEROS]
+    is_linear = len(places) == 1 and sum(one >= Known.COTANGENT for one in now) == 1
+    if not is_linear or not _is_inexact(eqn.outvars[0]) or _is_finite(eqn.invars[1 - places[0]], eqn):
         return eqn
-    if not _is_inexact(eqn.outvars[0]):
-        return eqn
-    types = tuple(struct(v.aval) for v in eqn.invars)
-    template = _template(eqn.primitive, places[0], types, tuple(sorted(eqn.params.items())))
-    return rebound(template, eqn.invars, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+    return simplify.instead(eqn, _guarded_product(eqn.primitive, places[0], tuple(sorted(eqn.params.items()))))
 
 
 def _is_inexact(v: Any) -> bool:
@@ -158,62 +151,54 @@ def _is_finite(factor: Atom, eqn: Equation) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _template(primitive: Any, place: int, types: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> Equation:
-    """A guarded product for these types: a call, so that it stays one op."""
+def _guarded_product(primitive: Any, place: int, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """A product that is zero where the factor at a place is, under the name by which reports find it."""
 
-    def zero_guarded(*factors: Any) -> Any:
-        product = primitive.bind(*factors, **dict(params))
-        zeros = lax.full_like(product, 0)
-        is_nan = lax.ne(product, product)
-        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, product)
+    def product(*factors: Any) -> Any:
+        result = primitive.bind(*factors, **dict(params))
+        zeros = lax.full_like(result, 0)
+        is_nan = lax.ne(result, result)
+        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, result)
 
-    return opened(jax.make_jaxpr(jax.jit(zero_guarded))(*types))[0].eqns[0]
+    product.__name__ = GUARD
+    return jax.jit(product)
 
 
 # ------------------------------------------------------------------------------------------------------------ bodies
 
 
-def _nested(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]] | None:
+def _nested(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
     """An equation with its bodies guarded, and what is known of its results; None where it has no such body."""
     name = eqn.primitive.name
-    with inside(eqn):
-        if name == "scan":
-            return _scan(eqn, now)
-        if name == "while":
-            return _while(eqn, now)
-        if name == "cond":
-            return _branches(eqn, now)
-        if name in _CALLS:
-            return _call(eqn, now)
-    return None
+    if name == "scan":
+        return _scan(eqn, now)
+    if name == "while":
+        return _while(eqn, now)
+    if name == "cond":
+        return _once(eqn, now[1:])
+    return _once(eqn, now) if name in _CALLS else None
 
 
-def _body(held: Any, now: Sequence[Zeros]) -> tuple[Any, list[Zeros]]:
-    """A body, open or closed, guarded; and what is known of its outputs."""
-    jaxpr, consts = opened(held)
-    new, ends = _guarded(jaxpr, now)
-    return (ClosedJaxpr(new, consts) if isinstance(held, ClosedJaxpr) else new), ends
+def _once(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
+    """A call or a conditional, whose bodies are given `now`."""
+    ends: list[list[Known]] = []
+
+    def change(jaxpr: Jaxpr) -> Jaxpr:
+        new, after = _guarded(jaxpr, now)
+        ends.append(after)
+        return new
+
+    return simplify.with_bodies(eqn, change), [max(end) for end in zip(*ends, strict=True)]
 
 
-def _call(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
-    key = _CALLS[eqn.primitive.name]
-    body, ends = _body(eqn.params[key], now)
-    return eqn.replace(params={**eqn.params, key: body}), ends
-
-
-def _branches(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
-    bodies, ends = zip(*(_body(branch, now[1:]) for branch in eqn.params["branches"]), strict=True)
-    return eqn.replace(params={**eqn.params, "branches": tuple(bodies)}), [max(end) for end in zip(*ends, strict=True)]
-
-
-def _scan(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+def _scan(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
     layout = scan_layout(eqn)
     carries = slice(layout.num_consts, layout.num_consts + layout.num_carry)
     body, ends = _repeated(eqn.params["jaxpr"], list(now), carries)
     return eqn.replace(params={**eqn.params, "jaxpr": body}), ends
 
 
-def _while(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
+def _while(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
     """The body of a `while`; its condition computes no cotangent."""
     start = eqn.params["cond_nconsts"]
     inner = list(now[start:])
@@ -221,12 +206,13 @@ def _while(eqn: Equation, now: Sequence[Zeros]) -> tuple[Equation, list[Zeros]]:
     return eqn.replace(params={**eqn.params, "body_jaxpr": body}), ends
 
 
-def _repeated(held: Any, now: list[Zeros], carries: slice) -> tuple[Any, list[Zeros]]:
+def _repeated(held: ClosedJaxpr, now: list[Known], carries: slice) -> tuple[ClosedJaxpr, list[Known]]:
     """The body of a loop: of a carry is known what is known of it at the start and after every step."""
+    jaxpr, consts = opened(held)
     while True:
-        body, ends = _body(held, now)
+        body, ends = _guarded(jaxpr, now)
         count = len(now[carries])
         after = [max(a, b) for a, b in zip(now[carries], ends[:count], strict=True)]
         if after == now[carries]:
-            return body, [*after, *ends[count:]]
+            return ClosedJaxpr(body, consts), [*after, *ends[count:]]
         now[carries] = after

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from jointcut.partition.program.jaxprs import (
@@ -22,15 +23,35 @@ from jointcut.partition.program.jaxprs import (
     Var,
     fresh,
     has_effects,
+    inner_jaxprs,
     inner_primitives,
     inside,
     is_dropped,
     opened,
     rebound,
     scope_of,
+    struct,
 )
 from jointcut.partition.program.places import user_line
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
+
+
+def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
+    """Change every jaxpr that an equation holds, in the order of its parameters; `change` runs inside the equation."""
+    with inside(eqn):
+        return eqn.replace(params={key: _in_bodies(value, change) for key, value in eqn.params.items()})
+
+
+def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
+    """Change the jaxprs in a parameter of an equation."""
+    if isinstance(value, tuple):
+        return tuple(_in_bodies(v, change) for v in value)
+    if isinstance(value, Jaxpr):
+        return change(value)
+    if isinstance(value, ClosedJaxpr):
+        inner, consts = opened(value)
+        return ClosedJaxpr(change(inner), consts)
+    return value
 
 
 def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -50,9 +71,7 @@ def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
             eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
         if eqn.primitive.name in WITH_BODIES:
             deeper = under or eqn.primitive.name == "remat2"
-            eqn = eqn.replace(
-                params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
-            )
+            eqn = with_bodies(eqn, partial(_marked, under=deeper))
         eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
 
@@ -76,10 +95,7 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equatio
     for eqn in jaxpr.eqns:
         scope = f"{around}/{scope_of(eqn)}"
         if name in inner_primitives(eqn):
-            deeper = partial(_replaced, name=name, change=change, around=scope)
-            with inside(eqn):
-                params = {k: _in_bodies(v, deeper) for k, v in eqn.params.items()}
-            eqn = eqn.replace(params=params)
+            eqn = with_bodies(eqn, partial(_replaced, name=name, change=change, around=scope))
         eqns.append(change(eqn, scope) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
 
@@ -164,6 +180,20 @@ def _scan_opened(eqn: Equation) -> Equation:
     return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
 
 
+def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom] | None = None) -> Equation:
+    """A call of a function in the place of an equation, at its line, with its operands where no others are given."""
+    operands = eqn.invars if operands is None else operands
+    call = opened(jax.make_jaxpr(jax.jit(function))(*(struct(v.aval) for v in operands)))[0].eqns[0]
+    call = with_bodies(call, partial(_at_line, traceback=eqn.source_info.traceback))
+    return rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+
+
+def _at_line(jaxpr: Jaxpr, traceback: Any) -> Jaxpr:
+    deeper = partial(_at_line, traceback=traceback)
+    eqns = (eqn.replace(source_info=eqn.source_info.replace(traceback=traceback)) for eqn in jaxpr.eqns)
+    return jaxpr.replace(eqns=[with_bodies(eqn, deeper) if any(inner_jaxprs(eqn)) else eqn for eqn in eqns])
+
+
 def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
     """The equations and outputs of a jaxpr once some of its inputs stand for other atoms."""
 
@@ -239,15 +269,3 @@ def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
 
 def _vars(eqn: Equation) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-def _in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
-    """A parameter of an equation with the jaxprs in it changed."""
-    if isinstance(value, tuple):
-        return tuple(_in_bodies(v, change) for v in value)
-    if isinstance(value, Jaxpr):
-        return change(value)
-    if isinstance(value, ClosedJaxpr):
-        inner, consts = opened(value)
-        return ClosedJaxpr(change(inner), consts)
-    return value

@@ -100,7 +100,10 @@ def body(x, *, factor=2.0, axes=(0,), dtype=jnp.float32, swap=False, length=3, e
     """A program with something of everything to change."""
     y = lax.convert_element_type(x, dtype) * jnp.asarray(factor, dtype)
     y = lax.sub(jnp.ones_like(y), y) if swap else lax.sub(y, jnp.ones_like(y))
-    inner = lambda c: lax.scan(lambda c, _: (c + turns, None), c, None, length=length)[0]  # noqa: E731
+
+    def inner(c):
+        return lax.scan(lambda c, _: (c + turns, None), c, None, length=length)[0]
+
     y, _ = lax.scan(lambda c, _: (inner(c), None), y, None, length=2)
     y = jnp.tanh(y) if extra else y
     return lax.reduce_sum(y, axes=axes)
@@ -219,7 +222,9 @@ def test_what_the_users_functions_become_inside_those_of_jax_counts():
 
     def root(scale, slope):
         def f(x):
-            solve = lambda g, y: y / g(slope * jnp.ones(4))  # noqa: E731
+            def solve(g, y):
+                return y / g(slope * jnp.ones(4))
+
             return lax.custom_root(lambda y: y * y - scale * x, x, lambda f, y: f(y), solve)
 
         return key_of_program(f)

@@ -108,7 +108,10 @@ def test_pooling_of_any_window(length, window, stride, padding, ceil):
             assert value[row, n] == x[row, first]
             expected[row, first] += weights[row, n]
     np.testing.assert_allclose(grad, expected, atol=1e-14)
-    inside = lambda x: jnp.stack([x[:, list(span)].mean(1) for span in spans], 1)  # noqa: E731
+
+    def inside(x):
+        return jnp.stack([x[:, list(span)].mean(1) for span in spans], 1)
+
     equal(lambda x: d.avg_pool(x, window, stride, padding, ceil, count_include_pad=False), inside, x)
 
 
@@ -119,7 +122,10 @@ def test_resizing_to_any_size(length, size):
     spans = [range(n * length // size, -(-(n + 1) * length // size)) for n in range(size)]
     equal(lambda x: d.adaptive_avg_pool(x, size), lambda x: jnp.stack([x[:, list(s)].mean(1) for s in spans], 1), x)
     equal(lambda x: d.adaptive_max_pool(x, size), lambda x: jnp.stack([x[:, list(s)].max(1) for s in spans], 1), x)
-    resized = lambda x: jax.image.resize(x, (2, size), "linear", antialias=False)  # noqa: E731
+
+    def resized(x):
+        return jax.image.resize(x, (2, size), "linear", antialias=False)
+
     equal(lambda x: d.interpolate(x, size, "linear"), resized, x)
     constant = d.interpolate(np.ones((2, length)), size, "cubic")
     np.testing.assert_allclose(constant, np.ones((2, size)), rtol=1e-12)
@@ -127,7 +133,10 @@ def test_resizing_to_any_size(length, size):
 
 def test_pooling_is_forward_and_reverse_and_of_batches():
     x = drawn(3, 2, 5, 5)
-    function = lambda x: d.max_pool(x, (2, 2), 1) ** 2  # noqa: E731
+
+    def function(x):
+        return d.max_pool(x, (2, 2), 1) ** 2
+
     np.testing.assert_allclose(jax.vmap(function)(x), function(x), rtol=1e-14)
     forward, reverse = jax.jacfwd(function)(x[0]), jax.jacrev(function)(x[0])
     np.testing.assert_allclose(forward, reverse, rtol=1e-14)

@@ -92,6 +92,9 @@ def test_ties_share_evenly_and_follow_pytorch_where_it_chooses_one():
 @pytest.mark.parametrize("order", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, np.inf])
 def test_a_norm_of_zeros_is_flat_in_both_orders(order):
     for x in (jnp.zeros(3), jnp.zeros(3, complex)):
-        norm = lambda x: d.vector_norm(x, ord=order)  # noqa: E731
+
+        def norm(x):
+            return d.vector_norm(x, ord=order)
+
         assert (jax.grad(norm)(x) == 0).all()
         assert (jax.jvp(jax.grad(norm), (x,), (jnp.ones_like(x),))[1] == 0).all()

@@ -77,7 +77,10 @@ def keeps_the_laws(function, x):
 
 def _orders(function, x, weights, tangent):
     value, pull = jax.vjp(function, x)
-    first = lambda x: jax.vjp(function, x)[1](weights)[0]  # noqa: E731
+
+    def first(x):
+        return jax.vjp(function, x)[1](weights)[0]
+
     (grad,), (zero,), (_, forward) = pull(weights), pull(0 * weights), jax.jvp(function, (x,), (tangent,))
     return value, grad, zero, forward, jax.vjp(first, x)[1](tangent)[0], jax.jvp(first, (x,), (tangent,))[1]
 

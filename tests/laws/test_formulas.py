@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy.special import logsumexp
 
+from benchmarks.derivatives.singular import SINGULAR as FOUND
+from benchmarks.eagerly import evaluate
 from jointcut import aot
 
 
@@ -49,6 +52,7 @@ def test_slopes_at_zero_are_zero(name):
     finite = aot.function(function, derivatives="finite")
     np.testing.assert_array_equal(finite.grad(zeros), np.zeros(4))
     np.testing.assert_array_equal(jax.grad(finite)(zeros), np.zeros(4))
+    np.testing.assert_array_equal(jax.jvp(finite, (zeros,), (zeros + 1,))[1], 0)
 
 
 @singular
@@ -86,3 +90,72 @@ def test_powers_and_absolute_values_of_complex_numbers_are_finite_at_zero():
         lambda x, y: jnp.sum(x**y) + jnp.sum(jnp.abs(lax.complex(x, y))), argnums=(0, 1), derivatives="finite"
     )
     assert np.all(np.isfinite(finite.grad(jnp.array([0.0, 0.0, 2.0]), jnp.array([2.0, 1.0, 0.5]))))
+
+
+# ---------------------------------------------------------------- what probing JAX found
+
+NOT_REACHED = {
+    "root of a matrix", "nearest rotation", "singular values", "least squares", "arc cosine of a cosine",
+    "cube root of a cube",
+}  # fmt: skip
+REACHED = [s for s in FOUND if s.name not in NOT_REACHED]
+
+
+def evaluated(function, x, derivatives):
+    """Value and gradient, one operation at a time: XLA may fuse two programs differently."""
+    traced = aot.function(function, derivatives=derivatives).trace(x)
+    return evaluate(traced.joint, [*traced.consts, x, *traced.call.ones()])
+
+
+@pytest.mark.parametrize("point", REACHED, ids=lambda s: s.name)
+def test_the_gradient_at_a_singular_point_is_right(point):
+    value, grad = evaluated(point.function, point.at, "finite")
+    with jax.disable_jit():
+        np.testing.assert_array_equal(value, point.function(jnp.asarray(point.at)))
+    np.testing.assert_allclose(grad, point.gradient, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("point", REACHED[::3], ids=lambda s: s.name)
+def test_elsewhere_every_bit_is_that_of_jax(point):
+    x = np.asarray(np.random.default_rng(0).uniform(0.1, 0.9, point.at.shape), np.float32)
+    for got, want in zip(evaluated(point.function, x, "finite"), evaluated(point.function, x, "jax"), strict=True):
+        assert np.all(np.isfinite(want))
+        np.testing.assert_array_equal(got, want)
+
+
+def test_second_derivatives_of_a_norm_are_finite_in_reverse_mode_too():
+    finite = aot.function(jnp.linalg.norm, derivatives="finite")
+    for second in (jax.hessian(finite), jax.jacrev(jax.jacrev(finite))):
+        np.testing.assert_array_equal(second(jnp.zeros(2)), np.zeros((2, 2)))
+
+
+def test_logarithms_of_exponentials_and_powers_are_finite_in_second_order():
+    for function, at in ((lambda x: jnp.sum(jnp.exp(logsumexp(x, axis=1)) @ jnp.ones((2, 2))), ROWS), (masked, [0.0])):
+        hessian = jax.hessian(aot.function(function, derivatives="finite"))(jnp.array(at))
+        assert np.all(np.isfinite(hessian))
+
+
+ROWS = [[-np.inf, -np.inf], [0.0, 1.0]]
+
+
+def masked(x):
+    return jnp.sqrt(jnp.sum((jnp.arange(1) < 0).astype(x.dtype) * x**2))
+
+
+def test_what_may_be_zero_between_others_is_no_sum_of_squares():
+    """On the light cone, and where a choice may take anything."""
+    for function in (
+        lambda x: jnp.sqrt(x**2 + -1.0 * x**2 + x),
+        lambda x: jnp.sqrt(jnp.where(x < 1, x, x**2)),
+        lambda x: jnp.sqrt((x + 1) ** 2 + -1.0 * (x - 1) ** 2),
+    ):
+        assert not np.isfinite(aot.function(function, derivatives="finite").grad(jnp.float32(0)))
+
+
+def test_a_function_of_the_user_with_a_name_of_jax_keeps_its_rule():
+    @jax.custom_jvp
+    def xlogy(x, y):
+        return x * y
+
+    xlogy.defjvp(lambda primals, tangents: (xlogy(*primals), 7 * tangents[0]))
+    assert aot.function(lambda x: xlogy(x, 0.0), derivatives="finite").grad(jnp.float32(0)) == 7

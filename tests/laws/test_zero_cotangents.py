@@ -109,5 +109,6 @@ def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(TraceError) as caught:
         aot.function(jnp.sum, derivatives="finit")
     assert str(caught.value) == (
-        "derivatives 'finit' is unknown.\nKnown names: 'finite', 'jax'. Did you mean 'finite'?"
+        "derivatives 'finit' is unknown.\nKnown names: 'finite', 'jax', 'pytorch'. Did you mean 'finite'? "
+        "A choice of your own is made by aot.conventions(...)."
     )

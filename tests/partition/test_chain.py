@@ -372,7 +372,10 @@ def test_a_program_cut_by_a_division_computes_what_it_computed(program):
     assert found and all(division.seconds for division in found)
     leaves = jax.tree.leaves(args)
     for division in (found[0], found[-1]):
-        strategy = lambda graph, d=division: Plan.of(graph, d.saved, strategy=str(d))  # noqa: E731
+
+        def strategy(graph, d=division):
+            return Plan.of(graph, d.saved, strategy=str(d))
+
         cut = split(traced.program.closed, traced.program.roles, strategy, graph=traced.graph)
         with jax.disable_jit():
             outputs, gradients = cut(leaves, [jnp.float32(1.0)])

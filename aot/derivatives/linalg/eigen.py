@@ -19,9 +19,10 @@ def eigh(a: ArrayLike) -> Any:
     Source: PyTorch's `linalg_eig_jvp` and `linalg_eig_backward` for Hermitian matrices.
 
     Equal eigenvalues (their difference at most n·eps times the largest): the turn of their vectors into each other
-    counts as zero. That is right for eigenvalues, and for functions of the vectors that do not depend on their choice.
-    PyTorch and JAX divide by zero. A function of the vectors that weighs equal values differently has no derivative. In
-    second order the eigenvalues of one group count as if they stayed apart in the basis that was found.
+    counts as zero. That is right for eigenvalues, and for functions of the space that vectors of equal values span. A
+    function v·f(w)·v* of the matrix, such as its root, loses the slope of f between equal values, and its gradient is
+    not right. PyTorch and JAX divide by zero. A function of the vectors that weighs equal values differently has no
+    derivative. In second order the eigenvalues of one group count as if they stayed apart in the basis that was found.
     """
     array = square_matrix("linalg.eigh", a)
     return _eigh((array + adjoint(array)) / 2)

@@ -126,7 +126,9 @@ def test_a_body_stands_in_the_row_once_and_in_the_bytes_as_often_as_it_runs():
 
 def test_a_loop_inside_a_loop_is_not_repeated_again():
     def program(w, x):
-        inner = lambda c: lax.scan(lambda c, _: (jnp.tanh(c @ w), None), c, length=5)[0]  # noqa: E731
+        def inner(c):
+            return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), c, length=5)[0]
+
         return lax.scan(lambda c, _: (inner(c), None), x, length=3)[0]
 
     found = Liveness.of(compiled(program, MATRIX, MATRIX))

@@ -1,0 +1,131 @@
+"""Choose the derivative at points where a function has none, or several.
+
+Such points are a norm at zero, a number on the bound of a clamp, equal elements of a maximum. JAX and PyTorch choose
+differently there, and JAX often gives NaN. Everywhere else derivatives are the same under all conventions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jointcut.partition.errors import TraceError, choices, message
+from jointcut.wrappers.record import Record
+
+#: What may be chosen for each field, JAX's own first.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "zero_cotangent": ("jax", "zero"),
+    "norm_at_zero": ("jax", "zero"),
+    "angle_at_origin": ("jax", "zero"),
+    "power_at_zero": ("jax", "limit"),
+    "xlogy_at_zero": ("jax", "zero"),
+    "empty_logsumexp": ("jax", "zero"),
+    "equal_eigenvalues": ("jax", "zero"),
+    "abs_at_zero": ("jax", "zero"),
+    "clamp_at_bound": ("jax", "one", "zero"),
+    "max_ties": ("jax", "shared", "first"),
+}
+
+
+@dataclass(frozen=True)
+class Conventions(Record):
+    """Which derivative is taken at singular points, for `aot.function(derivatives=...)`; `aot.conventions` makes one.
+
+    Each field is "jax", which leaves the derivative to JAX, or says what is taken instead.
+
+    Attributes:
+        zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a
+            branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed.
+        norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
+            distance, a standard deviation, the absolute value of a complex number. "zero" is the middle of the
+            subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.
+        angle_at_origin: the angle of the point (0, 0): "zero", as in PyTorch (`atan2_backward`). JAX gives NaN.
+        power_at_zero: a power of zero: "limit" has the slopes of `aot.derivatives.power`, as PyTorch's `pow_backward`.
+            JAX gives NaN at x = 0, y = 0. Incomplete gamma functions have the limit at a = 1, too.
+        xlogy_at_zero: `jax.scipy.special.xlogy` and `xlog1py` where x is 0 and the logarithm is not finite: "zero" for
+            both arguments; PyTorch has it for x alone (`xlogy`). JAX gives -inf and NaN.
+        empty_logsumexp: the logarithm of a sum of exponentials that are all zero, as in a row of -inf, and
+            `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN.
+        equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0:
+            "zero" takes what is divided by zero as zero. That is right for values, for the space that vectors of equal
+            values span, and for u·vh. It is wrong for functions of the values with these vectors, such as a root of a
+            matrix or `lstsq`, whose slope gets lost; so no named set has it. Then `svd(full_matrices=True)` has a
+            derivative, too. JAX and PyTorch give NaN.
+        abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
+        clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
+            `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX
+            gives 1/2 for the first and the last two, and 0 for `lax.clamp`.
+        max_ties: equal elements in `max` and `min` over axes, and equal arguments of `jnp.maximum` and `jnp.minimum`:
+            "shared" evenly, as in JAX and in PyTorch's `amax` and `maximum`, or all to the "first", as in PyTorch's
+            `max` over an axis and in `fmax`.
+    """
+
+    zero_cotangent: str = "jax"
+    norm_at_zero: str = "jax"
+    angle_at_origin: str = "jax"
+    power_at_zero: str = "jax"
+    xlogy_at_zero: str = "jax"
+    empty_logsumexp: str = "jax"
+    equal_eigenvalues: str = "jax"
+    abs_at_zero: str = "jax"
+    clamp_at_bound: str = "jax"
+    max_ties: str = "jax"
+
+    def __post_init__(self) -> None:
+        """Refuse unknown values, with the nearest known one."""
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in list(known):
+                where = f"aot.conventions: {name}"
+                raise TraceError(message(where, f"is {value!r}.", choices(value, known)))
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The fields that are not left to JAX."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != "jax"}
+
+
+JAX = Conventions()
+
+_WHERE_JAX_HAS_NONE = {
+    "zero_cotangent": "zero",
+    "norm_at_zero": "zero",
+    "angle_at_origin": "zero",
+    "power_at_zero": "limit",
+    "xlogy_at_zero": "zero",
+    "empty_logsumexp": "zero",
+}
+
+#: Sets of conventions by name: JAX's, those that are finite where JAX's are not, and PyTorch's where they are finite.
+NAMED: Mapping[str, Conventions] = {
+    "jax": JAX,
+    "finite": Conventions(**_WHERE_JAX_HAS_NONE),
+    "pytorch": Conventions(**_WHERE_JAX_HAS_NONE, abs_at_zero="zero", clamp_at_bound="one", max_ties="shared"),
+}
+
+
+def conventions(base: str = "jax", /, **chosen: str) -> Conventions:
+    """Choose derivatives at singular points one by one, for `aot.function(derivatives=...)`.
+
+    Args:
+        base: what holds for all that is not chosen: `"jax"`; `"finite"`, which changes what is NaN in JAX and leaves
+            every finite derivative as it is; or `"pytorch"`, which also follows PyTorch where JAX's choice is finite.
+        chosen: fields of `Conventions` with their values, such as `norm_at_zero="zero"`.
+
+    Returns:
+        A frozen record.
+
+    Raises:
+        TraceError: the base, a name or a value is unknown.
+
+    >>> conventions("finite", clamp_at_bound="one").chosen["clamp_at_bound"]
+    'one'
+    """
+    if base not in list(NAMED):
+        raise TraceError(message("aot.conventions", f"has the unknown base {base!r}.", choices(base, NAMED)))
+    for name in chosen:
+        if name not in CHOICES:
+            raise TraceError(message("aot.conventions", f"{name!r} is unknown.", choices(name, CHOICES)))
+    given: dict[str, Any] = {**NAMED[base].chosen, **chosen}
+    return Conventions(**given)

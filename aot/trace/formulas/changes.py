@@ -1,0 +1,63 @@
+"""List the rules that changed derivatives, with their source lines.
+
+A formula or a guarded product is a call whose name has the rule. So the rules are found again in a jaxpr, without
+a list that passes through every stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite.guard import GUARD
+
+#: Starts the names of formulas, and of the products that `guard` puts; no function of the user has a dot in its name.
+_PREFIX = "derivatives."
+_GUARDED = GUARD.removeprefix(_PREFIX)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rule, a field of `Conventions`, with the user's line where it was put, and how many times."""
+
+    rule: str
+    line: str
+    count: int
+
+
+def ruled(function: Callable[..., Any], rule: str) -> Callable[..., Any]:
+    """The function under the name of a rule."""
+
+    def formula(*operands: Any) -> Any:
+        return function(*operands)
+
+    formula.__name__ = f"{_PREFIX}{rule}"
+    return formula
+
+
+def formulas_in(closed: Any) -> tuple[Change, ...]:
+    """The formulas in a function, by rule and line, in the order found; one in a loop counts once."""
+    return _counted(rule for rule in _found(jaxprs.opened(closed)[0], "") if rule[0] != _GUARDED)
+
+
+def guards_in(closed: Any) -> tuple[Change, ...]:
+    """The guarded products in a program, by line."""
+    return _counted(rule for rule in _found(jaxprs.opened(closed)[0], "") if rule[0] == _GUARDED)
+
+
+def _counted(rules: Iterable[tuple[str, str]]) -> tuple[Change, ...]:
+    return tuple(Change(rule, line, count) for (rule, line), count in Counter(rules).items())
+
+
+def _found(jaxpr: Any, caller: str) -> Iterator[tuple[str, str]]:
+    """Rules with their lines; one without a line of the user's has that of the call around it."""
+    for eqn in jaxpr.eqns:
+        name, line = str(eqn.params.get("name", "")), jaxprs.source_of(eqn) or caller
+        if name.startswith(_PREFIX):
+            yield name.removeprefix(_PREFIX), line
+        else:
+            for body in jaxprs.inner_jaxprs(eqn):
+                yield from _found(body, line)

@@ -1,0 +1,152 @@
+"""Functions of JAX's whose slopes at singular points are chosen.
+
+At every other point the derivative is JAX's own, to the last bit, in first order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+Array = jax.Array
+Function = Callable[..., Any]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def root_of_squares(exponent: float | None, total: Array) -> Array:
+    """A root of a sum of squares, the square root without an exponent below 1, whose slope is 0 where the sum is."""
+    return lax.sqrt(total) if exponent is None else lax.pow(total, jnp.asarray(exponent, total.dtype))
+
+
+@root_of_squares.defjvp
+def _root_slope(exponent: float | None, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (total,), (tangent,) = primals, tangents
+    root, is_zero = root_of_squares(exponent, total), total == 0
+    if exponent is None:
+        slope = 0.5 / jnp.where(is_zero, 1, root)
+    else:
+        power = jnp.asarray(exponent, total.dtype)
+        slope = power * lax.pow(jnp.where(is_zero, 1, total), power - 1)
+    return root, tangent * jnp.where(is_zero, 0, slope)
+
+
+@jax.custom_jvp
+def turned(y: Array, x: Array) -> Array:
+    """The angle of the point (x, y), whose slopes are 0 at the origin."""
+    return lax.atan2(y, x)
+
+
+@turned.defjvp
+def _turned_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (y, x), (dy, dx) = primals, tangents
+    length = lax.square(y) + lax.square(x)
+    is_zero = length == 0
+    length = jnp.where(is_zero, 1, length)
+    of_y, of_x = (jnp.where(is_zero, 0, part / length) for part in (x, -y))
+    return turned(y, x), dy * of_y + dx * of_x
+
+
+# --------------------------------------------------------------------------------------- JAX's, but for some points
+
+
+def mended(function: Function, is_singular: Function, calm: tuple[float, ...], slope: Function) -> Function:
+    """The function with JAX's derivative, but where `is_singular(*points)`: there it is `slope(*tangents)`.
+
+    JAX's derivative is taken at the points `calm` in place of singular ones.
+    """
+
+    @jax.custom_jvp
+    def value(*points: Array) -> Array:
+        return function(*points)
+
+    def jvp(points: tuple[Array, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+        moved = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+        singular = is_singular(*points)
+        away = [jnp.where(singular, number, point) for number, point in zip(calm, points, strict=True)]
+
+        def along(*some: Array) -> Array:
+            given = dict(zip(moved, some, strict=True))
+            return function(*(given.get(i, point) for i, point in enumerate(away)))
+
+        tangent = jax.jvp(along, [away[i] for i in moved], [tangents[i] for i in moved])[1]
+        full = (0 if isinstance(t, SymbolicZero) else t for t in tangents)
+        return value(*points), jnp.where(singular, slope(*full), tangent)
+
+    value.defjvp(jvp, symbolic_zeros=True)
+    return value
+
+
+def zero(*tangents: Any) -> Any:
+    """The slope that is zero."""
+    del tangents
+    return 0
+
+
+log_of_exponentials = mended(lax.log, lambda total: total == 0, (1.0,), zero)
+xlogy = mended(jax.scipy.special.xlogy, lambda x, y: (x == 0) & (y <= 0), (1.0, 1.0), zero)
+xlog1py = mended(jax.scipy.special.xlog1py, lambda x, y: (x == 0) & (y <= -1), (1.0, 0.0), zero)
+logaddexp = mended(jnp.logaddexp, lambda x1, x2: (x1 == -jnp.inf) & (x2 == -jnp.inf), (0.0, 0.0), zero)
+logaddexp2 = mended(jnp.logaddexp2, lambda x1, x2: (x1 == -jnp.inf) & (x2 == -jnp.inf), (0.0, 0.0), zero)
+flat_abs = mended(lax.abs, lambda x: x == 0, (1.0,), zero)
+
+# The slope for x of the incomplete gamma function is x^(a-1)·exp(-x)/gamma(a), that of the beta function
+# x^(a-1)·(1-x)^(b-1)/beta(a, b): 1, and a or b, where the exponent is 0 and its base too.
+igamma = mended(lax.igamma, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, dx: dx)
+igammac = mended(lax.igammac, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, dx: -dx)
+
+
+# ----------------------------------------------------------------------------------------------- bounds and ties
+
+
+def bounded(name: str, at_bound: str) -> Function:
+    """The primitive `max` or `min` of x and a bound, with the slope "one" or "zero" for x where the two are equal."""
+    primitive = lax.max if name == "max" else lax.min
+    inside = {("max", "one"): lax.ge, ("max", "zero"): lax.gt, ("min", "one"): lax.le, ("min", "zero"): lax.lt}
+
+    @jax.custom_jvp
+    def value(x: Array, bound: Array) -> Array:
+        return primitive(x, bound)
+
+    @value.defjvp
+    def _(points: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+        (x, bound), (dx, d_bound) = points, tangents
+        return value(x, bound), jnp.where(inside[name, at_bound](x, bound), dx, d_bound)
+
+    return value
+
+
+@jax.custom_jvp
+def clamped(low: Array, x: Array, high: Array) -> Array:
+    """`lax.clamp` with the slope 1 on a bound."""
+    return lax.clamp(low, x, high)
+
+
+@clamped.defjvp
+def _clamped_slope(points: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    (low, x, high), (d_low, dx, d_high) = points, tangents
+    outside = jnp.where(x < low, d_low, d_high)
+    return clamped(low, x, high), jnp.where((x >= low) & (x <= high), dx, outside)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def first_along(name: str, axes: tuple[int, ...], x: Array) -> Array:
+    """The largest or the smallest element over axes; the first of equal ones has all the slope."""
+    return (lax.reduce_max if name == "reduce_max" else lax.reduce_min)(x, axes)
+
+
+@first_along.defjvp
+def _first_slope(
+    name: str, axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    order, shape = (*kept, *axes), [x.shape[axis] for axis in kept]
+    rows, moved = (a.transpose(order).reshape(*shape, -1) for a in (x, tangent))
+    place = (jnp.argmax if name == "reduce_max" else jnp.argmin)(lax.stop_gradient(rows), axis=-1, keepdims=True)
+    return first_along(name, axes, x), jnp.take_along_axis(moved, place, axis=-1)[..., 0]
