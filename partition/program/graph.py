@@ -143,6 +143,23 @@ class Region:
     names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A cheaper form of a value: the backward reads it made again from another value, with the same bits.
+
+    Attributes:
+        kind: how, in words, such as "a mask as bits".
+        value: id of the value that the backward would read otherwise.
+        source: id of the value that is kept for it, or kept anyway.
+        bytes_less: by how much less is kept.
+    """
+
+    kind: str
+    value: int
+    source: int
+    bytes_less: int
+
+
 @dataclass(frozen=True)
 class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
@@ -154,6 +171,7 @@ class Graph(Shown):
         literals: the outputs that are literals.
         bodies: the programs that ops hold, by op id, in the order of their regions.
         nested: the steps that are cut on their own, by the id of the op that runs them.
+        forms: the values of which the backward reads a cheaper form.
     """
 
     values: tuple[Value, ...]
@@ -165,6 +183,7 @@ class Graph(Shown):
     literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
     nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
+    forms: tuple[Form, ...] = field(default=(), compare=False)
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""
