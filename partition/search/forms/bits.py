@@ -16,8 +16,8 @@ from jax import lax
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Form, Value
-from jointcut.partition.search.forms.readers import is_usual, readers
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Form, Value
+from jointcut.partition.search.forms.readers import is_fixed, is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "a mask as bits"
@@ -27,30 +27,29 @@ LEAST_BYTES = 1024
 
 
 def candidates(problem: Problem) -> Iterator[Value]:
-    """The masks that a backward reads and that are worth packing."""
-    graph = problem.graph
-    for v in problem.sides.wanted:
-        value, maker = graph.values[v], graph.maker_of(v)
+    """The masks that may have to be kept, and that are worth packing."""
+    graph, sides = problem.graph, problem.sides
+    for value in graph.values:
+        maker = graph.maker_of(value.id)
         if value.dtype != "bool" or value.saved_bytes < LEAST_BYTES or value.shape[-1:] < (8,) or maker is None:
             continue
-        if maker.name not in (OPEN_LOOP, STEP, LITERAL) and graph.loop_of(maker) == value.loop and is_usual(value):
+        if maker.id in sides.backward or maker.name in (OPEN_LOOP, STEP, LITERAL) or value.id in sides.outputs:
+            continue
+        if graph.loop_of(maker) == value.loop and is_usual(value):
             yield value
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan) -> None:
-    """Keep the masks that a plan saves as bits."""
-    graph, free = problem.graph, problem.sides.outputs
-    for v in plan.values:
-        value, maker = graph.values[v], graph.maker_of(v)
-        if value.dtype != "bool" or v in free or maker is None or value not in list(candidates(problem)):
-            continue
-        regions = readers(problem, plan, value)
-        if regions is None:
+    """Keep the masks that a plan saves as bits. All that reads such a mask reads the bits, in the forward too."""
+    graph, saved = problem.graph, frozenset(plan.values)
+    for value in candidates(problem):
+        v, maker = value.id, graph.ops[value.maker or 0]
+        readers = [graph.ops[i] for i in graph.consumers[v]]
+        if v not in saved or any(map(is_fixed, readers)):
             continue
         bits = new.after(maker, pack_mask, [v])
-        for ops in regions.values():
-            mask = new.before(ops[0], _unpacking(value.shape[-1]), [bits])
-            new.instead(ops, v, mask)
+        mask = new.after(maker, _unpacking(value.shape[-1]), [bits])
+        new.instead(readers, v, mask)
         new.forms.append(Form(KIND, v, bits, value.saved_bytes - new.value(bits).saved_bytes))
 
 

@@ -19,7 +19,7 @@ def readers(problem: Problem, plan: Plan, value: Value) -> dict[int, list[Op]] |
     again = {*plan.recomputed, *plan.deferred}
     for i in graph.consumers[value.id]:
         op = graph.ops[i]
-        if i in again or (i in sides.backward and _is_fixed(op)):
+        if i in again or (i in sides.backward and is_fixed(op)):
             return None
         if i in sides.backward:
             if graph.loop_of(op) != value.loop:
@@ -29,8 +29,9 @@ def readers(problem: Problem, plan: Plan, value: Value) -> dict[int, list[Op]] |
     return None if is_result or not found else found
 
 
-def _is_fixed(op: Op) -> bool:
-    return op.name in (OPEN_LOOP, STEP, LITERAL) or op.payload is None or op.effects
+def is_fixed(op: Op) -> bool:
+    """Whether an op must read what it reads: a loop, which hands it to its steps, and an op with an effect."""
+    return op.name in (OPEN_LOOP, STEP, LITERAL) or op.effects
 
 
 def is_usual(value: Value) -> bool:

@@ -38,37 +38,39 @@ class Rewriting:
 
     def after(self, op: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """Add an op right after another; returns the value that it makes."""
-        return self._add((op.id, 1, len(self.ops)), op.region, op.origin, function, operands)
+        return self._add((op.id, 1, len(self.ops)), op, function, operands)
 
     def before(self, op: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """Add an op right before another one; returns the value that it makes."""
-        return self._add((op.id, -1, len(self.ops)), op.region, op.origin, function, operands)
+        return self._add((op.id, -1, len(self.ops)), op, function, operands)
 
     def again(self, before: Op, op: Op, operands: Sequence[Any]) -> int:
         """Add an op with the equation of another on other operands, right before an op; returns the value it makes."""
-        invars = [self.variable(before.region, v) if isinstance(v, int) else v for v in operands]
-        place = (before.id, -1, len(self.ops))
-        return self._put(place, before.region, before.origin, op.payload, invars, operands)
+        invars = [self._atom(before.region, v) for v in operands]
+        return self._put((before.id, -1, len(self.ops)), before, op.payload, invars, operands)
 
-    def _add(self, place: _Place, region: int, side: Side, function: Callable[..., Any], operands: Sequence[Any]) -> int:
+    def _add(self, place: _Place, near: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """`operands` are ids of values, and literals."""
-        invars = [self.variable(region, v) if isinstance(v, int) else v for v in operands]
+        invars = [self._atom(near.region, v) for v in operands]
         equation = _call(function, tuple(jaxprs.struct(v.aval) for v in invars))
-        return self._put(place, region, side, equation, invars, operands)
+        return self._put(place, near, equation, invars, operands)
 
-    def _put(
-        self, place: _Place, region: int, side: Side, equation: Any, invars: Sequence[Any], operands: Sequence[Any]
-    ) -> int:
-        loop = self.graph.regions[region].loop
+    def _put(self, place: _Place, near: Op, equation: Any, invars: Sequence[Any], operands: Sequence[Any]) -> int:
+        """Add an op to the region of another one, under its name stack and source line."""
         out = jaxprs.fresh(equation.outvars[0].aval)
-        v = self._value(out.aval, loop, len(self.ops))
-        self._named(region)[out] = v
-        operand_ids = tuple(x if isinstance(x, int) else None for x in operands)
+        v = self._value(out.aval, self.graph.regions[near.region].loop, len(self.ops))
+        self._named(near.region)[out] = v
+        read = tuple(x if isinstance(x, int) else None for x in operands)
         payload = jaxprs.rebound(equation, invars, [out])
+        payload = payload.replace(source_info=near.payload.source_info, ctx=near.payload.ctx)
         inner = jaxprs.inner_primitives(equation)
-        op = Op(len(self.ops), equation.primitive.name, operand_ids, (v,), region, side, inner=inner, payload=payload)
+        name = equation.primitive.name
+        op = Op(len(self.ops), name, read, (v,), near.region, near.origin, inner=inner, payload=payload)
         self.ops.append((place, op))
         return v
+
+    def _atom(self, region: int, operand: Any) -> Any:
+        return self.variable(region, operand) if isinstance(operand, int) else operand
 
     def step(self, op: Op, stack: int, loop: int, aval: Any) -> int:
         """Add what takes one step's slice of a stack, before an op outside the loop; returns the slice."""
@@ -77,16 +79,15 @@ class Rewriting:
         return v
 
     def instead(self, readers: Iterable[Op], old: int, new: int) -> None:
-        """Let ops of one region read a new value in the place of an old one."""
+        """Let ops read a new value in the place of an old one."""
         for op in readers:
             self.read.setdefault(op.id, {})[old] = new, self.variable(op.region, new)
 
     def variable(self, region: int, v: int) -> Any:
         """A variable that stands for a value in a region; of a loop's value, seen from around the loop, for its stack."""
-        names = self._named(region)
-        value = self.value(v)
-        var = jaxprs.fresh(jaxprs.stacked(value.payload, self._lengths(value.loop, self.graph.regions[region].loop)))
-        names[var] = v
+        value, around = self.value(v), self.graph.regions[region].loop
+        var = jaxprs.fresh(jaxprs.stacked(value.payload, self._lengths(value.loop, around)))
+        self._named(region)[var] = v
         return var
 
     def value(self, v: int) -> Value:
@@ -160,5 +161,7 @@ def _other(atom: Any, names: Mapping[Any, Any], change: Mapping[int, tuple[int, 
 
 @functools.lru_cache(maxsize=4096)
 def _call(function: Callable[..., Any], types: tuple[Any, ...]) -> Any:
-    """The equation of a call to a function with operands of these types."""
-    return jaxprs.opened(jax.make_jaxpr(jax.jit(function))(*types))[0].eqns[0]
+    """The equation of a call to a function with operands of these types; doubles stay doubles."""
+    with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in types)
+    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+        return jaxprs.opened(jax.make_jaxpr(jax.jit(function))(*types))[0].eqns[0]
