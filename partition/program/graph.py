@@ -14,11 +14,13 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.program.bodies import Body, Nested
 from jointcut.partition.program.jaxprs import is_plain, scope_of
 from jointcut.partition.program.notebook import Shown
@@ -158,6 +160,16 @@ class Form:
     value: int
     source: int
     bytes_less: int
+
+
+def in_forms(forms: Iterable[Form]) -> Iterator[str]:
+    """A text for each kind of cheaper form: how many values have it, and how much less is kept."""
+    kinds: dict[str, list[Form]] = defaultdict(list)
+    for form in forms:
+        kinds[form.kind].append(form)
+    for kind, own in kinds.items():
+        less = sum(form.bytes_less for form in own)
+        yield f"{kind}: {counted(len(own), 'value')}{f', {human_bytes(less)} less' * bool(less)}"
 
 
 @dataclass(frozen=True)
