@@ -7,7 +7,7 @@ each step, `h[0], ..., h[n-1]`. JAX keeps both stacks. The second is the first, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -49,7 +49,7 @@ def candidates(problem: Problem) -> Iterator[Place]:
                 yield Place(body, found, handed, carry.start if start is None else start)
 
 
-def write(new: Rewriting, problem: Problem, plan: Plan, places: list[Place]) -> None:
+def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place]) -> None:
     """Let the backward read the stack of one step before, where a plan keeps a stack twice."""
     graph = problem.graph
     saved = set(plan.values)

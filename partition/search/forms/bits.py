@@ -7,7 +7,7 @@ neighbours along the last axis share a byte, so that an array that is divided be
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -39,10 +39,10 @@ def candidates(problem: Problem) -> Iterator[Value]:
             yield value
 
 
-def write(new: Rewriting, problem: Problem, plan: Plan) -> None:
+def write(new: Rewriting, problem: Problem, plan: Plan, masks: Iterable[Value]) -> None:
     """Keep the masks that a plan saves as bits. All that reads such a mask reads the bits, in the forward too."""
     graph, saved = problem.graph, frozenset(plan.values)
-    for value in candidates(problem):
+    for value in masks:
         v, maker = value.id, graph.ops[value.maker or 0]
         readers = [graph.ops[i] for i in graph.consumers[v]]
         if v not in saved or any(map(is_fixed, readers)):

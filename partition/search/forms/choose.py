@@ -6,6 +6,9 @@ it. A form whose price is known beforehand is taken where it is smaller; of the 
 
 from __future__ import annotations
 
+from typing import Any
+
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.forms import before, bits, results
@@ -21,18 +24,21 @@ def formed(graph: Graph) -> Graph:
     if any(v.payload is None for v in graph.values):
         return graph
     problem = Problem.of(graph)
-    masks, carried = list(results.candidates(problem)), list(before.candidates(problem))
-    if not (masks or carried or next(bits.candidates(problem), None)):
+    if not any(next(kind.candidates(problem), None) for kind in (results, bits, before)):
         return graph
     plan = min_cut(problem)
-    new = Rewriting(graph)
-    results.write(new, problem, plan, masks)
-    if new.forms:
-        graph_with = new.finished()
-        cut = min_cut(again := Problem.of(graph_with))
+    with_results = _written(graph, problem, plan, results)
+    if with_results is not graph:
+        again = Problem.of(with_results)
+        cut = min_cut(again)
         if cut.bytes_saved < plan.bytes_saved:
-            graph, problem, plan = graph_with, again, cut
+            graph, problem, plan = with_results, again, cut
+    return _written(graph, problem, plan, bits, before)
+
+
+def _written(graph: Graph, problem: Problem, plan: Plan, *kinds: Any) -> Graph:
+    """The graph with the forms of some kinds that a plan of it makes worth having."""
     new = Rewriting(graph)
-    bits.write(new, problem, plan)
-    before.write(new, problem, plan, list(before.candidates(problem)) if carried else [])
+    for kind in kinds:
+        kind.write(new, problem, plan, kind.candidates(problem))
     return new.finished() if new.forms else graph

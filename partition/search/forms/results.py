@@ -9,7 +9,7 @@ does not hold for `jnp.maximum(x, 0)`, whose derivative in JAX is half at a tie:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +108,7 @@ def _number(atom: Any) -> float | None:
     return None if math.isnan(number) else number
 
 
-def write(new: Rewriting, problem: Problem, plan: Plan, places: list[Place]) -> None:
+def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place]) -> None:
     """Make the masks that a plan keeps, or of which it keeps the inputs, from results that are at hand anyway."""
     graph = problem.graph
     saved = set(plan.values)
