@@ -213,7 +213,7 @@ class Report:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Remarks on the saved bytes: loops in segments, cheaper forms, the lower bound, and jointcut's default plan."""
+        """Remarks on the saved bytes: loops in segments, cheaper forms, the lower bound, jointcut's default plan."""
         plan = self.plan
         lines = [*in_segments(plan.loops_in_segments), *in_forms(plan.forms), *in_steps(plan.nested)]
         if self.plan.bound_bytes is not None and not self.is_plain:

@@ -153,7 +153,7 @@ class Form:
         kind: how, in words, such as "a mask as bits".
         value: id of the value that the backward would read otherwise.
         source: id of the value that is kept for it, or kept anyway.
-        bytes_less: by how much less is kept.
+        bytes_less: by how much less is kept; of forms that only pay together, the first has the whole.
     """
 
     kind: str

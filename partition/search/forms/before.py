@@ -14,7 +14,6 @@ from jax import lax
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN, Body
 from jointcut.partition.program.graph import Form
 from jointcut.partition.program.roles import Side

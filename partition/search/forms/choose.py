@@ -6,6 +6,7 @@ it. A form whose price is known beforehand is taken where it is smaller; of the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jointcut.partition.plans.plan import Plan
@@ -31,8 +32,10 @@ def formed(graph: Graph) -> Graph:
     if with_results is not graph:
         again = Problem.of(with_results)
         cut = min_cut(again)
-        if cut.bytes_saved < plan.bytes_saved:
-            graph, problem, plan = with_results, again, cut
+        if less := max(plan.bytes_saved - cut.bytes_saved, 0):
+            first, *others = with_results.forms
+            graph = replace(with_results, forms=(replace(first, bytes_less=less), *others))
+            problem, plan = again, cut
     return _written(graph, problem, plan, bits, before)
 
 

@@ -19,7 +19,6 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Form, Graph, Op
 from jointcut.partition.program.primitives import CALLS
-from jointcut.partition.search.forms.readers import readers
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "a mask from the result"
@@ -31,22 +30,18 @@ class Place(NamedTuple):
     """A comparison of a value with a number, and the results whose comparison gives the same."""
 
     mask: Op
-    number: Any
     results: tuple[int, ...]
 
 
 def candidates(problem: Problem) -> Iterator[Place]:
-    """The masks of a backward that can be had from a result."""
+    """The comparisons for a backward alone that can be made of a result."""
     graph, sides = problem.graph, problem.sides
     for op in graph.ops:
-        if op.name not in _COMPARE or op.id in sides.backward or op.payload is None or op.operands[0] is None:
+        if op.name not in _COMPARE or op.id in sides.forward or op.operands[0] is None:
             continue
         number = _number(op.payload.invars[1])
-        if number is None or op.outputs[0] not in sides.wanted:
-            continue
-        results = tuple(_results(graph, op, number))
-        if results:
-            yield Place(op, op.payload.invars[1], results)
+        if number is not None and (results := tuple(_results(graph, op, number))):
+            yield Place(op, results)
 
 
 def _results(graph: Graph, op: Op, number: float) -> Iterator[int]:
@@ -54,7 +49,7 @@ def _results(graph: Graph, op: Op, number: float) -> Iterator[int]:
     assert source is not None, "the first operand is a value"
     for i in graph.consumers[source]:
         reader = graph.ops[i]
-        if reader.region != op.region or len(reader.inputs) != 1 or len(reader.outputs) != 1 or reader.payload is None:
+        if reader.region != op.region or reader.id > op.id or len(reader.inputs) != 1 or len(reader.outputs) != 1:
             continue
         bounds = _bounds(reader.payload)
         if bounds is not None and _agree(op.name, number, *bounds):
@@ -102,23 +97,17 @@ def _number(atom: Any) -> float | None:
     if not isinstance(atom, jaxprs.Literal):
         return None
     value = np.asarray(atom.val)
-    if value.ndim or value.dtype.kind not in "fiub" and value.dtype.name != "bfloat16":
+    if value.ndim or (value.dtype.kind not in "fiub" and value.dtype.name != "bfloat16"):
         return None
     number = float(value)
     return None if math.isnan(number) else number
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place]) -> None:
-    """Make the masks that a plan keeps, or of which it keeps the inputs, from results that are at hand anyway."""
-    graph = problem.graph
-    saved = set(plan.values)
-    at_hand = saved | problem.sides.outputs
-    for mask, number, results in places:
-        source, v = mask.operands[0], mask.outputs[0]
-        result = next((y for y in results if y in at_hand), None)
-        regions = readers(problem, plan, graph.values[v])
-        if result is None or regions is None or not saved & {v, source} or v in at_hand - saved:
-            continue
-        for ops in regions.values():
-            new.instead(ops, v, new.again(ops[0], mask, [result, number]))
-        new.forms.append(Form(KIND, v, result, graph.values[v].saved_bytes if v in saved else 0))
+    """Let comparisons read results that are at hand anyway; whether that pays is for the next cut to say."""
+    at_hand = problem.sides.outputs.union(plan.values)
+    for mask, results in places:
+        source, result = mask.operands[0], next((y for y in results if y in at_hand), None)
+        if source is not None and result is not None and problem.graph.values[source].maker is not None:
+            new.instead([mask], source, result)
+            new.forms.append(Form(KIND, mask.outputs[0], result, 0))

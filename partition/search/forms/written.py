@@ -15,7 +15,6 @@ import jax
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import STEP, TOP, Form, Graph, Op, Region, Value
-from jointcut.partition.program.roles import Side
 
 #: Where a new op stands: after or before the op of that id in the old graph, then in the order in which it was added.
 _Place = tuple[int, int, int]
@@ -43,11 +42,6 @@ class Rewriting:
     def before(self, op: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """Add an op right before another one; returns the value that it makes."""
         return self._add((op.id, -1, len(self.ops)), op, function, operands)
-
-    def again(self, before: Op, op: Op, operands: Sequence[Any]) -> int:
-        """Add an op with the equation of another on other operands, right before an op; returns the value it makes."""
-        invars = [self._atom(before.region, v) for v in operands]
-        return self._put((before.id, -1, len(self.ops)), before, op.payload, invars, operands)
 
     def _add(self, place: _Place, near: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """`operands` are ids of values, and literals."""
@@ -84,7 +78,7 @@ class Rewriting:
             self.read.setdefault(op.id, {})[old] = new, self.variable(op.region, new)
 
     def variable(self, region: int, v: int) -> Any:
-        """A variable that stands for a value in a region; of a loop's value, seen from around the loop, for its stack."""
+        """A variable that stands for a value in a region, or for its stack, seen from around its loop."""
         value, around = self.value(v), self.graph.regions[region].loop
         var = jaxprs.fresh(jaxprs.stacked(value.payload, self._lengths(value.loop, around)))
         self._named(region)[var] = v
