@@ -185,8 +185,7 @@ class Joint:
     `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
-    (-1), since constants may precede them. `is_as_jax` says that conditionals are left as JAX wrote them, and that no value
-    has a cheaper form.
+    (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them.
     """
 
     closed: Any

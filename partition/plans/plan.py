@@ -199,7 +199,7 @@ class Plan(Shown):
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
-        """A line of totals, of seconds and peak if known, of each kind of cheaper form, of each loop cut by its steps."""
+        """A line of totals, of seconds and peak if known, for each kind of cheaper form, each loop cut by its steps."""
         total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
         bound = ""
         if self.bound_bytes is not None:
