@@ -36,6 +36,12 @@ ROWS, WIDTH = 64, 256
 
 _KEY = jax.random.key(0)
 
+
+def _spread(labels: jax.Array, x: jax.Array) -> jax.Array:
+    """Targets for each element."""
+    return jnp.broadcast_to(labels[:, None].astype(x.dtype), x.shape)
+
+
 #: JAX's function, ours, and the bytes that PyTorch keeps for each element of 32 bits: the input of the second product,
 #: and what its formula asks for (`derivatives.yaml`: the input, the result, or a mask).
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any] | None, Callable[..., Any], float]] = {
@@ -72,8 +78,8 @@ LOSSES: Mapping[str, tuple[Callable[..., Any] | None, Callable[..., Any], float]
         derivatives.cross_entropy,
         4,
     ),
-    "huber_loss": (None, lambda x, labels: derivatives.huber_loss(x, labels[:, None] * jnp.ones_like(x)), 4),
-    "mse_loss": (None, lambda x, labels: derivatives.mse_loss(x, labels[:, None] * jnp.ones_like(x)), 4),
+    "huber_loss": (None, lambda x, labels: derivatives.huber_loss(x, _spread(labels, x)), 4),
+    "mse_loss": (None, lambda x, labels: derivatives.mse_loss(x, _spread(labels, x)), 4),
 }
 
 

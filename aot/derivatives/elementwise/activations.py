@@ -166,8 +166,8 @@ def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
 def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
     """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = exp(result).
 
-    It is PyTorch's `log_softmax_backward`, which keeps the result alone. An element of -inf has the result -inf; it takes no part in the slopes of
-    the others.
+    It is PyTorch's `log_softmax_backward`, which keeps the result alone. An element of -inf has the result -inf; it
+    takes no part in the slopes of the others.
     """
     array = inexact("log_softmax", "x", x, real=True)
     return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)
