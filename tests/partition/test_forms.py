@@ -172,7 +172,6 @@ WITH_FORMS = {
     "elman": before.KIND,
     "gated_recurrent_unit": before.KIND,
     "unrolled_scan": before.KIND,
-    "nested_scans": before.KIND,
     "scan_with_ys_used_outside": before.KIND,
     "scan_feeding_scan": before.KIND,
     "scan_that_reads_a_stack": before.KIND,
@@ -181,7 +180,7 @@ WITH_FORMS = {
     "cond_in_scan": before.KIND,
     "dropout_network": bits.KIND,
 }
-FEW = ["convolutions", "gated_recurrent_unit", "nested_scans", "cond_in_scan", "dropout_network"]
+FEW = ["convolutions", "gated_recurrent_unit", "inner_scan_that_reads_a_stack", "cond_in_scan", "dropout_network"]
 ASKED = [p.name for p in CORPUS if "grad" not in p.lacks] if EVERY_PROGRAM else FEW
 
 
