@@ -2,6 +2,9 @@
 
 A recurrent layer returns its states, `h[1], ..., h[n]`, for the layer above, and its backward reads the state before
 each step, `h[0], ..., h[n-1]`. JAX keeps both stacks. The second is the first, moved by one step.
+
+This is for loops inside of loops. An outermost loop can run in segments, which need no such stack: with the moved one,
+the smallest step of two LSTM layers grew from 14.5 to 21.5 MB, though the default plan kept 0.87 of the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from jax import lax
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.bodies import SCAN, Body
-from jointcut.partition.program.graph import Form
+from jointcut.partition.program.graph import TOP, Form
 from jointcut.partition.program.roles import Side
 from jointcut.partition.search.forms.readers import is_usual, readers
 from jointcut.partition.search.forms.written import Rewriting
@@ -33,10 +36,11 @@ class Place(NamedTuple):
 
 
 def candidates(problem: Problem) -> Iterator[Place]:
-    """The carried values that the backward reads, and that are made in each step."""
+    """The carried values of inner loops that the backward reads, and that are made in each step."""
     graph = problem.graph
     for body in graph.bodies.values():
-        if body.kind != SCAN or body.inside is None or graph.ops[body.op].origin is not Side.FORWARD:
+        is_inner = graph.loops[body.loop].parent != TOP
+        if not is_inner or body.kind != SCAN or body.inside is None or graph.ops[body.op].origin is not Side.FORWARD:
             continue
         for found, handed, start, carry in zip(
             body.carried_in, body.carried, body.starts, body.inside.carries, strict=True
