@@ -60,7 +60,9 @@ def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place])
         if found not in saved or handed not in saved | problem.sides.outputs:
             continue
         regions = readers(problem, plan, graph.values[found])
-        if regions is None or len(regions) != 1:
+        started = graph.values[start].saved_bytes if isinstance(start, int) else 0  # may have to be kept for it
+        less = graph.values[found].saved_bytes - started
+        if regions is None or len(regions) != 1 or less <= 0:
             continue
         ((region, ops),) = regions.items()
         holder = graph.holder_of(region)
@@ -70,7 +72,7 @@ def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place])
         stack = new.before(holder, _moved(reverse), [handed, start])
         step = new.step(holder, stack, body.loop, graph.values[found].payload)
         new.instead(ops, found, step)
-        new.forms.append(Form(KIND, found, handed, graph.values[found].saved_bytes))
+        new.forms.append(Form(KIND, found, handed, less))
 
 
 @functools.cache
