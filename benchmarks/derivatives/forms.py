@@ -114,8 +114,8 @@ def suite(names: list[str], size: programs.Size, compiles: bool) -> Table:
         steps = [_step_bytes(traced, g) for g in (graph, formed(graph))] if compiles else [0, 0]
         ratios.append((kept[1] / max(kept[0], 1), steps[1] / max(steps[0], 1)))
         told = "; ".join(in_forms(traced.graph.forms))
-        sizes = [f"{n / 1e6:,.1f}" for n in (*kept, *steps)]
-        one, other = (f"{ratio:.3f}" for ratio in ratios[-1])
+        sizes = [f"{n / 1e6:,.1f}" if n else "" for n in (*kept, *steps)]
+        one, other = (f"{ratio:.3f}" if ratio else "" for ratio in ratios[-1])
         table.add_row(name, *sizes[:2], one, *sizes[2:], other, told)
     means = [f"{geometric_mean(list(column)):.4f}" if min(column) > 0 else "" for column in zip(*ratios, strict=True)]
     table.add_row("geometric mean", "", "", means[0], "", "", means[1], "")
