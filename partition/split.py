@@ -31,6 +31,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.search.best import STRATEGIES
+from jointcut.partition.search.forms.choose import formed
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -110,7 +111,10 @@ def split(
     or outputs.
     """
     start = time.perf_counter()
-    problem = Problem.of(graph or read(joint, roles), backend=backend or Backend.here())
+    if graph is None:
+        graph = read(joint, roles)
+        graph = graph if strategy == "save_all" else formed(graph)
+    problem = Problem.of(graph, backend=backend or Backend.here())
     read_ms = 1e3 * (time.perf_counter() - start)
     made = halved(problem, strategy, passes)
     return replace(made, cut_ms=read_ms + made.cut_ms)

@@ -12,7 +12,7 @@ import numpy as np
 from jointcut.aot import derivatives
 from jointcut.aot.cures.formula import MOVES, Formula, Makers, Use
 from jointcut.aot.derivatives import linalg
-from jointcut.aot.trace.formulas import root_of_squares
+from jointcut.aot.trace.formulas.slopes import root_of_squares
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import Atom, Equation, Literal
 
@@ -186,7 +186,7 @@ def _root(eqn: Equation, makers: Makers) -> Use | None:
     """The root of a sum of squares."""
     if eqn.primitive.name != "sqrt" or not _is_of_squares(eqn.invars[0], makers):
         return None
-    return [functools.partial(root_of_squares, exponent=None)], eqn.invars
+    return [functools.partial(root_of_squares, None)], eqn.invars
 
 
 def _is_of_squares(v: Atom, makers: Makers) -> bool:
@@ -212,7 +212,7 @@ def _distance(eqn: Equation, makers: Makers) -> Use | None:
     squares = next(v for v in clipped.invars if _number(v) != 0.0)
     if not _holds_product(squares, makers):
         return None
-    return [functools.partial(root_of_squares, exponent=None)], eqn.invars
+    return [functools.partial(root_of_squares, None)], eqn.invars
 
 
 def _holds_product(v: Atom, makers: Makers) -> bool:

@@ -141,6 +141,20 @@ def steep(value: Callable[..., jax.Array], slope: Callable[..., jax.Array]) -> C
     return _with_slope(value, lambda tangent, options, x: times(tangent, lambda x: slope(x, *options), x))
 
 
+def by_result(value: Callable[..., jax.Array], slope: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """Make a function of one array, whose slope is made of the result: `slope(value(x))`.
+
+    Then the backward need not keep x. The slope must be finite wherever the function is.
+    """
+
+    @jax.custom_jvp
+    def function(x: jax.Array) -> jax.Array:
+        return value(x)
+
+    slopes(function, lambda tangent, result, _: tangent * slope(result))
+    return function
+
+
 def _with_slope(value: Callable[..., jax.Array], rule: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     @partial(jax.custom_jvp, nondiff_argnums=(0,))
     def function(options: tuple[Any, ...], x: jax.Array) -> jax.Array:

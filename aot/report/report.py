@@ -32,6 +32,7 @@ from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.plans.plan import Plan, in_segments, in_steps
 from jointcut.partition.program.bodies import Nested
+from jointcut.partition.program.graph import in_forms
 from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
@@ -215,9 +216,9 @@ class Report:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Remarks on the saved bytes: loops in segments, the proved lower bound, and jointcut's default plan."""
-        lines = []
-        lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested)]
+        """Remarks on the saved bytes: loops in segments, cheaper forms, the lower bound, jointcut's default plan."""
+        plan = self.plan
+        lines = [*in_segments(plan.loops_in_segments), *in_forms(plan.forms), *in_steps(plan.nested)]
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
@@ -328,6 +329,7 @@ class Report:
             "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
             "segments": _segments(self.plan.loops_in_segments),
             "loops": [_loop(loop) for loop in self.plan.nested],
+            "forms": [asdict(form) for form in self.plan.forms],
             "bound_bytes": self.plan.bound_bytes,
             "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),

@@ -101,10 +101,10 @@ def has_symbolic_sizes(leaves: Any) -> bool:
 
 def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
     """The calls that save values for their own backward only: name, and place in the source."""
-    results = {v for v, _ in graph.outputs}
+    ours = {v for v, _ in graph.outputs} | {form.source for form in graph.forms}
     for v in plan.values:
         maker = graph.values[v].maker
-        if maker is None or v in results or graph.ops[maker].name not in _CLOSED:
+        if maker is None or v in ours or graph.ops[maker].name not in _CLOSED:
             continue
         op = graph.ops[maker]
         readers = [graph.ops[i] for i in graph.consumers[v]]

@@ -98,7 +98,7 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     results = traced.program.results
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
-    program = replace(traced.program, closed=closed, results=replace(results, avals=avals), keeps_branches=True)
+    program = replace(traced.program, closed=closed, results=replace(results, avals=avals), is_as_jax=True)
     wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options.around)
     return replace(traced, bound=bound, wrapped=wrapped, program=program)
 

@@ -41,6 +41,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
@@ -149,8 +150,9 @@ class Traced:
 
     @cached_property
     def graph(self) -> Graph:
-        """The joint program as ops and values, the bodies of its loops joined."""
-        return read(self.program.to_cut, self.program.roles)
+        """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values."""
+        graph = read(self.program.to_cut, self.program.roles)
+        return graph if self.program.is_as_jax else formed(graph)
 
     @property
     def consts(self) -> tuple[Any, ...]:
@@ -201,9 +203,9 @@ class Traced:
 
     @cached_property
     def as_jax(self) -> Traced:
-        """The same trace with its conditionals as JAX wrote them, for what plain JAX keeps."""
-        kept = replace(self.program, keeps_branches=True)
-        return self if self.program.to_cut is self.program.closed else replace(self, program=kept)
+        """The same trace with its conditionals as JAX wrote them and no other forms, for what plain JAX keeps."""
+        is_same = self.program.to_cut is self.program.closed and not self.graph.forms
+        return self if is_same else replace(self, program=replace(self.program, is_as_jax=True))
 
     def _cut(self, strategy: Strategy) -> Cut:
         if strategy == "save_all" and self.as_jax is not self:

@@ -25,6 +25,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
+from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.split import Split, halved, split
 
 
@@ -44,7 +45,7 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
 
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
     """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
-    problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
+    problem = Problem.of(formed(read(program.to_cut, program.roles)), backend=Backend.here())
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:

@@ -188,7 +188,7 @@ class Joint:
     `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
-    (-1), since constants may precede them. `keeps_branches` says that conditionals are left as JAX wrote them.
+    (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them.
     `changes` are the rules by which derivatives may differ from JAX's.
     """
 
@@ -198,14 +198,14 @@ class Joint:
     results: Results
     sparse: frozenset[int] = frozenset()
     differentiated: tuple[int, ...] = ()
-    keeps_branches: bool = False
+    is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
 
     @cached_property
     def to_cut(self) -> Any:
         """The program as it is cut: `closed`, with the branches of its conditionals cut already (see `branches`)."""
         ahead = self.roles.forward_ops
-        return self.closed if self.keeps_branches or ahead is None else cut_branches(self.closed, ahead)
+        return self.closed if self.is_as_jax or ahead is None else cut_branches(self.closed, ahead)
 
     @property
     def has_traced_consts(self) -> bool:

@@ -19,7 +19,7 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Graph
+from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.sides import Sides
 
@@ -137,6 +137,7 @@ class Plan(Shown):
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
             once more.
         nested: the loops whose steps are cut on their own, each with its own plan.
+        forms: the cheaper forms of values that it takes: what they are made of is kept.
     """
 
     strategy: str
@@ -152,6 +153,7 @@ class Plan(Shown):
     kept_steps: tuple[tuple[int, int], ...] = ()
     dropped: tuple[int, ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
+    forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -197,7 +199,7 @@ class Plan(Shown):
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
-        """A line of totals, one of seconds and peak where they are known, and one for each loop cut by its steps."""
+        """A line of totals, of seconds and peak if known, for each kind of cheaper form, each loop cut by its steps."""
         total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
         bound = ""
         if self.bound_bytes is not None:
@@ -205,7 +207,7 @@ class Plan(Shown):
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        return [*lines, *in_steps(self.nested)]
+        return [*lines, *in_forms(self.forms), *in_steps(self.nested)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -253,8 +255,9 @@ class Plan(Shown):
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
         figures += (tuple(sorted(set(dropped))),)
-        nested = tuple(graph.nested.values())
-        plan = cls(strategy, records, recomputed, deferred, *figures, nested)
+        kept = sides.outputs.union(chosen)
+        forms = tuple(form for form in graph.forms if form.source in kept)
+        plan = cls(strategy, records, recomputed, deferred, *figures, tuple(graph.nested.values()), forms)
         return _lawful(problem, plan, runs)
 
 

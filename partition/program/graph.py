@@ -14,11 +14,13 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.program.bodies import Body, Nested
 from jointcut.partition.program.jaxprs import is_plain, scope_of
 from jointcut.partition.program.notebook import Shown
@@ -143,6 +145,33 @@ class Region:
     names: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A cheaper form of a value: the backward reads it made again from another value, with the same bits.
+
+    Attributes:
+        kind: how, in words, such as "a mask as bits".
+        value: id of the value that the backward would read otherwise.
+        source: id of the value that is kept for it, or kept anyway.
+        bytes_less: by how much less is kept; of forms that only pay together, the first has the whole.
+    """
+
+    kind: str
+    value: int
+    source: int
+    bytes_less: int
+
+
+def in_forms(forms: Iterable[Form]) -> Iterator[str]:
+    """A text for each kind of cheaper form: how many values have it, and how much less is kept."""
+    kinds: dict[str, list[Form]] = defaultdict(list)
+    for form in forms:
+        kinds[form.kind].append(form)
+    for kind, own in kinds.items():
+        less = sum(form.bytes_less for form in own)
+        yield f"{kind}: {counted(len(own), 'value')}{f', {human_bytes(less)} less' * bool(less)}"
+
+
 @dataclass(frozen=True)
 class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
@@ -154,6 +183,7 @@ class Graph(Shown):
         literals: the outputs that are literals.
         bodies: the programs that ops hold, by op id, in the order of their regions.
         nested: the steps that are cut on their own, by the id of the op that runs them.
+        forms: the values of which the backward reads a cheaper form.
     """
 
     values: tuple[Value, ...]
@@ -165,6 +195,7 @@ class Graph(Shown):
     literals: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
     nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
+    forms: tuple[Form, ...] = field(default=(), compare=False)
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""

@@ -16,4 +16,5 @@ Files, in reading order:
     between: Mix two plans: what one saves of the beginning, and the other of the end.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
     best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
+    forms: Let the backward read a cheaper form of a value: its bits, another value's, or those of one step before.
 """

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import Axis, inexact, one_axis, some_axes
-from jointcut.aot.derivatives.slopes import slopes, unary
+from jointcut.aot.derivatives.slopes import by_result, slopes, unary
 from jointcut.partition.errors import CallError, message
 
 
@@ -22,22 +22,22 @@ _sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
 
 
 def softplus(x: ArrayLike) -> jax.Array:
-    """log(1 + exp(x)). Slope: sigmoid(x) (PyTorch's `softplus_double_backward` for the second).
+    """log(1 + exp(x)). Slope: sigmoid(x) = 1 - exp(-y) with y the result, which alone is kept for the backward.
 
     No point is singular. PyTorch takes x itself above 20, and is off by 2e-9 there.
     """
     return _softplus(inexact("softplus", "x", x))
 
 
-_softplus = unary(jax.nn.softplus, _sigmoid)
+_softplus = by_result(jax.nn.softplus, lambda y: -jnp.expm1(-y))
 
 
 def log_sigmoid(x: ArrayLike) -> jax.Array:
-    """log(sigmoid(x)). Slope: sigmoid(-x) (PyTorch's `log_sigmoid_double_backward` for the second)."""
+    """log(sigmoid(x)). Slope: sigmoid(-x) = 1 - exp(y) with y the result, which alone is kept for the backward."""
     return _log_sigmoid(inexact("log_sigmoid", "x", x))
 
 
-_log_sigmoid = unary(jax.nn.log_sigmoid, lambda x: _sigmoid(-x))
+_log_sigmoid = by_result(jax.nn.log_sigmoid, lambda y: -jnp.expm1(y))
 
 
 def silu(x: ArrayLike) -> jax.Array:
@@ -144,15 +144,15 @@ def _softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
     return jax.nn.softmax(x, axis=axes)
 
 
-def _softmax_slope(tangent: jax.Array, _: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    share = _share(axes, x)
+def _softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    share = _share(result, axes, x)
     return share * (tangent - jnp.sum(share * tangent, axis=axes, keepdims=True))
 
 
-def _share(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    """The softmax, and 0 where it is NaN for an infinity: all elements are -inf, or one is inf."""
+def _share(softmax: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    """The softmax of x, but 0 where it is NaN for an infinity: all elements are -inf, or one is inf."""
     largest = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf)
-    return jnp.where(jnp.isinf(largest), 0, _softmax(axes, x))
+    return jnp.where(jnp.isinf(largest), 0, softmax)
 
 
 slopes(_softmax, _softmax_slope)
@@ -164,10 +164,10 @@ def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
 
 
 def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
-    """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = softmax(x).
+    """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = exp(result).
 
-    It is PyTorch's `log_softmax_backward`. An element of -inf has the result -inf; it takes no part in the slopes of
-    the others.
+    It is PyTorch's `log_softmax_backward`, which keeps the result alone. An element of -inf has the result -inf; it
+    takes no part in the slopes of the others.
     """
     array = inexact("log_softmax", "x", x, real=True)
     return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)
@@ -178,4 +178,9 @@ def _log_softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(x, axis=axes)
 
 
-slopes(_log_softmax, lambda t, _, axes, x: t - jnp.sum(_share(axes, x) * t, axis=axes, keepdims=True))
+def _log_softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    share = _share(jnp.exp(result), axes, x)
+    return tangent - jnp.sum(share * tangent, axis=axes, keepdims=True)
+
+
+slopes(_log_softmax, _log_softmax_slope)
