@@ -18,8 +18,9 @@ from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.program.roles import Side
+from programs import EVERY_PROGRAM
 
-quick = settings(deadline=None, max_examples=100, derandomize=True, database=None)
+quick = settings(deadline=None, max_examples=100 if EVERY_PROGRAM else 40, derandomize=True, database=None)
 
 #: XLA begins each value at a multiple of so many bytes, and leaves a small share of the allocation between values.
 ALIGNMENT, GAPS = 64, 0.03
