@@ -225,8 +225,7 @@ class Report:
         if self._is_held_less:
             lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:
-            default = human_bytes(self.default_saved_bytes)
-            lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
+            lines.append(f"with jointcut it would keep {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
         return tuple(lines)
 
     @property
