@@ -396,8 +396,8 @@ with aot.debug():
 # %% [markdown]
 # The root of zero is fine; its derivative, one divided by twice the root, is not, and it stands in the
 # *backward*, at the line of the `sqrt`. `where` took the bad value out of the forward, and multiplied the
-# bad derivative by zero, which makes NaN of infinity. The cures stand in the message, and each was tried by running
-# the call with it. By hand the same is done by guarding what goes *in*.
+# bad derivative by zero, which makes NaN of infinity. The cures stand in the message, and each was tried
+# by running the call with it. By hand the same is done by guarding what goes *in*.
 
 
 # %%

@@ -217,15 +217,15 @@ class Report:
     @property
     def bounds(self) -> tuple[str, ...]:
         """Remarks on the saved bytes: loops in segments, cheaper forms, the lower bound, jointcut's default plan."""
-        plan = self.plan
-        lines = [*in_segments(plan.loops_in_segments), *in_forms(plan.forms), *in_steps(plan.nested)]
+        lines = [*in_segments(self.plan.loops_in_segments), *in_forms(self.plan.forms), *in_steps(self.plan.nested)]
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
         if self._is_held_less:
             lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:
-            lines.append(f"with jointcut it would keep {human_bytes(self.default_saved_bytes)}: aot.function({self.name})")
+            default = human_bytes(self.default_saved_bytes)
+            lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
         return tuple(lines)
 
     @property
