@@ -34,6 +34,12 @@ Files, in reading order:
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
 from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.options import Options as Options
+from jointcut.aot.choices.policies import MUST_OFFLOAD as MUST_OFFLOAD
+from jointcut.aot.choices.policies import MUST_RECOMPUTE as MUST_RECOMPUTE
+from jointcut.aot.choices.policies import MUST_SAVE as MUST_SAVE
+from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
+from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
+from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.export.loaded import Loaded as Loaded
@@ -56,10 +62,17 @@ from jointcut.aot.trace.shapes import shapes as shapes
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
+from jointcut.partition.errors import PolicyError as PolicyError
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
 
 __all__ = [
+    "MUST_OFFLOAD",
+    "MUST_RECOMPUTE",
+    "MUST_SAVE",
+    "PREFER_OFFLOAD",
+    "PREFER_RECOMPUTE",
+    "PREFER_SAVE",
     "ArtefactError",
     "BudgetError",
     "CacheError",
@@ -69,6 +82,7 @@ __all__ = [
     "Loaded",
     "Options",
     "Pareto",
+    "PolicyError",
     "Report",
     "Stacked",
     "Traced",

@@ -29,6 +29,7 @@ from jointcut.aot.calls.method import Method
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
+from jointcut.aot.choices.policies import GivenPolicy
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.report import Report
@@ -305,6 +306,7 @@ def function(
     filter: Any = None,
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
     derivatives: str = "jax",
+    policy: GivenPolicy | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -346,15 +348,29 @@ def function(
             keep their bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over
             reverse mode, `jax.hessian`; in reverse over reverse mode products are JAX's.
 
+        policy: what must or should become of single values, at every budget and by every strategy: a dict from keys to
+            `aot.MUST_SAVE`, `PREFER_SAVE`, `MUST_RECOMPUTE` or `PREFER_RECOMPUTE`, or a policy of
+            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`, of
+            `jax.named_scope`, jitted functions and modules), a primitive (`"dot_general"`), or a function of an op and
+            a value of the `Graph`. A MUST holds without exception: `MUST_SAVE` keeps a value wherever the backward has
+            a use for it, `MUST_RECOMPUTE` never does. A PREFER is a price: computing the value again weighs ten times
+            what writing and reading it takes, in addition to its own time, or no time; where only bytes count
+            (`"min_cut"`), it replaces the rule of cost, and the bytes of a value preferred recomputed count ten times.
+            The plan tells which ones it overrules and what following them would have cost. Where several keys name a
+            value, a MUST goes before a PREFER, then a `checkpoint_name` before a function, that before scopes and
+            primitives, then the first of the dict. JAX's policies mean what they mean in JAX: what is saveable is saved
+            where the backward reads it. All else is computed again, except what must run once and what a loop hands on.
+
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
         PlanError: two of strategy, budget and plan are given.
+        PolicyError: the policy is no policy, or, at a call, names nothing or contradicts itself or a rule.
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         StrategyError: the strategy is unknown.
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, policy)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

@@ -36,7 +36,7 @@ from matplotlib import pyplot as plt
 
 from jointcut import aot
 from jointcut.partition import (
-    Constraint, Demand, Graph, Plan, Planner, Problem, Roofline,
+    CheckpointPolicy, Constraint, Graph, Plan, Planner, Problem, Roofline,
     Side, diff, min_cut, parse, save_all, show,
 )
 from jointcut.partition.errors import PlanError
@@ -179,9 +179,9 @@ def demands(graph):
     for op in graph.ops:
         for v in op.outputs if op.origin is Side.FORWARD else ():
             if op.name == "exp":
-                yield Constraint(v, Demand.RECOMPUTE, "its range is too wide")
+                yield Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, "its range is too wide")
             if op.name == "add" and op.scope.endswith("gate)"):
-                yield Constraint(v, Demand.SAVE, "somebody looks at it")
+                yield Constraint(v, CheckpointPolicy.MUST_SAVE, "somebody looks at it")
 
 
 def ruled(graph):
@@ -200,7 +200,7 @@ check(aot.function(loss, strategy=ruled), params, x)
 def no_softplus(graph):
     for op in graph.ops:
         if op.origin is Side.FORWARD and "exp" in op.inner:
-            yield Constraint(op.outputs[0], Demand.RECOMPUTE, "no softplus is kept")
+            yield Constraint(op.outputs[0], CheckpointPolicy.MUST_RECOMPUTE, "no softplus is kept")
 
 
 on_usual.partition(lambda graph: min_cut(Problem.of(graph, constraints=no_softplus(graph))))

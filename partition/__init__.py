@@ -40,8 +40,8 @@ from jointcut.partition.plans.plandiff import diff as diff
 from jointcut.partition.plans.problem import Problem as Problem
 from jointcut.partition.prices.cost import CostModel as CostModel
 from jointcut.partition.prices.cost import Roofline as Roofline
+from jointcut.partition.prices.rules import CheckpointPolicy as CheckpointPolicy
 from jointcut.partition.prices.rules import Constraint as Constraint
-from jointcut.partition.prices.rules import Demand as Demand
 from jointcut.partition.program.graph import Graph as Graph
 from jointcut.partition.program.graph import Op as Op
 from jointcut.partition.program.graph import Value as Value

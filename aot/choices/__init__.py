@@ -3,5 +3,6 @@
 Files, in reading order:
 
     limits: Read a memory budget.
+    policies: Read a policy: what a user demands of single values, by names, scopes and primitives.
     options: List every choice a user can make, with its default.
 """

@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.aot.choices.limits import Budget, limit, plain_number
+from jointcut.aot.choices.policies import GivenPolicy, read_policy
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
+from jointcut.partition.prices.policies import Policy, constraints_of
+from jointcut.partition.prices.rules import Constraint
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Statics
@@ -58,6 +62,8 @@ class Options(Record):
             `passes` over the halves; one wrapper may be both.
         derivatives: `"jax"`, or `"finite"`: formulas with finite slopes where JAX's are NaN, and products with a
             cotangent of zero that are zero, whatever the other factor is.
+        policy: what must or should become of single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
+            policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -78,6 +84,7 @@ class Options(Record):
     filter: Any = None
     wrappers: Sequence[CompilerWrapper | HalfPass] = ()
     derivatives: str = JAX
+    policy: GivenPolicy | Policy | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -105,7 +112,7 @@ def validated(function: Any, options: Options) -> Options:
     """The options in canonical form.
 
     Raises `TraceError` if `function` is not callable or a position is not an integer, and `StrategyError` for an
-    unknown strategy.
+    unknown strategy, `PolicyError` for a policy that is none.
     """
     if not callable(function):
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
@@ -142,6 +149,7 @@ def validated(function: Any, options: Options) -> Options:
         budget=plain_number(options.budget),
         cache=_folder(options.cache),
         wrappers=_tuple(options.wrappers),
+        policy=read_policy(options.policy),
     )
 
 
@@ -182,6 +190,12 @@ class WantedPlan:
 
     strategy: Strategy
     budget: Budget | None = None
+
+
+def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
+    """The constraints that the options' policy puts on values of a program; raises as `constraints_of` does."""
+    policy = read_policy(options.policy)
+    return () if policy is None else constraints_of(policy, graph)
 
 
 def wanted_plan(

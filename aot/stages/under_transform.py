@@ -13,7 +13,7 @@ from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.scales import Scales
 from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
-from jointcut.aot.choices.options import Options, wanted_plan
+from jointcut.aot.choices.options import Options, demands, wanted_plan
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.trace.joint import Joint
@@ -24,7 +24,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
-from jointcut.partition.split import Split, halved, split
+from jointcut.partition.split import Split, halved
 
 
 def cut_inside(program: Joint, options: Options, name: str) -> Split:
@@ -36,14 +36,19 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     how = wanted_plan(options)
     if how.budget is None:
         closed = program.closed if how.strategy == "save_all" else program.to_cut
-        return split(closed, program.roles, how.strategy, passes=options.passes)
+        return halved(_problem(closed, program, options), how.strategy, options.passes)
     budget = limit(how.budget)
     return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
 
 
+def _problem(closed: Any, program: Joint, options: Options) -> Problem:
+    graph = read(closed, program.roles)
+    return Problem.of(graph, constraints=demands(options, graph), backend=Backend.here())
+
+
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
     """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
-    problem = Problem.of(read(program.to_cut, program.roles), backend=Backend.here())
+    problem = _problem(program.to_cut, program, options)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:

@@ -21,7 +21,7 @@ from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import guard, simplify, views
+from jointcut.partition.rewrite import guard, names, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -268,11 +268,11 @@ def joint(
         written = dict(zip((place for place, _ in results.states), out[end:], strict=True))
         return Outcome(whole, written, tuple(path for _, path in results.states))
 
-    names = [*(f"constant {i}" for i in range(count)), *paths]
+    labels = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
     with plain.refusing(closed):
         entered, on = [*source.consts, *leaves], [False] * count + list(mask)
-        program, _ = _joint(again, entered, has_aux, on, names, shifted, is_finite)
+        program, _ = _joint(again, entered, has_aux, on, labels, shifted, is_finite)
     return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated)
 
 
@@ -330,7 +330,7 @@ def _joint(
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
     if is_finite:
         back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
-    return _joined(front, back, residuals.references, results, paths), has_checkpoint
+    return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.plans.demands import Overruled, overruled, told
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Graph
@@ -137,6 +138,7 @@ class Plan(Shown):
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
             once more.
         nested: the loops whose steps are cut on their own, each with its own plan.
+        overruled: the preferences that it does not follow, and what following them would have cost.
     """
 
     strategy: str
@@ -152,6 +154,7 @@ class Plan(Shown):
     kept_steps: tuple[tuple[int, int], ...] = ()
     dropped: tuple[int, ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
+    overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -205,7 +208,7 @@ class Plan(Shown):
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        return [*lines, *in_steps(self.nested)]
+        return [*lines, *in_steps(self.nested), *told(self.overruled)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -340,7 +343,7 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _dropped(graph, plan)
     _segmented(graph, plan)
-    return plan
+    return replace(plan, overruled=overruled(problem, saved, read)) if problem.constraints else plan
 
 
 def _dropped(graph: Graph, plan: Plan) -> None:

@@ -51,7 +51,7 @@ def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
         if eqn.primitive.name in WITH_BODIES:
             deeper = under or eqn.primitive.name == "remat2"
             eqn = eqn.replace(
-                params={k: _in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
+                params={k: in_bodies(v, lambda j, d=deeper: _marked(j, d)) for k, v in eqn.params.items()}
             )
         eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
@@ -78,7 +78,7 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equatio
         if name in inner_primitives(eqn):
             deeper = partial(_replaced, name=name, change=change, around=scope)
             with inside(eqn):
-                params = {k: _in_bodies(v, deeper) for k, v in eqn.params.items()}
+                params = {k: in_bodies(v, deeper) for k, v in eqn.params.items()}
             eqn = eqn.replace(params=params)
         eqns.append(change(eqn, scope) if eqn.primitive.name == name else eqn)
     return jaxpr.replace(eqns=eqns)
@@ -241,10 +241,10 @@ def _vars(eqn: Equation) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def _in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
+def in_bodies(value: object, change: Callable[[Jaxpr], Jaxpr]) -> object:
     """A parameter of an equation with the jaxprs in it changed."""
     if isinstance(value, tuple):
-        return tuple(_in_bodies(v, change) for v in value)
+        return tuple(in_bodies(v, change) for v in value)
     if isinstance(value, Jaxpr):
         return change(value)
     if isinstance(value, ClosedJaxpr):
