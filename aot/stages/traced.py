@@ -200,8 +200,9 @@ class Traced:
         that of the options. Raises `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
         """
         if policy is not None:
-            options = replace(self.options, policy=read_policy(policy))
-            return replace(self, options=options).partition(strategy, budget=budget, plan=plan)
+            rules = read_policy(policy)
+            options, program = replace(self.options, policy=rules), replace(self.program, policy=rules)
+            return replace(self, options=options, program=program).partition(strategy, budget=budget, plan=plan)
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
             return self._cut(how.strategy)

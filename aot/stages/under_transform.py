@@ -33,7 +33,7 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     The memory of the surrounding program is not known here. A plan found by another way of calling is tried before a
     search (see `searches`). Raises as `Traced.partition`.
     """
-    how = wanted_plan(options)
+    how, program = wanted_plan(options), replace(program, policy=options.policy)
     if how.budget is None:
         closed = program.closed if how.strategy == "save_all" else program.to_cut
         return halved(_problem(closed, program, options), how.strategy, options.passes)

@@ -19,6 +19,7 @@ from jointcut.aot.loops import plain
 from jointcut.aot.trace.formulas import with_formulas
 from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
+from jointcut.partition.prices.policies import Policy
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite import guard, names, simplify, views
@@ -185,7 +186,8 @@ class Joint:
     `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
-    (-1), since constants may precede them. `keeps_branches` says that conditionals are left as JAX wrote them.
+    (-1), since constants may precede them. `keeps_branches` leaves conditionals as JAX wrote them, which are else cut
+    under `policy`.
     """
 
     closed: Any
@@ -195,12 +197,13 @@ class Joint:
     sparse: frozenset[int] = frozenset()
     differentiated: tuple[int, ...] = ()
     keeps_branches: bool = False
+    policy: Policy | None = None
 
     @cached_property
     def to_cut(self) -> Any:
         """The program as it is cut: `closed`, with the branches of its conditionals cut already (see `branches`)."""
         ahead = self.roles.forward_ops
-        return self.closed if self.keeps_branches or ahead is None else cut_branches(self.closed, ahead)
+        return self.closed if self.keeps_branches or ahead is None else cut_branches(self.closed, ahead, self.policy)
 
     @property
     def has_traced_consts(self) -> bool:
@@ -319,8 +322,7 @@ def _joint(
         main, rest = iter(main), iter(rest)
         return [next(main) if on else next(rest) for on in traced[0].with_cotangent], residuals.take(pull, entered)
 
-    front = jax.make_jaxpr(forward)(*leaves)
-    results = traced[0]
+    front, results = jax.make_jaxpr(forward)(*leaves), traced[0]
     cotangents = zip(results.avals, results.with_cotangent, strict=True)
     back = jax.make_jaxpr(lambda arrays, refs, cts: residuals.pull(arrays, refs)(cts))(
         [jaxprs.struct(v.aval) for v in jaxprs.opened(front)[0].outvars[len(results.avals) :]],
@@ -391,10 +393,6 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
         (Role.PRIMAL,) * (len(consts) + len(first.invars)) + (Role.COTANGENT,) * len(cotangents),
         (Role.OUTPUT,) * num_outputs + (Role.GRADIENT,) * len(gradients),
         boundary,
-        (*(f"constant {i}" for i in range(len(consts))), *paths, *_cotangent_paths(cotangents)),
+        (*(f"constant {i}" for i in range(len(consts))), *paths, *(f"cotangent {i}" for i in range(len(cotangents)))),
     )
     return Joint(jaxprs.build(invars, outvars, eqns), roles, _copied(values), results)
-
-
-def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:
-    return [f"cotangent {i}" for i in range(len(cotangents))]

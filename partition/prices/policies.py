@@ -27,11 +27,13 @@ from typing import Any, NoReturn
 import jax
 
 from jointcut.partition.errors import PolicyError, message, nearest
+from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
-from jointcut.partition.program.jaxprs import asked
+from jointcut.partition.program.jaxprs import Jaxpr, asked, build, inner_jaxprs, opened
 from jointcut.partition.program.places import modules_of
 from jointcut.partition.program.primitives import NAME
+from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
 
 Key = str | Callable[[Op, Value], Any]
@@ -47,22 +49,63 @@ _CURES = {
 }
 
 
-def constraints_of(policy: Policy, graph: Graph) -> tuple[Constraint, ...]:
+def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tuple[Constraint, ...]:
     """Return the constraints that a policy puts on the values of a program's forward.
+
+    In a part of a program (`is_part`), as in the branch of a conditional, a key may name nothing.
 
     Raises `PolicyError` where a key names nothing, where two MUSTs demand different things of a value, and where a MUST
     demands what a rule forbids: saving a value that the user's `jax.checkpoint` keeps out, or computing again one that
-    is made by an effect, by devices that talk to each other, or by a loop for what lies outside it. JAX's policies
-    yield to such rules.
+    is made by an effect, by devices that talk to each other, or by a loop for what lies outside it. No MUST may name a
+    value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. JAX's
+    policies yield to such rules.
     """
     arrays = _Arrays(graph, classify(graph))
     if callable(policy):
         return tuple(arrays.of_jax(policy))
     found = [(array, _strongest(graph, array, policy, arrays.keys_of(array, policy))) for array in arrays.all]
+    _refuse_musts(policy, (step.graph for step in graph.nested.values()), "a step of a loop that is cut on its own")
     for place, (key, _) in enumerate(policy):
-        if place not in arrays.met:
-            _names_nothing(key, arrays)
+        if place in arrays.met or is_part:
+            continue
+        inner = list(_inside(graph))
+        if all(_named(key, array, body) is None for array, body in inner):
+            _names_nothing(key, [*arrays.all, *(array for array, _ in inner)])
     return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
+
+
+def refuse_musts(policy: Policy | None, bodies: Iterable[Jaxpr], where: str) -> None:
+    """Raise `PolicyError` if a MUST names a value in one of some jaxprs, which no plan reaches."""
+    if policy is not None and not callable(policy):
+        _refuse_musts(policy, map(_read, bodies), where)
+
+
+def _refuse_musts(policy: Sequence[tuple[Key, CheckpointPolicy]], graphs: Iterable[Graph], where: str) -> None:
+    musts = [(key, demand) for key, demand in policy if demand.is_must]
+    for graph in graphs if musts else ():
+        for array in arrays_of(graph, classify(graph)):
+            for key, demand in musts:
+                if _named(key, array, graph) is not None:
+                    what = f"is {demand.name} by {shown(key)}, but in {where}."
+                    cure = "Name other values, or ask for a PREFER: no plan chooses what is kept there."
+                    raise PolicyError(message(f"policy: {graph.where(array.values[-1])}", what, cure))
+
+
+def _inside(graph: Graph) -> Iterator[tuple[Array, Graph]]:
+    """The arrays in programs that ops of the forward hold closed, each with its program."""
+    closed = [op for op in graph.ops if op.origin is Side.FORWARD and op.inner and op.payload is not None]
+    inner = [step.graph for step in graph.nested.values()]
+    inner += [_read(body) for op in closed if op.id not in graph.nested for body in inner_jaxprs(op.payload)]
+    for body in inner:
+        yield from ((array, body) for array in arrays_of(body, classify(body)))
+        yield from _inside(body)
+
+
+def _read(body: Jaxpr) -> Graph:
+    """A jaxpr as a program without a backward."""
+    closed = build([*body.constvars, *body.invars], body.outvars, body.eqns)
+    jaxpr, _ = opened(closed)
+    return read(closed, Roles((Role.PRIMAL,) * len(jaxpr.invars), (Role.OUTPUT,) * len(jaxpr.outvars), len(jaxpr.eqns)))
 
 
 @dataclass(frozen=True)
@@ -243,16 +286,16 @@ def _strongest(
     return demand, shown(key)
 
 
-def _names_nothing(key: Key, arrays: _Arrays) -> NoReturn:
+def _names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
     where = f"policy[{shown(key)}]"
     if not isinstance(key, str):
-        known = nearest("", {array.op.name for array in arrays.all})
+        known = nearest("", {array.op.name for array in arrays})
         what, cure = "holds of no value of the forward.", f"It is given each op and value. Primitives: {known}."
         raise PolicyError(message(where, what, cure))
     kinds = {
-        "Names": {name for array in arrays.all for name in array.names},
-        "Scopes": {"/".join(array.scope) for array in arrays.all if array.scope},
-        "Primitives": {array.op.name for array in arrays.all},
+        "Names": {name for array in arrays for name in array.names},
+        "Scopes": {"/".join(array.scope) for array in arrays if array.scope},
+        "Primitives": {array.op.name for array in arrays},
     }
     lists = (f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known)
     cure = " ".join([f"There are, the nearest first: {next(lists)}", *lists])
