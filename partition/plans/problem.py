@@ -86,7 +86,7 @@ class Problem:
         The op of a value that is preferred saved takes longer, by `PREFERRED` times the seconds that writing and
         reading the value takes. That of a value that is preferred recomputed takes no time.
         """
-        if not self.preferences or self.model is None:
+        if not self.preferences or not self.seconds or self.model is None:
             return self.seconds
         weighed = list(self.seconds)
         for c in self.preferences:

@@ -32,7 +32,7 @@ from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdic
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
 from jointcut.partition.program.jaxprs import Jaxpr, asked, build, inner_jaxprs, opened
 from jointcut.partition.program.places import modules_of
-from jointcut.partition.program.primitives import NAME
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
 
@@ -40,6 +40,8 @@ Key = str | Callable[[Op, Value], Any]
 
 #: Rules in order, or a policy of JAX's.
 Policy = tuple[tuple[Key, CheckpointPolicy], ...] | Callable[..., Any]
+
+_RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 _NAME, _PREDICATE, _KIND = range(3)  # how a key names a value, the most particular first
 
@@ -120,6 +122,11 @@ class Array:
     op: Op
     scope: tuple[str, ...]
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether it was traced with the forward; what is traced with the backward alone is not for saving."""
+        return self.op.origin is Side.FORWARD
+
 
 @dataclass
 class _Arrays:
@@ -152,8 +159,8 @@ class _Arrays:
 
     def keys_of(self, array: Array, policy: Sequence[tuple[Key, CheckpointPolicy]]) -> Iterator[tuple[int, int]]:
         """How each key names an array, and the key's place; keys that do not name it are left out."""
-        for place, (key, _) in enumerate(policy):
-            how = _named(key, array, self.graph)
+        for place, (key, demand) in enumerate(policy):
+            how = _named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
             if how is not None:
                 self.met.add(place)
                 yield how, place
@@ -162,21 +169,21 @@ class _Arrays:
         """The constraints that a rule puts on an array."""
         reason = f"{demand.name} by {key}"
         for v in self.bound(array, demand):
-            if demand.is_must and v in self.useful and (why := self.forbidden(v, demand)):
+            if demand.is_must and (why := self.forbidden(v, demand)):
                 where = self.graph.where(v)
                 raise PolicyError(message(f"policy: {where}", f"is {reason}, but {why}.", _CURES[demand]))
             yield Constraint(v, demand, reason)
 
     def bound(self, array: Array, demand: CheckpointPolicy) -> tuple[int, ...]:
         """The values of an array that a demand is on: all must not be saved, but only one is to be."""
-        if demand in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
+        if demand in _RECOMPUTE:
             return array.values
         return (self.last(array),)
 
     def last(self, array: Array) -> int:
         """The value of an array that is read by more than its names."""
         for v in reversed(array.values):
-            if any(self.graph.ops[i].name != NAME for i in self.graph.consumers[v]):
+            if not all(_renames(self.graph.ops[i]) for i in self.graph.consumers[v]):
                 return v
         return array.values[-1]
 
@@ -185,6 +192,8 @@ class _Arrays:
         verdict = self.verdicts[v]
         if demand is CheckpointPolicy.MUST_SAVE:
             return verdict.not_saved
+        if v not in self.useful:
+            return ""
         if v in self.sides.escaping:
             return verdict.not_recomputed
         return "" if verdict.is_costly else verdict.not_recomputed
@@ -199,7 +208,7 @@ class _Arrays:
                 raise PolicyError(message(f"policy {key}", what, OFFLOAD_CURE))
             demand = CheckpointPolicy.MUST_SAVE if any(answers) else CheckpointPolicy.MUST_RECOMPUTE
             for v in self.bound(array, demand):
-                if not self.forbidden(v, demand):
+                if not self.forbidden(v, demand) and (array.is_forward or demand in _RECOMPUTE):
                     yield Constraint(v, demand, f"{demand.name} by {key}")
 
 
@@ -210,8 +219,7 @@ def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:
     """The arrays of a program's forward that ops of the user's make, in order; not the carries of a loop."""
     paths: dict[int, tuple[str, ...]] = {}
     for op in graph.ops:
-        renames = op.name == NAME and any(_is_users(graph.maker_of(v)) for v in op.inputs)
-        if renames or not _is_users(op):
+        if not _is_users(op) or (_renames(op) and _is_users(graph.maker_of(op.inputs[0]))):
             continue
         for v in op.outputs:
             if not sides.is_late(v):
@@ -220,6 +228,11 @@ def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:
 
 def _is_users(op: Op | None) -> bool:
     return op is not None and op.name not in (STEP, LITERAL, OPEN_LOOP)
+
+
+def _renames(op: Op) -> bool:
+    """Whether an op gives an array a name, or is what JAX puts behind the values that a `jax.checkpoint` saves."""
+    return op.name == NAME or (op.name == "reduce_precision" and CHECKPOINT_SCOPE in op.scope)
 
 
 def _around(graph: Graph, region: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
@@ -237,7 +250,7 @@ def _same(graph: Graph, v: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         maker = graph.maker_of(v)
         if maker is not None and maker.name == NAME and maker.payload is not None:
             names.append(maker.payload.params["name"])
-        values += [out for i in graph.consumers[v] if graph.ops[i].name == NAME for out in graph.ops[i].outputs]
+        values += [out for i in graph.consumers[v] if _renames(graph.ops[i]) for out in graph.ops[i].outputs]
     return tuple(values), tuple(names)
 
 

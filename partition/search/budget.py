@@ -170,8 +170,9 @@ class Planner:
         """`step_seconds` as plans are compared by, with what preferences weigh."""
         if not self.problem.preferences:
             return self.step_seconds(plan)
-        weighs = self._again(plan, self.problem.weighed) - self._again(plan, self.problem.seconds)
-        return self.step_seconds(plan) + weighs
+        weighed, seconds = self.problem.weighed, self.problem.seconds
+        late = sum(weighed[i] - seconds[i] for i in plan.deferred)
+        return self.step_seconds(plan) + self._again(plan, weighed) - self._again(plan, seconds) + late
 
     def candidate(self, plan: Plan) -> Candidate:
         """Return a plan with its figures."""
