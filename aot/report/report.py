@@ -29,6 +29,7 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
+from jointcut.partition.plans.demands import told
 from jointcut.partition.plans.plan import Plan, in_segments, in_steps
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.roles import Side
@@ -214,7 +215,7 @@ class Report:
     def bounds(self) -> tuple[str, ...]:
         """Remarks on the saved bytes: loops in segments, the proved lower bound, and jointcut's default plan."""
         lines = []
-        lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested)]
+        lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested), *told(self.plan.overruled)]
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
@@ -325,6 +326,7 @@ class Report:
             "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
             "segments": _segments(self.plan.loops_in_segments),
             "loops": [_loop(loop) for loop in self.plan.nested],
+            "overruled": [{**asdict(row), "demand": row.demand.name} for row in self.plan.overruled],
             "bound_bytes": self.plan.bound_bytes,
             "account": None if self.account is None else asdict(self.account),
         }

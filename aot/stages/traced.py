@@ -215,7 +215,7 @@ class Traced:
         return self if self.program.to_cut is self.program.closed else replace(self, program=kept)
 
     def _cut(self, strategy: Strategy) -> Cut:
-        if strategy == "save_all" and self.as_jax is not self:
+        if strategy == "save_all" and self.as_jax is not self and self.options.policy is None:
             return self.as_jax._cut(strategy)
         with Stage("cut", self.name) as now, jaxprs.paused_collection():
             problem = self.problem

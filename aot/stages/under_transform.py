@@ -35,7 +35,7 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """
     how, program = wanted_plan(options), replace(program, policy=options.policy)
     if how.budget is None:
-        closed = program.closed if how.strategy == "save_all" else program.to_cut
+        closed = program.closed if how.strategy == "save_all" and options.policy is None else program.to_cut
         return halved(_problem(closed, program, options), how.strategy, options.passes)
     budget = limit(how.budget)
     return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))

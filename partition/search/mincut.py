@@ -165,7 +165,8 @@ def save_all(program: Graph | Problem) -> Plan:
     told = {c.value: c.reason for c in problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE}
     kept = saveable(problem, residuals_of_jax(problem))
     reasons = {v: f"not recomputed: {told[v]}" if v in told else "the backward reads it" for v in kept}
-    return Plan.of(problem, reasons, strategy="save_all", reasons=reasons)
+    strategy = f"save_all{', but for what must not be' * (kept != residuals_of_jax(problem))}"
+    return Plan.of(problem, reasons, strategy=strategy, reasons=reasons)
 
 
 def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:

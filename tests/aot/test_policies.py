@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -15,6 +17,7 @@ from jointcut import aot
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.aot.choices.options import validated
 from jointcut.aot.choices.policies import read_policy
+from jointcut.aot.command.cli import main
 from jointcut.partition import Plan
 from jointcut.partition.errors import IdentityError, PlanError, PolicyError
 from jointcut.partition.plans import planfile
@@ -22,6 +25,7 @@ from jointcut.partition.prices.policies import constraints_of
 
 POLICIES = jax.checkpoint_policies
 W, X = np.full((3, 4, 4), 0.25, np.float32), np.full((2, 4), 0.5, np.float32)
+ARGUMENTS = (W, X)
 
 
 def loss(w, x):
@@ -251,6 +255,7 @@ DEMANDS = "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMP
 LATER = "Name values to save or to compute again: MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE."
 EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 KEYS = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."
+JAX = "a policy of jax.checkpoint_policies"
 HOST = f"and no plan moves values to the host yet.\n{LATER}"
 
 
@@ -259,7 +264,7 @@ HOST = f"and no plan moves values to the host yet.\n{LATER}"
     [
         (
             ["h"],
-            f"policy is a list, not a dict.\nGive a dict such as {EXAMPLE}, or a policy of jax.checkpoint_policies.",
+            f"policy is a list, not a dict.\nGive a dict such as {EXAMPLE}, or {JAX}.",
         ),
         ({"h": True}, f"policy['h'] is True.\nGive one of {DEMANDS}."),
         ({3: aot.MUST_SAVE}, f"policy has the key 3.\n{KEYS}"),
@@ -285,3 +290,27 @@ def test_a_policy_of_jax_that_offloads_is_refused_at_the_call():
         "policy save_and_offload_only_these_names.<locals>.policy asks to offload %5:3xfloat32[2,4] (name), "
         f"and no plan does this yet.\n{LATER}"
     )
+
+
+# --------------------------------------------------------------------------------------------- where it is told
+
+
+def test_a_report_tells_what_was_overruled():
+    report = traced({"hidden": aot.PREFER_RECOMPUTE}).partition("save_all").explain(measure=False)
+    (row,) = report.to_dict()["overruled"]
+    assert (row["demand"], row["reason"], row["bytes"]) == ("PREFER_RECOMPUTE", "PREFER_RECOMPUTE by 'hidden'", 96)
+    assert any(remark.startswith("overruled PREFER_RECOMPUTE by 'hidden'") for remark in report.remarks)
+    musts = traced({"hidden": aot.MUST_RECOMPUTE}).partition("save_all").explain(measure=False)
+    assert not musts.is_plain and "cut by save_all, but for what must not be" in str(musts)
+
+
+def test_the_command_line_takes_a_policy():
+    def said(*policy):
+        options = [part for rule in policy for part in ("--policy", rule)]
+        example = ["explain", f"{__name__}:loss", "--example", f"{__name__}:ARGUMENTS", "--strategy", "min_cut"]
+        return CliRunner().invoke(main, [*example, "--no-compile", "--json", *options])
+
+    rows = json.loads(said("hidden=must_recompute").stdout)["saved"]
+    assert "dot_general" in [row["op"] for row in rows] and "name" not in [row["op"] for row in rows]
+    assert "'hidden=keep' is no key=demand. Known names: 'MUST_OFFLOAD'" in said("hidden=keep").stderr
+    assert said("hiden=MUST_SAVE").exit_code == 2
