@@ -113,8 +113,8 @@ own account."""
 STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
-POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive, and
-MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE. May be given several times; replaces the function's
+POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
+and MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE. May be given several times; replaces the function's
 own."""
 
 COMPILE = (

@@ -21,6 +21,7 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
 from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
@@ -31,7 +32,7 @@ from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import mixed
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.front import Choice, Front, front, sampled
-from jointcut.partition.search.mincut import min_cut, residuals_of_jax, save_all
+from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.

@@ -18,12 +18,12 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import PREFERRED, Problem, as_problem
 from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Value
+from jointcut.partition.program.graph import LITERAL, TOP, Graph, Value
 from jointcut.partition.program.primitives import FUSED
-from jointcut.partition.program.roles import Role, Side
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
 
 _WORD = 2**30 - 1  # scipy holds 32 bits, and a residual arc holds the sum of the flows in both directions
@@ -185,21 +185,6 @@ def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:
         elif op.name != LITERAL:
             kept.add(v)
     return frozenset(kept)
-
-
-def residuals_of_jax(problem: Problem) -> frozenset[int]:
-    """The values that JAX itself would save, whatever is demanded of them."""
-    graph = problem.graph
-    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
-    read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    return frozenset(v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
-
-
-def _traced_forward(problem: Problem, v: int) -> bool:
-    graph, maker = problem.graph, problem.graph.values[v].maker
-    if maker is None or problem.sides.is_late(v):
-        return False
-    return graph.ops[maker].origin is Side.FORWARD and graph.ops[maker].name not in (STEP, LITERAL)
 
 
 #: The strategies that need no prices of time, by name.

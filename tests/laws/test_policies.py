@@ -15,7 +15,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 from jointcut import aot
-from jointcut.partition import CheckpointPolicy, Problem
+from jointcut.partition import CheckpointPolicy, Plan, Problem
 from jointcut.partition.errors import PolicyError
 from jointcut.partition.prices.policies import arrays_of, constraints_of
 from jointcut.partition.search.best import RATES, STRATEGIES
@@ -162,3 +162,53 @@ def test_an_array_and_its_name_are_saved_once():
     plan = aot.function(unrolled, argnums=(0, 1), policy=policy).trace(W, X).partition("min_cut").plan
     assert [s.op for s in plan.saved] == ["name"] * 3
     assert residuals_of_jax(unrolled, policy).total() == 6
+
+
+# ----------------------------------------------------------------------------------------------- in JAX's own words
+
+
+def types_of(saved):
+    return Counter(f"{s.dtype.replace('float', 'f')}[{','.join(map(str, s.shape))}]" for s in saved)
+
+
+def layered(w, x):
+    for row in w:
+        with jax.named_scope("mlp"):
+            x = jnp.sin(checkpoint_name(x @ row, "hidden"))
+    return jnp.sum(x**2)
+
+
+@pytest.mark.parametrize("function", [unrolled, layered])
+def test_a_plan_as_a_policy_of_jax_saves_the_same(function):
+    cut = aot.function(function, argnums=(0, 1)).trace(W, X).partition("min_cut")
+    policy = cut.plan.to_policy()
+    assert policy.is_exact
+    assert residuals_of_jax(function, policy) == types_of(cut.plan.saved)
+    pasted = {}
+    exec(str(policy).replace("f = jax.checkpoint(f, policy=policy)", ""), pasted)
+    assert residuals_of_jax(function, pasted["policy"]) == residuals_of_jax(function, policy)
+
+
+def test_a_policy_of_jax_names_what_has_a_name_unless_the_derivative_reads_it_without():
+    traced = {f: aot.function(f, argnums=(0, 1)).trace(W, X) for f in (unrolled, layered)}
+    of = {f: trace.partition("min_cut").plan.to_policy() for f, trace in traced.items()}
+    assert (of[unrolled].names, of[unrolled].primitives) == ((), ("tanh",))
+    assert (of[layered].names, of[layered].primitives) == (("hidden",), ())
+
+
+def test_a_policy_of_jax_goes_on_the_body_of_a_loop():
+    policy = aot.function(looped).trace(W, X).partition("min_cut").plan.to_policy()
+    assert policy.primitives == ("tanh",) and len(policy.loops) == 1
+    assert policy.bytes_missing == policy.bytes_extra == 32  # outside of the loop JAX keeps what it keeps
+    assert "# around the body of the loop at " in str(policy) and "prevent_cse=False" in str(policy)
+
+
+def test_a_policy_of_jax_says_what_it_cannot_say():
+    def similar(w, x):
+        return jnp.sum(jnp.exp(jnp.sin(x @ w[0]) @ w[1]) * jnp.cos(x @ w[0]))
+
+    graph = aot.function(similar).trace(W, X).graph
+    first, _ = (op.outputs[0] for op in graph.ops if op.name == "dot_general" and op.origin.value == "forward")
+    policy = Plan.of(graph, [first], dropped=()).to_policy()
+    assert [row.bytes for row in policy.missing + policy.extra] == [32]
+    assert not policy.is_exact and str(policy).startswith("# ")
