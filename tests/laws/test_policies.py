@@ -14,10 +14,10 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
+from benchmarks.policies import broken, musts
 from jointcut import aot
-from jointcut.partition import CheckpointPolicy, Plan, Problem
-from jointcut.partition.errors import PolicyError
-from jointcut.partition.prices.policies import arrays_of, constraints_of
+from jointcut.partition import Plan, Problem
+from jointcut.partition.prices.policies import constraints_of
 from jointcut.partition.search.best import RATES, STRATEGIES
 from jointcut.partition.search.budget import Planner
 from oracle import assert_same
@@ -25,19 +25,6 @@ from programs import CORPUS, EVERY_PROGRAM, named
 
 POLICIES = jax.checkpoint_policies
 SOME = [program for program in CORPUS[:: 1 if EVERY_PROGRAM else 3] if "grad" not in program.lacks]
-
-
-def musts(graph, sides):
-    """A policy that asks for a MUST of each primitive of a program, in turn; without those that a rule forbids."""
-    demands = aot.MUST_SAVE, aot.MUST_RECOMPUTE
-    primitives = sorted({array.op.name for array in arrays_of(graph, sides)})
-    rules = []
-    for n, name in enumerate(primitives):
-        rule = (name, demands[n % 2])
-        with contextlib.suppress(PolicyError):
-            constraints_of((*rules, rule), graph)
-            rules.append(rule)
-    return tuple(rules)
 
 
 def under_policy(program):
@@ -51,15 +38,6 @@ def under_policy(program):
     return Problem.of(free.graph, RATES["cpu"], constraints, free.backend)
 
 
-def assert_kept(problem, plan):
-    read = problem.sides.wanted | {v for i in (*plan.recomputed, *plan.deferred) for v in problem.graph.ops[i].inputs}
-    for c in problem.constraints:
-        if c.demand is CheckpointPolicy.MUST_RECOMPUTE:
-            assert c.value not in plan.values, (plan.strategy, problem.graph.where(c.value))
-        elif c.value in read:
-            assert c.value in plan.values, (plan.strategy, problem.graph.where(c.value))
-
-
 @pytest.mark.parametrize("program", SOME, ids=lambda program: program.name)
 def test_a_must_holds_in_every_plan(program):
     """At every budget the plan is one of the planner's, at no budget one of the strategies'."""
@@ -68,7 +46,7 @@ def test_a_must_holds_in_every_plan(program):
     plans = [*planner.plans(), *(strategy(problem) for strategy in STRATEGIES.values())]
     assert plans
     for plan in plans:
-        assert_kept(problem, plan)
+        assert broken(problem, plan) == []
     times = [planner.fastest(most).step_seconds for most in sorted({c.peak_bytes for c in planner.menu})]
     assert times == sorted(times, reverse=True), "more budget is slower"
 
