@@ -16,12 +16,17 @@ from jointcut.partition.prices.policies import OFFLOAD_CURE, Key, Policy, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.wrappers.record import choice
 
-#: What may be demanded of a value, under the names of PyTorch's `CheckpointPolicy`.
+#: In a policy: never computed again, and handed over wherever the backward has a use for it.
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
+#: In a policy: computing it again counts as more than it takes.
 PREFER_SAVE = CheckpointPolicy.PREFER_SAVE
+#: In a policy: never saved.
 MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
+#: In a policy: computing it again counts as no time.
 PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
+#: In a policy: to wait in host memory. No plan does this yet, and it is refused.
 MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
+#: In a policy: preferably to wait in host memory. No plan does this yet, and it is refused.
 PREFER_OFFLOAD = CheckpointPolicy.PREFER_OFFLOAD
 
 #: A policy as users give it: a dict from keys to demands, or a policy of `jax.checkpoint_policies`.

@@ -1,11 +1,11 @@
 """Say a plan in JAX's own words: which names and primitives a policy of `jax.checkpoint` must save.
 
-For code that cannot take a dependency. A policy of JAX's is asked of each equation of the function, by its primitive,
-its operands' types and its parameters, and saves what it answers with yes to, where the backward reads it. So a value
-is said by its `checkpoint_name`, else by its primitive, else by its primitive and operand types. To JAX a value and its
-name are two: where the derivative reads the one without a name, as that of `tanh` does, the primitive is said. What the
-derivative alone computes cannot be said; the values that it is computed from are. Around a loop, JAX would run the
-whole loop again: so the policy belongs on the loop's body, whose carries JAX keeps as we do.
+For code that cannot take a dependency. A policy of JAX's is asked of each equation of the function and of what its
+derivative computes ahead, by its primitive, its operands' types and its parameters; it saves what it answers with yes
+to, where the backward reads it. So a value is said by its `checkpoint_name`, else by its primitive, else by its
+primitive and operand types. To JAX a value and its name are two: where the derivative reads the one without a name, as
+that of `tanh` does, the primitive is said. Around a loop, JAX would run the whole loop again: so the policy belongs on
+the loop's body, whose carries JAX keeps as we do.
 """
 
 from __future__ import annotations
@@ -194,27 +194,15 @@ class _Said:
 
     @cached_property
     def arrays(self) -> dict[int, Array]:
-        """By value, the arrays that the function itself computes by equations that JAX asks a policy about."""
-        forward = self.problem.sides.forward
+        """By value, the arrays that are made by equations which JAX asks a policy about."""
         known = arrays_of(self.graph, self.problem.sides)
-        own = (a for a in known if a.op.id in forward and not a.op.inner and a.op.payload is not None)
+        own = (array for array in known if array.is_forward and not array.op.inner and array.op.payload is not None)
         return {v: array for array in own for v in array.values}
 
     @cached_property
     def target(self) -> frozenset[int]:
-        """The values that plain JAX has to save: those of the plan, or what they are computed from."""
-        seen, out, stack = set[int](), set[int](), list(self.saved)
-        while stack:
-            v = stack.pop()
-            op = self.graph.maker_of(v)
-            if v in seen or op is None:
-                continue
-            seen.add(v)
-            if op.id in self.problem.sides.forward or op.name == OPEN_LOOP or op.effects:
-                out.add(self.first(v))
-            else:
-                stack += map(self.graph.whole, op.inputs)
-        return frozenset(out)
+        """The values that the plan saves, an array under all its names as one."""
+        return frozenset(map(self.first, self.saved))
 
     def first(self, v: int) -> int:
         """The value that stands for an array under all its names."""
