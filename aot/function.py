@@ -360,6 +360,7 @@ def function(
             value, a MUST goes before a PREFER, then a `checkpoint_name` before a function, that before scopes and
             primitives, then the first of the dict. JAX's policies mean what they mean in JAX: what is saveable is saved
             where the backward reads it. All else is computed again, except what must run once and what a loop hands on.
+            Steps of `aot.while_loop` are cut on their own: a MUST on a value in one is refused, a PREFER has no effect.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.

@@ -218,7 +218,8 @@ class Report:
         lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested), *told(self.plan.overruled)]
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
-            lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
+            rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
+            lines.append(f"every plan {rules} saves at least {bound}")
         if self._is_held_less:
             lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:

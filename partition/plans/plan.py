@@ -108,6 +108,11 @@ class Plan(Shown):
         return sum(s.bytes for s in self.saved) - self.bytes_spared
 
     @property
+    def is_told(self) -> bool:
+        """Whether a user said of some values that they must be saved, or computed again."""
+        return self.problem is not None and any(c.demand.is_must for c in self.problem.constraints)
+
+    @property
     def runs_again(self) -> bool:
         """Whether anything of the forward runs in the backward too."""
         return bool(self.recomputed or self.segments)
