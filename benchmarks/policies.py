@@ -34,7 +34,7 @@ TARGET = 1.05
 
 #: Why it may take more, though it saves the same.
 REASONS = (
-    "  JAX computes all of a checkpointed region again before it goes back through it, we each value before its reader;",
+    "  JAX computes all of a region again before it goes back through it, jointcut each value before its reader;",
     "  around each block it also keeps the blocks' inputs, and all that lies outside of them.",
 )
 
