@@ -29,7 +29,7 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.demands import told
+from jointcut.partition.plans.demands import told, unused
 from jointcut.partition.plans.plan import Plan, in_segments, in_steps
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.roles import Side
@@ -216,6 +216,7 @@ class Report:
         """Remarks on the saved bytes: loops in segments, the proved lower bound, and jointcut's default plan."""
         lines = []
         lines += [*in_segments(self.plan.loops_in_segments), *in_steps(self.plan.nested), *told(self.plan.overruled)]
+        lines += unused(self.plan.problem, self.plan.values)
         if self.plan.bound_bytes is not None and not self.is_plain:
             bound = human_bytes(self.plan.bound_bytes)
             rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"

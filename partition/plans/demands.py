@@ -78,3 +78,11 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
             took = f"taken {1e3 * sum(known):,.3f} ms" if known else f"run {counted(len(own), 'op')} again"
             cost = f"it keeps {size}; computing it again would have {took}, with what that reads"
         yield f"overruled {reason}: {times}{what}; {cost}"
+
+
+def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
+    """A line for each reason to save values of which a plan saves none, since its backward has no use for them."""
+    musts = [c for c in (problem.constraints if problem else ()) if c.demand is CheckpointPolicy.MUST_SAVE]
+    kept = {c.reason for c in musts if c.value in saved}
+    for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):
+        yield f"{reason}: none is saved, as the backward reads none of these values and computes nothing from them"

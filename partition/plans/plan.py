@@ -16,7 +16,7 @@ from typing import NoReturn
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
-from jointcut.partition.plans.demands import Overruled, overruled, told
+from jointcut.partition.plans.demands import Overruled, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.saved import Saved, listed
 from jointcut.partition.program.bodies import Nested
@@ -155,7 +155,7 @@ class Plan(Shown):
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        return [*lines, *in_steps(self.nested), *told(self.overruled)]
+        return [*lines, *in_steps(self.nested), *told(self.overruled), *unused(self.problem, self.values)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
