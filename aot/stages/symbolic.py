@@ -30,6 +30,7 @@ from jointcut.partition.errors import PlanError, TraceError, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, Residual, emit
 from jointcut.partition.lower.steps import Schedule
+from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body
@@ -109,7 +110,8 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
 def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
     """The halves of a symbolic program by the plan of the same program with numbers."""
     start, measured = time.perf_counter(), cut.split
-    graph = _with_payloads(measured.graph, traced.graph)
+    symbolic = read(traced.program.to_cut, traced.program.roles)  # without cheaper forms, as that with numbers
+    graph = _with_payloads(measured.graph, symbolic)
     _refuse_segments(graph, measured.plan)
     problem = replace(measured.problem, graph=graph)
     halves = with_sizes(emit(graph, measured.schedule), graph)
