@@ -86,7 +86,11 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     lines (as in recomputed), segments
   segments          loops that run in segments: loop, steps (of one),
                     kept_steps (its last, which are in no segment)
+  forms             cheaper forms of values: kind, value, source,
+                    bytes_less
   bound_bytes       which no plan goes below, if that is known
+  derivatives       where they may differ from JAX's: rule, value,
+                    line, count, gives
   account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,
                     plain_peak_bytes; null with --no-compile
   plans_compiled    on the way to the budget, if there was one
