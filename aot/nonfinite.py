@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from jointcut.aot.calls.method import Method
+from jointcut.aot.choices.conventions import Conventions
+from jointcut.aot.choices.options import Options
 from jointcut.aot.cures.found import NonFinite
 from jointcut.aot.function import Function, function
 from jointcut.aot.stages.debug import debug
@@ -23,7 +25,7 @@ def first_nonfinite(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
     filter: Any = None,
-    derivatives: str = "jax",
+    derivatives: str | Conventions = "jax",
     **kwargs: Any,
 ) -> NonFinite | None:
     """Run a function and its gradient, and find the first op that makes a NaN or an infinity, and what cures it.
@@ -44,7 +46,7 @@ def first_nonfinite(
         static_argnums: positions of arguments that are Python values.
         static_argnames: their names.
         filter: which arrays are differentiated; see `aot.function`.
-        derivatives: `"jax"` or `"finite"`; see `aot.function`.
+        derivatives: those at singular points; see `aot.function`.
         **kwargs: further arguments by name.
 
     Returns a record, which prints as a few lines, or None if all is finite. Raises `CallError` inside a transformation
@@ -81,12 +83,9 @@ def first_nonfinite(
     return None
 
 
-_DEFAULTS = {"argnums": 0, "derivatives": "jax", "has_aux": False}
-
-
 def _own(fun: Any, options: dict[str, Any]) -> Any:
     """A function with options of its own; raises `TraceError` if it is given others."""
-    given = [name for name, value in options.items() if value is not None and value != _DEFAULTS.get(name)]
+    given = [name for name, value in options.items() if value != getattr(Options(), name)]
     if given:
         what = "is given for an aot.function, which has options of its own."
         raise TraceError(message(f"first_nonfinite({given[0]}=...)", what, "Give it to aot.function, or leave it out."))

@@ -6,6 +6,7 @@ it finds becomes one call of the function. Only equations of one line of the use
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,11 @@ from jointcut.partition.errors import JointcutError
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal
 from jointcut.partition.program.places import user_line
+from jointcut.partition.program.primitives import OPENED, WITH_BODIES
+from jointcut.partition.rewrite.simplify import with_bodies
 
 #: What an equation is in other words: functions of which one has its results, and their operands.
 Use = tuple[Sequence[Callable[..., Any]], Sequence[Atom]]
-
-_BODIES = frozenset({"scan", "while", "cond", "remat2", "checkpoint", "jit", "pjit", "closed_call", "core_call"})
 
 #: What moves or converts elements.
 MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy"})
@@ -85,8 +86,8 @@ class Replacing:
             new = None if use is None else _called(eqn, *use)
             if new is not None:
                 self.count += 1
-            elif eqn.primitive.name in _BODIES:
-                new = self._within(eqn, line)
+            elif eqn.primitive.name in WITH_BODIES | OPENED:
+                new = with_bodies(eqn, functools.partial(self.through, around=line))
             elif eqn.primitive.name == "while_loop":
                 new = self._looped(eqn, line)
             makers.update(dict.fromkeys(eqn.outvars, eqn))
@@ -100,18 +101,6 @@ class Replacing:
         return (
             None if self.count == before else _called(eqn, [lambda *flat: jaxprs.evaluate(closed, *flat)], eqn.invars)
         )
-
-    def _within(self, eqn: Equation, line: str) -> Equation:
-        def body(held: Any) -> Any:
-            if isinstance(held, tuple):
-                return tuple(map(body, held))
-            if isinstance(held, jaxprs.ClosedJaxpr):
-                jaxpr, consts = jaxprs.opened(held)
-                return jaxprs.ClosedJaxpr(self.through(jaxpr, line), consts)
-            return self.through(held, line) if isinstance(held, jaxprs.Jaxpr) else held
-
-        with jaxprs.inside(eqn):
-            return eqn.replace(params={key: body(value) for key, value in eqn.params.items()})
 
 
 def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Sequence[Atom]) -> Equation | None:

@@ -2,8 +2,8 @@
 
 They follow the stages of `jax.jit`: traced, lowered, compiled. `tracing` traces; `Traced.partition` plans and splits;
 `Cut.compile` calls XLA. `under_transform` cuts a program inside a transformation of the user's, `symbolic` one with
-symbolic sizes. `debug` runs and checks a call half by half, `watched` looks at
-the results of every call.
+symbolic sizes. `debug` runs and checks a call half by half, `watched` looks at the results of
+every call.
 
 Files, in reading order:
 
