@@ -39,6 +39,12 @@ from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.conventions import Conventions as Conventions
 from jointcut.aot.choices.conventions import conventions as conventions
 from jointcut.aot.choices.options import Options as Options
+from jointcut.aot.choices.policies import MUST_OFFLOAD as MUST_OFFLOAD
+from jointcut.aot.choices.policies import MUST_RECOMPUTE as MUST_RECOMPUTE
+from jointcut.aot.choices.policies import MUST_SAVE as MUST_SAVE
+from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
+from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
+from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
@@ -65,11 +71,18 @@ from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
+from jointcut.partition.errors import PolicyError as PolicyError
 from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
 
 __all__ = [
+    "MUST_OFFLOAD",
+    "MUST_RECOMPUTE",
+    "MUST_SAVE",
+    "PREFER_OFFLOAD",
+    "PREFER_RECOMPUTE",
+    "PREFER_SAVE",
     "ArtefactError",
     "BudgetError",
     "CacheError",
@@ -83,6 +96,7 @@ __all__ = [
     "NonFiniteError",
     "Options",
     "Pareto",
+    "PolicyError",
     "Report",
     "Stacked",
     "Traced",

@@ -30,6 +30,7 @@ from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
+from jointcut.aot.choices.policies import GivenPolicy
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.report import Report
@@ -329,6 +330,7 @@ def function(
     wrappers: Sequence[CompilerWrapper | HalfPass] = (),
     derivatives: str | Conventions = "jax",
     check: str | None = None,
+    policy: GivenPolicy | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -364,28 +366,36 @@ def function(
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
         derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
-            finite one where JAX gives NaN (a norm at zero, equal eigenvalues, the branch that a `jnp.where` did not
-            choose, and more); `"pytorch"`, which also follows PyTorch where both are finite and differ; or a choice one
-            by one, `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their
-            bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over reverse mode,
-            `jax.hessian`; in reverse over reverse mode products are JAX's.
+            finite one where JAX gives NaN (a norm at zero, the branch that a `jnp.where` did not choose, and more);
+            `"pytorch"`, which also follows PyTorch where both are finite and differ; or `aot.conventions(...)`, which
+            lists all cases. With `"finite"` gradients that were finite keep their bits, but for what XLA fuses
+            otherwise. Second derivatives are finite likewise in forward over reverse mode, `jax.hessian`; in reverse
+            over reverse mode products are JAX's.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
             not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
-            its line and what cures it (see `aot.first_nonfinite`), before it hands out its results. So each call waits
-            for its step: what was dispatched before still runs meanwhile, but the caller does not run ahead of a step.
-            A pullback replays the backward alone. Calls inside a transformation are not checked, which one
-            `UncheckedWarning` says, nor are exported programs. A function with effects is not replayed, and only a NaN
-            is an error. Donated arguments are refused, since the replay needs them.
+            its line and what cures it (see `aot.first_nonfinite`). So each call waits for its step. A pullback replays
+            the backward alone. Calls inside a transformation are not checked, which an `UncheckedWarning` says, nor are
+            exported programs. With effects nothing is replayed, and only a NaN is an error. Nothing may be donated.
+        policy: what must or should become of single values, at every budget and by every strategy: a dict from keys to
+            `aot.MUST_SAVE`, `PREFER_SAVE`, `MUST_RECOMPUTE` or `PREFER_RECOMPUTE`, or a policy of
+            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`, of
+            `jax.named_scope`, jitted functions and modules), a primitive (`"dot_general"`), or a function of an op and
+            a value of the `Graph`. A MUST holds without exception; a PREFER is a price (see `aot.PREFER_SAVE`), and the
+            plan tells which ones it overrules and what following them would have cost. Where several keys name a value,
+            a MUST goes before a PREFER, then a `checkpoint_name` before a function, that before scopes and primitives,
+            then the first of the dict. A policy of JAX's saves what it finds saveable wherever the backward reads it;
+            all else is computed again, except what must run once and what a loop hands on.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
         PlanError: two of strategy, budget and plan are given.
+        PolicyError: the policy is no policy, or, at a call, names nothing or contradicts itself or a rule.
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         StrategyError: the strategy is unknown.
     """
     donated = donate_argnums, donate_argnames
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check)
+    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy)
     if fun is None:
         return lambda fun: Function(fun, options)
     return Function(fun, options)

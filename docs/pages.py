@@ -141,8 +141,10 @@ def _items(files: list[Listed]) -> str:
 
 
 def _shown(module: ModuleType, name: str) -> str:
-    """The directive that shows one class or function."""
+    """The directive that shows one class, function or constant."""
     item, whole = getattr(module, name), f"{module.__name__}.{name}"
+    if not callable(item):
+        return f".. autodata:: {whole}\n   :no-value:"
     if not inspect.isclass(item):
         return f".. autofunction:: {whole}"
     if issubclass(item, BaseException):

@@ -36,7 +36,7 @@ from matplotlib import pyplot as plt
 
 from jointcut import aot
 from jointcut.partition import (
-    Constraint, Demand, Graph, Plan, Planner, Problem, Roofline,
+    CheckpointPolicy, Constraint, Graph, Plan, Planner, Problem, Roofline,
     Side, diff, min_cut, parse, save_all, show,
 )
 from jointcut.partition.errors import PlanError
@@ -179,9 +179,9 @@ def demands(graph):
     for op in graph.ops:
         for v in op.outputs if op.origin is Side.FORWARD else ():
             if op.name == "exp":
-                yield Constraint(v, Demand.RECOMPUTE, "its range is too wide")
+                yield Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, "its range is too wide")
             if op.name == "add" and op.scope.endswith("gate)"):
-                yield Constraint(v, Demand.SAVE, "somebody looks at it")
+                yield Constraint(v, CheckpointPolicy.MUST_SAVE, "somebody looks at it")
 
 
 def ruled(graph):
@@ -192,27 +192,33 @@ tell(on_usual.partition().plan, on_usual.partition(ruled).plan)
 check(aot.function(loss, strategy=ruled), params, x)
 
 # %% [markdown]
-# Demands are kept or refused, never half kept. A softplus is read by the backward, and `min_cut` has a rule
-# of its own that a chain of transcendental functions is not run twice. Who forbids to save it leaves nothing:
+# Demands are kept or refused, never half kept. They go before the rules of cost, such as `min_cut`'s own that a
+# chain of transcendental functions is not run twice. Who demands two things of one value leaves nothing:
 
 
 # %% tags=["raises-exception"]
-def no_softplus(graph):
+def of_softplus(graph, demand, reason):
     for op in graph.ops:
         if op.origin is Side.FORWARD and "exp" in op.inner:
-            yield Constraint(op.outputs[0], Demand.RECOMPUTE, "no softplus is kept")
+            yield Constraint(op.outputs[0], demand, reason)
 
 
-on_usual.partition(lambda graph: min_cut(Problem.of(graph, constraints=no_softplus(graph))))
+def torn(graph):
+    yield from of_softplus(graph, CheckpointPolicy.MUST_SAVE, "every softplus is kept")
+    yield from of_softplus(graph, CheckpointPolicy.MUST_RECOMPUTE, "no softplus is kept")
+
+
+on_usual.partition(lambda graph: min_cut(Problem.of(graph, constraints=torn(graph))))
 
 # %% [markdown]
-# That rule is one of cost. A `Planner` knows prices where `min_cut` knows rules, so there the same demand has
-# an answer: the softplus runs again, and the plan says what that takes.
+# One demand alone has an answer: the softplus runs again. A `Planner` knows prices where `min_cut` knows rules,
+# so its plan says what that takes. (`aot.function(policy=...)` makes such demands by name, for every strategy.)
 
 
 # %%
 def without_softplus(graph):
-    planner = Planner(Problem.of(graph, usual, no_softplus(graph)))
+    demands = of_softplus(graph, CheckpointPolicy.MUST_RECOMPUTE, "no softplus is kept")
+    planner = Planner(Problem.of(graph, usual, demands))
     return planner.plan(planner.front.best(10_000_000), "no softplus")
 
 

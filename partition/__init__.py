@@ -35,13 +35,13 @@ Files, in reading order:
 from jointcut.partition.drawing.displays import graph_page as graph_page
 from jointcut.partition.passes import HalfPass as HalfPass
 from jointcut.partition.plans.plan import Plan as Plan
-from jointcut.partition.plans.plan import Saved as Saved
 from jointcut.partition.plans.plandiff import diff as diff
 from jointcut.partition.plans.problem import Problem as Problem
+from jointcut.partition.plans.saved import Saved as Saved
 from jointcut.partition.prices.cost import CostModel as CostModel
 from jointcut.partition.prices.cost import Roofline as Roofline
+from jointcut.partition.prices.rules import CheckpointPolicy as CheckpointPolicy
 from jointcut.partition.prices.rules import Constraint as Constraint
-from jointcut.partition.prices.rules import Demand as Demand
 from jointcut.partition.program.graph import Graph as Graph
 from jointcut.partition.program.graph import Op as Op
 from jointcut.partition.program.graph import Value as Value

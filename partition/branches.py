@@ -2,48 +2,46 @@
 
 To the graph a `lax.cond` or `lax.switch` is one closed op, and JAX's derivative hands over what it linearised: all
 residuals of all branches, those of one type in common. Here each branch is joined with its branch of the backward and
-cut like a program of its own. Only one branch runs, so what the branches keep shares its space. Arrays of equally many
-elements share a *slot*; where that would take more than the largest branch needs, all arrays of a dtype lie one after
-another in one slot. In the bodies of a forward loop and its backward loop conditionals are cut in the same way.
+cut like a program of its own. Only one branch runs, so what the branches keep shares its space (see `lower/slots`). In
+the bodies of a forward loop and its backward loop conditionals are cut in the same way.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jointcut.partition.errors import PlanError
+from jointcut.partition.errors import PlanError, PolicyError
+from jointcut.partition.lower.slots import Space
+from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.backend import PORTABLE
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.policies import Policy, constraints_of, refuse_musts
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jaxprs import Atom, Equation, Literal, Var
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite.simplify import holds, live, merged, renamed
-from jointcut.partition.split import Split, split
+from jointcut.partition.split import Split, halved
 
 COND = "cond"
 
-#: Slots by number of elements may take so many times the bytes of the largest branch.
-_MOST_PADDING = 1.05
 
-
-def cut_branches(closed: Any, forward_ops: int) -> Any:
+def cut_branches(closed: Any, forward_ops: int, policy: Policy | None = None) -> Any:
     """The same joint program with its conditionals cut; `forward_ops` equations of the forward stay the first ones.
 
     A conditional stays as it is if it has effects, if several equations of the backward read its residuals, or if a
-    branch cannot be cut.
+    branch cannot be cut. Branches are cut under a user's `policy`; `PolicyError` is raised where it contradicts itself
+    or a rule, or where a MUST names a value in a conditional that stays as it is.
     """
     if not holds(closed, COND):
         return closed
     jaxpr, _ = jaxprs.opened(closed)
-    pair = _Pair(list(jaxpr.eqns[:forward_ops]), list(jaxpr.eqns[forward_ops:]))
+    pair = _Pair(list(jaxpr.eqns[:forward_ops]), list(jaxpr.eqns[forward_ops:]), policy)
     if not pair.rewrite(jaxpr.outvars):
         return closed
     return jaxprs.build(jaxpr.invars, jaxpr.outvars, [*pair.front, *pair.back])
@@ -55,21 +53,31 @@ class _Pair:
 
     front: list[Equation]
     back: list[Equation]
+    policy: Policy | None
 
     def rewrite(self, ends: Iterable[Atom]) -> bool:
         """Cut all conditionals, also those in loops; `ends` are read from outside. Returns whether there was one."""
-        changed = False
+        done = set[int]()
         for i, j in self._pairs(COND, ends):
-            cut = _cut(self.front[i], self.back[j], self._read_elsewhere(i, j, ends))
+            cut = _cut(self.front[i], self.back[j], self._read_elsewhere(i, j, ends), self.policy)
             if cut is not None:
                 self.front[i], self.back[j] = cut
-                changed = True
+                done.add(i)
         for i, j in self._pairs(SCAN, ends):
-            cut = _cut_in_loop(self.front[i], self.back[j], self._read_elsewhere(i, j, ends))
+            cut = _cut_in_loop(self.front[i], self.back[j], self._read_elsewhere(i, j, ends), self.policy)
             if cut is not None:
                 self.front[i], self.back[j] = cut
-                changed = True
-        return changed
+                done.add(i)
+        self._refuse_others(done)
+        return bool(done)
+
+    def _refuse_others(self, done: set[int]) -> None:
+        """Raise `PolicyError` if a MUST names a value in a conditional that stays, and that has a derivative."""
+        read = {v for eqn in self.back if _conditionals(eqn) for v in _variables(eqn.invars)}
+        for i, eqn in enumerate(self.front):
+            if i not in done and not read.isdisjoint(eqn.outvars):
+                bodies = (body for cond in _conditionals(eqn) for body in jaxprs.inner_jaxprs(cond))
+                refuse_musts(self.policy, bodies, "a conditional that is not cut")
 
     def _pairs(self, name: str, ends: Iterable[Atom]) -> list[tuple[int, int]]:
         """Places of equations of a primitive: one of the forward, and the only one of the backward that reads it."""
@@ -92,10 +100,19 @@ def _variables(atoms: Iterable[Atom]) -> Iterable[Var]:
     return (v for v in atoms if not isinstance(v, Literal))
 
 
+def _conditionals(eqn: Equation) -> list[Equation]:
+    """The outermost conditionals in an equation, itself among them."""
+    if eqn.primitive.name == COND:
+        return [eqn]
+    return [cond for body in jaxprs.inner_jaxprs(eqn) for inner in body.eqns for cond in _conditionals(inner)]
+
+
 # ------------------------------------------------------------------------------------------------ one conditional
 
 
-def _cut(forward: Equation, backward: Equation, public: set[Var]) -> tuple[Equation, Equation] | None:
+def _cut(
+    forward: Equation, backward: Equation, public: set[Var], policy: Policy | None
+) -> tuple[Equation, Equation] | None:
     """Both conditionals cut; `public` are the results that others read. None where that cannot be done."""
     ahead, behind = forward.params["branches"], backward.params["branches"]
     same = forward.invars[0] is backward.invars[0] and len(ahead) == len(behind)
@@ -105,7 +122,9 @@ def _cut(forward: Equation, backward: Equation, public: set[Var]) -> tuple[Equat
         return None
     meeting = _Meeting.of(forward, backward, public)
     try:
-        cuts = [meeting.cut(*pair) for pair in zip(ahead, behind, strict=True)]
+        cuts = [meeting.cut(*pair, policy) for pair in zip(ahead, behind, strict=True)]
+    except PolicyError:
+        raise
     except PlanError:  # a branch has no plan under the rules
         return None
     kept = [_kept(cut, len(meeting.outputs)) for cut in cuts]
@@ -148,7 +167,7 @@ class _Meeting:
         outputs = tuple(i for i, v in enumerate(forward.outvars) if v in public)
         return cls(forward, backward, outputs, tuple(others))
 
-    def cut(self, ahead: Any, behind: Any) -> Split:
+    def cut(self, ahead: Any, behind: Any, policy: Policy | None) -> Split:
         """Join a branch with its branch of the backward, and cut them. Raises `PlanError`."""
         first, second = (jaxprs.opened(branch)[0] for branch in (ahead, behind))
         others = [jaxprs.fresh(v.aval) for v in self.others]
@@ -168,7 +187,9 @@ class _Meeting:
             (Role.OUTPUT,) * len(self.outputs) + (Role.GRADIENT,) * len(gradients),
             boundary,
         )
-        return split(cut_branches(joint, boundary), roles, "min_cut", backend=PORTABLE)
+        graph = read(cut_branches(joint, boundary, policy), roles)
+        demands = () if policy is None else constraints_of(policy, graph, is_part=True)
+        return halved(Problem.of(graph, constraints=demands, backend=PORTABLE), "min_cut")
 
     def written(self, cuts: Sequence[Split], space: Space) -> tuple[Equation, Equation]:
         """Both conditionals with the halves of their branches, whose residuals lie in the slots of a space."""
@@ -212,75 +233,12 @@ def _conditional(like: Equation, invars: Sequence[Atom], outvars: Sequence[Var],
     return like.replace(invars=list(invars), outvars=list(outvars), params=dict(like.params, branches=branches))
 
 
-# ------------------------------------------------------------------------------------------------ shared space
-
-
-@dataclass(frozen=True)
-class Space:
-    """Slots that the arrays of several branches share, of which one runs.
-
-    Attributes:
-        avals: the types of the slots.
-        places: for each branch and each of its arrays the slot, and the first element in it.
-        kept: the types of these arrays.
-    """
-
-    avals: tuple[Any, ...]
-    places: tuple[tuple[tuple[int, int], ...], ...]
-    kept: tuple[tuple[Any, ...], ...]
-
-    @classmethod
-    def of(cls, kept: Sequence[Sequence[Any]]) -> Space:
-        """The slots for the arrays of each branch, given by their types."""
-        avals: list[Any] = []
-        places: list[dict[int, tuple[int, int]]] = [{} for _ in kept]
-        for dtype, like in {aval.dtype: aval for branch in kept for aval in branch}.items():
-            arrays = [[i for i, aval in enumerate(branch) if aval.dtype == dtype] for branch in kept]
-            sizes = [[math.prod(branch[i].shape) for i in mine] for branch, mine in zip(kept, arrays, strict=True)]
-            slots, shared = _shared(sizes)
-            for branch, mine, there in zip(places, arrays, shared, strict=True):
-                branch.update((i, (len(avals) + slot, start)) for i, (slot, start) in zip(mine, there, strict=True))
-            avals += [like.update(shape=(size,), weak_type=False) for size in slots]
-        ordered = tuple(tuple(branch[i] for i in range(len(branch))) for branch in places)
-        return cls(tuple(avals), ordered, tuple(map(tuple, kept)))
-
-    def pack(self, branch: int, arrays: Sequence[Any]) -> list[Any]:
-        """The slots with the arrays of one branch in them, and zeros where it has none."""
-        parts: list[list[Any]] = [[] for _ in self.avals]
-        for (slot, _), array in zip(self.places[branch], arrays, strict=True):
-            parts[slot].append(jnp.ravel(array))
-        return [_filled(mine, aval) for mine, aval in zip(parts, self.avals, strict=True)]
-
-    def unpack(self, branch: int, slots: Sequence[Any]) -> list[Any]:
-        """The arrays of one branch, from the slots."""
-        places, kept = self.places[branch], self.kept[branch]
-        sizes = (math.prod(aval.shape) for aval in kept)
-        ranges = (slots[slot][start : start + size] for (slot, start), size in zip(places, sizes, strict=True))
-        return [jnp.reshape(part, aval.shape) for part, aval in zip(ranges, kept, strict=True)]
-
-
-def _shared(sizes: Sequence[Sequence[int]]) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Slots for arrays of these numbers of elements in each branch: their sizes, and the place of each array."""
-    most = Counter[int]()
-    for mine in sizes:
-        most |= Counter(mine)
-    slots, largest = sorted(most.elements()), max(map(sum, sizes))
-    if sum(slots) > _MOST_PADDING * largest:
-        return [largest], [[(0, sum(mine[:n])) for n in range(len(mine))] for mine in sizes]
-    return slots, [[(slots.index(size) + mine[:n].count(size), 0) for n, size in enumerate(mine)] for mine in sizes]
-
-
-def _filled(parts: Sequence[Any], aval: Any) -> Any:
-    """Arrays one after another, then zeros up to the size of a slot."""
-    rest = aval.shape[0] - sum(part.shape[0] for part in parts)
-    parts = [*parts, *([jnp.zeros(rest, aval.dtype)] if rest or not parts else [])]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
 # ------------------------------------------------------------------------------------------------ in loops
 
 
-def _cut_in_loop(forward: Equation, backward: Equation, public: set[Var]) -> tuple[Equation, Equation] | None:
+def _cut_in_loop(
+    forward: Equation, backward: Equation, public: set[Var], policy: Policy | None
+) -> tuple[Equation, Equation] | None:
     """Both scans with the conditionals in them cut; `public` are the forward's results that others read."""
     ours, theirs = jaxprs.scan_layout(forward), jaxprs.scan_layout(backward)
     in_loops = holds(forward.params["jaxpr"], COND) and holds(backward.params["jaxpr"], COND)
@@ -289,7 +247,7 @@ def _cut_in_loop(forward: Equation, backward: Equation, public: set[Var]) -> tup
     loop = _Loop(forward, backward, ours, theirs)
     late, gradients = loop.joined()
     public_stacks = [end for end, v in loop.stacks() if v in public]
-    pair = _Pair(list(ours.body.eqns), late)
+    pair = _Pair(list(ours.body.eqns), late, policy)
     ends = [*ours.body.outvars[: ours.num_carry], *public_stacks, *gradients]
     return loop.written(pair, gradients, public) if pair.rewrite(ends) else None
 

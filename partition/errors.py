@@ -4,6 +4,7 @@ The tree of everything that jointcut raises on its own account::
 
     JointcutError
     ├── PlanError          a plan does not close, or two rules contradict each other
+    │   └── PolicyError    a policy that names nothing, or that contradicts itself or a rule
     ├── BudgetError        a budget that is not valid, or one for which no plan was found
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
@@ -27,7 +28,7 @@ scalar) keep JAX's type, so that code which catches them goes on working.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 
@@ -37,6 +38,10 @@ class JointcutError(Exception):
 
 class PlanError(JointcutError, ValueError):
     """A plan does not close, or two rules forbid both saving and recomputing one value."""
+
+
+class PolicyError(PlanError):
+    """A key of a policy names nothing, or two demands, or a demand and a rule, contradict each other."""
 
 
 class BudgetError(JointcutError, ValueError):
@@ -124,3 +129,19 @@ def choices(given: object, known: Iterable[str]) -> str:
     near = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Known names: {', '.join(map(repr, names))}.{hint}"
+
+
+def nearest(given: str, known: Iterable[str], most: int = 12) -> str:
+    """List the names that are nearest to the one given, the nearest first.
+
+    >>> nearest("atention", ["mlp", "attention", "norm"], 2)
+    "'attention', 'norm' and 1 more"
+    """
+
+    def distance(name: str) -> tuple[float, str]:
+        parts = (name, *name.split("/"))
+        return -max(SequenceMatcher(None, given.lower(), part.lower()).ratio() for part in parts), name
+
+    names = sorted(known, key=distance)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

@@ -173,6 +173,7 @@ class _Lookup:
             "function": WithoutRules(_forward(program)),
             "differentiated": program.differentiated,
             "sparse": tuple(sorted(program.sparse)),
+            "policy": wanted.options.policy,
             "environment": environment(),
         }
         bounds = {"budget": (budget.fraction, budget.peak_bytes)}

@@ -119,6 +119,7 @@ class CachedCalls:
 
     def _key(self, request: _Request, program: Any) -> str:
         options, bound = self.options, request.bound
+        how = options.strategy, options.budget, options.cost, options.plan
         return fingerprint(
             kind=request.kind,
             program=program,
@@ -131,7 +132,7 @@ class CachedCalls:
             keep_unused=options.keep_unused,
             sparse=options.sparse_gradients if request.kind == "step" else (),
             derivatives=None if request.kind == "call" else options.conventions,
-            how=None if request.kind == "call" else (options.strategy, options.budget, options.cost, options.plan),
+            how=None if request.kind == "call" else (*how, options.policy),
         )
 
     # --------------------------------------------------------------------------------------------- the programs

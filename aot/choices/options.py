@@ -10,11 +10,15 @@ from typing import Any
 
 from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
+from jointcut.aot.choices.policies import GivenPolicy, read_policy
 from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
+from jointcut.partition.prices.policies import Policy, constraints_of
+from jointcut.partition.prices.rules import Constraint
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Statics
@@ -58,6 +62,8 @@ class Options(Record):
             `passes` over the halves; one wrapper may be both.
         derivatives: those at singular points: `"jax"`, `"finite"`, `"pytorch"`, or a record of `aot.conventions`.
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
+        policy: what must or should become of single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
+            policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -79,6 +85,7 @@ class Options(Record):
     wrappers: Sequence[CompilerWrapper | HalfPass] = ()
     derivatives: str | Conventions = "jax"
     check: str | None = None
+    policy: GivenPolicy | Policy | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -111,7 +118,7 @@ def validated(function: Any, options: Options) -> Options:
     """The options in canonical form.
 
     Raises `TraceError` if `function` is not callable or a position is not an integer, and `StrategyError` for an
-    unknown strategy.
+    unknown strategy, `PolicyError` for a policy that is none.
     """
     if not callable(function):
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
@@ -149,6 +156,7 @@ def validated(function: Any, options: Options) -> Options:
         budget=plain_number(options.budget),
         cache=_folder(options.cache),
         wrappers=_tuple(options.wrappers),
+        policy=read_policy(options.policy),
     )
 
 
@@ -199,6 +207,12 @@ class WantedPlan:
 
     strategy: Strategy
     budget: Budget | None = None
+
+
+def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
+    """The constraints that the options' policy puts on values of a program; raises as `constraints_of` does."""
+    policy = read_policy(options.policy)
+    return () if policy is None else constraints_of(policy, graph)
 
 
 def wanted_plan(

@@ -27,7 +27,9 @@ from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.export import PLATFORMS, known_platforms
-from jointcut.partition.errors import CacheError, JointcutError, message
+from jointcut.partition.errors import CacheError, JointcutError, choices, message
+from jointcut.partition.prices.policies import Key
+from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.search.best import STRATEGIES
 
 #: Exit codes: a check failed or the user answered no; an argument cannot be used; a fault of jointcut.
@@ -127,6 +129,18 @@ def _sizes(context: click.Context, option: click.Parameter, texts: tuple[str, ..
     return sizes
 
 
+def _policy(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[Key, CheckpointPolicy]:
+    policy: dict[Key, CheckpointPolicy] = {}
+    for text in texts:
+        key, _, demand = text.rpartition("=")
+        known = CheckpointPolicy.__members__
+        if not key or demand.upper() not in known:
+            names = choices(demand.upper(), known)
+            raise click.BadParameter(f"{text!r} is no key=demand. {names}", context, option)
+        policy[key] = known[demand.upper()]
+    return policy
+
+
 def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
     """Add the arguments and options of commands on a function of the user's."""
     options = [
@@ -144,6 +158,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
 @main.command(help=usage.EXPLAIN)
 @_of_a_function
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), help=usage.STRATEGY)
+@click.option("--policy", metavar="KEY=DEMAND", multiple=True, callback=_policy, help=usage.POLICY)
 @click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
 @click.option("--save", "file", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
 @_EVERYTHING
@@ -155,6 +170,7 @@ def explain(
     sizes: dict[str, int],
     budget: Budget | None,
     strategy: str | None,
+    policy: dict[Key, CheckpointPolicy],
     with_compile: bool,
     file: Path | None,
     everything: bool,
@@ -164,7 +180,7 @@ def explain(
     call = with_numbers(named(function, example, argnums), sizes)
     with users_code(function, "cannot be traced for these arguments"):
         traced = call.function.trace(*call.args, **call.kwargs)
-    cut = traced.partition(strategy, budget=budget)
+    cut = traced.partition(strategy, budget=budget, policy=policy or None)
     report = replace(cut.explain(measure=with_compile), name=function)
     path = None if file is None else report.save(file)
     _tell(facts.of_report(report, cut, path), as_json, lambda: printed.report(report, everything, path))

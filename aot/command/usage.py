@@ -44,6 +44,7 @@ arguments of --example, cut, and compiled; it is not run. An example without a m
   jointcut explain train:loss --example train:batch
   jointcut explain train:loss --example batch --argnums 0,1
   jointcut explain train:loss --example batch --strategy save_all
+  jointcut explain train:loss --example batch --policy tanh=MUST_SAVE
   jointcut explain train:loss --example batch --budget 0.5
   jointcut explain train:loss --example batch --save report.html
   jointcut explain train:loss --example batch --json | jq .totals
@@ -88,6 +89,9 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     kept_steps (its last, which are in no segment)
   forms             cheaper forms of values: kind, value, source,
                     bytes_less
+  overruled         preferences of the policy that the plan does not
+                    follow: value, demand, reason, what, bytes,
+                    seconds
   bound_bytes       which no plan goes below, if that is known
   derivatives       where they may differ from JAX's: rule, value,
                     line, count, gives
@@ -112,6 +116,10 @@ own account."""
 
 STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
 JAX keeps, best less than min_cut where that saves time too. By default best."""
+
+POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
+and MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE. May be given several times; replaces the function's
+own."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."

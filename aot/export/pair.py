@@ -33,7 +33,7 @@ from jointcut.partition.errors import RecordError
 from jointcut.partition.lower.emit import Halves, Residual
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import Backend
-from jointcut.partition.plans.plan import Saved
+from jointcut.partition.plans.saved import Saved
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.metadata.signatures import GraphSignature

@@ -14,7 +14,8 @@ from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.drawing.picture import file_and_line, type_of
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.plans.plan import Plan, Saved, in_segments
+from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.plans.saved import Saved
 from jointcut.partition.prices.flops import flops
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, Graph, Op
 from jointcut.partition.program.outline import PSEUDO, Outline

@@ -30,9 +30,8 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.plan import Plan, in_segments, in_steps
+from jointcut.partition.plans.plan import Plan, in_segments
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.graph import in_forms
 from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
@@ -216,11 +215,11 @@ class Report:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Remarks on the saved bytes: loops in segments, cheaper forms, the lower bound, jointcut's default plan."""
-        lines = [*in_segments(self.plan.loops_in_segments), *in_forms(self.plan.forms), *in_steps(self.plan.nested)]
+        """Remarks on the saved bytes: loops in segments, what the plan says, the bound, jointcut's default plan."""
+        lines = [*in_segments(self.plan.loops_in_segments), *self.plan.remarks]
         if self.plan.bound_bytes is not None and not self.is_plain:
-            bound = human_bytes(self.plan.bound_bytes)
-            lines.append(f"every plan that computes nothing heavy twice saves at least {bound}")
+            rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
+            lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}")
         if self._is_held_less:
             lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
         if self.is_plain and self.default_saved_bytes is not None:
@@ -329,6 +328,7 @@ class Report:
             "segments": _segments(self.plan.loops_in_segments),
             "loops": [_loop(loop) for loop in self.plan.nested],
             "forms": [asdict(form) for form in self.plan.forms],
+            "overruled": [{**asdict(row), "demand": row.demand.name} for row in self.plan.overruled],
             "bound_bytes": self.plan.bound_bytes,
             "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),

@@ -11,7 +11,8 @@ from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.tried import MOST_SECONDS, Tried
 from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.plans.plan import alike, in_segments
+from jointcut.partition.plans.plan import in_segments
+from jointcut.partition.plans.saved import alike
 
 _SHOWN = 14  # rows before "show all"
 _NAMED = 5  # arrays in a cell

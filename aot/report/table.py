@@ -21,7 +21,7 @@ from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promi
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.picture import reason, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.plans.plan import alike
+from jointcut.partition.plans.saved import alike
 
 WIDTH = 100
 SHOWN = 12  # rows in a table

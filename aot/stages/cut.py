@@ -198,7 +198,9 @@ class Cut:
 
     def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
         """The same cut with the search that found its plan; programs compiled during the search are reused."""
-        return replace(self, split=replace(self.split, plan=fitted.plan, cut_ms=cut_ms), fitted=fitted)
+        known = self.plan  # a plan that was read from a note knows nothing of the policy
+        plan = replace(fitted.plan, problem=known.problem, overruled=fitted.plan.overruled or known.overruled)
+        return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
 
     def _open(self) -> Open:
         return Open.of(self.traced.call, self.split.halves, self.traced.handed_back)

@@ -22,7 +22,8 @@ from jointcut.aot.budget.fit import planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
-from jointcut.aot.choices.options import Options, wanted_plan
+from jointcut.aot.choices.options import Options, demands, wanted_plan
+from jointcut.aot.choices.policies import GivenPolicy, read_policy
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.stages.compiled import Compiled
@@ -188,14 +189,23 @@ class Traced:
     # -------------------------------------------------------------------------------------------- plans
 
     def partition(
-        self, strategy: Strategy | None = None, *, budget: Budget | None = None, plan: Plan | str | None = None
+        self,
+        strategy: Strategy | None = None,
+        *,
+        budget: Budget | None = None,
+        plan: Plan | str | None = None,
+        policy: GivenPolicy | None = None,
     ) -> Cut:
         """Choose the values that the forward saves for the backward, and write the two jaxprs.
 
         The choice is by a `strategy`, within a `budget` (by XLA's account of the compiled step), or by a `plan` made
-        for this program, or its text; see `aot.function`. The default is by the function's options. Raises
-        `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
+        for this program, or its text; see `aot.function`. The default is by the function's options. A `policy` replaces
+        that of the options. Raises `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
         """
+        if policy is not None:
+            rules = read_policy(policy)
+            options, program = replace(self.options, policy=rules), replace(self.program, policy=rules)
+            return replace(self, options=options, program=program).partition(strategy, budget=budget, plan=plan)
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
             return self._cut(how.strategy)
@@ -208,7 +218,7 @@ class Traced:
         return self if is_same else replace(self, program=replace(self.program, is_as_jax=True))
 
     def _cut(self, strategy: Strategy) -> Cut:
-        if strategy == "save_all" and self.as_jax is not self:
+        if strategy == "save_all" and self.as_jax is not self and self.options.policy is None:
             return self.as_jax._cut(strategy)
         with Stage("cut", self.name) as now, jaxprs.paused_collection():
             problem = self.problem
@@ -219,8 +229,8 @@ class Traced:
 
     @cached_property
     def problem(self) -> Problem:
-        """The planning problem of the joint program on JAX's default backend."""
-        return Problem.of(self.graph, backend=Backend.here())
+        """The planning problem of the joint program on JAX's default backend, under the options' policy."""
+        return Problem.of(self.graph, constraints=demands(self.options, self.graph), backend=Backend.here())
 
     @cached_property
     def planner(self) -> Planner:
@@ -291,4 +301,4 @@ class Traced:
 
     def _point(self, c: Candidate) -> ParetoPoint:
         peak = self.program.fixed_bytes + math.ceil(c.predicted_bytes)
-        return ParetoPoint(peak, c.step_seconds, replace(c.plan, peak_bytes=peak))
+        return ParetoPoint(peak, c.step_seconds - c.preferred_seconds, replace(c.plan, peak_bytes=peak))

@@ -9,6 +9,7 @@ A feature is a wrapper, a rule, or a strategy; there are no flags in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.choices.options import Options, name_of
@@ -53,6 +54,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             mask = [i in wanted for i in range(len(bound.leaves))]
             places, chosen = target.places, options.conventions
             program = joint(target.function, bound.unique, options.has_aux, mask, paths, places, chosen)
+            program = replace(program, policy=options.policy)
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")

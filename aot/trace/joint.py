@@ -22,9 +22,10 @@ from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.residuals import Residuals
 from jointcut.partition.branches import cut_branches
 from jointcut.partition.errors import TraceError, message
+from jointcut.partition.prices.policies import Policy
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import guard, simplify, views
+from jointcut.partition.rewrite import guard, names, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -188,8 +189,8 @@ class Joint:
     `closed` has no constants of its own: `consts`, the arrays that function and derivative close over, are its leading
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
-    (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them.
-    `changes` are the rules by which derivatives may differ from JAX's.
+    (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them; else
+    conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's.
     """
 
     closed: Any
@@ -200,12 +201,13 @@ class Joint:
     differentiated: tuple[int, ...] = ()
     is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
+    policy: Policy | None = None
 
     @cached_property
     def to_cut(self) -> Any:
         """The program as it is cut: `closed`, with the branches of its conditionals cut already (see `branches`)."""
         ahead = self.roles.forward_ops
-        return self.closed if self.is_as_jax or ahead is None else cut_branches(self.closed, ahead)
+        return self.closed if self.is_as_jax or ahead is None else cut_branches(self.closed, ahead, self.policy)
 
     @property
     def has_traced_consts(self) -> bool:
@@ -331,8 +333,7 @@ def _joint(
         main, rest = iter(main), iter(rest)
         return [next(main) if on else next(rest) for on in traced[0].with_cotangent], residuals.take(pull, entered)
 
-    front = jax.make_jaxpr(forward)(*leaves)
-    results = traced[0]
+    front, results = jax.make_jaxpr(forward)(*leaves), traced[0]
     cotangents = zip(results.avals, results.with_cotangent, strict=True)
     back = jax.make_jaxpr(lambda arrays, refs, cts: residuals.pull(arrays, refs)(cts))(
         [jaxprs.struct(v.aval) for v in jaxprs.opened(front)[0].outvars[len(results.avals) :]],
@@ -342,7 +343,7 @@ def _joint(
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
     if conventions.zero_cotangent == "zero":
         back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
-    return _joined(front, back, residuals.references, results, paths), has_checkpoint
+    return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
 
 
 def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
@@ -368,10 +369,6 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
         (Role.PRIMAL,) * (len(consts) + len(first.invars)) + (Role.COTANGENT,) * len(cotangents),
         (Role.OUTPUT,) * num_outputs + (Role.GRADIENT,) * len(gradients),
         boundary,
-        (*(f"constant {i}" for i in range(len(consts))), *paths, *_cotangent_paths(cotangents)),
+        (*(f"constant {i}" for i in range(len(consts))), *paths, *(f"cotangent {i}" for i in range(len(cotangents)))),
     )
     return Joint(jaxprs.build(invars, outvars, eqns), roles, _copied(values), results)
-
-
-def _cotangent_paths(cotangents: Sequence[Any]) -> list[str]:
-    return [f"cotangent {i}" for i in range(len(cotangents))]

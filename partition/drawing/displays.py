@@ -8,8 +8,9 @@ from typing import Any
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.drawing.picture import JSON, graph_view, reason, short, times, type_of
 from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.plans.plan import Plan, Saved, grouped, in_segments
+from jointcut.partition.plans.plan import Plan, in_segments
 from jointcut.partition.plans.plandiff import PlanDiff
+from jointcut.partition.plans.saved import Saved, grouped
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.notebook import Bundle, told
 from jointcut.partition.program.outline import PSEUDO

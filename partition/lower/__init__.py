@@ -14,6 +14,7 @@ Files, in reading order:
     follow: Follow a schedule: say what stands for each value at each level of the program.
     schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
     emit: Write a schedule out as two jaxprs.
+    slots: Lay what the branches of a conditional keep in slots that they share, since only one branch runs.
     verify: Check that the two jaxprs fit together, and run them one after the other.
     memory: Count the bytes alive at every step of a program.
     xla: Arrange the rows of a level as XLA:CPU runs them, to count what is alive.

@@ -8,88 +8,24 @@ values by ops that may run again. Where it does not, `validated` raises an error
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import NoReturn
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.plans.asjax import JaxPolicy, to_policy
+from jointcut.partition.plans.demands import Overruled, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.plans.saved import Saved, listed
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.sides import Sides
 
-_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
-
-
 #: The values that a plan saves, its loops in segments, the kept steps of these, and the values that it drops.
 PlanKey = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[int, ...]]
-
-
-class _Told(Protocol):
-    """A row about an array: a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-_Row = TypeVar("_Row", bound=_Told)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """One value that the forward hands to the backward.
-
-    Attributes:
-        value: its id in the graph.
-        shape, dtype: of one copy.
-        copies: the trips of its loops.
-        bytes: of all copies together.
-        op: the primitive that makes it.
-        scope: the name stack under which it was traced.
-        source: the user's line.
-        reason: why it is saved rather than recomputed.
-    """
-
-    value: int
-    shape: tuple[int, ...]
-    dtype: str
-    copies: int
-    bytes: int
-    op: str
-    scope: str
-    source: str
-    reason: str
-
-    def __str__(self) -> str:
-        """The value's type, where it is made and why it is saved, on one line."""
-        trips = f"{self.copies} x " if self.copies > 1 else ""
-        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
-
-
-def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
-    """Group rows that read the same; the group of most bytes comes first.
-
-    Within a group the fields in `apart` may differ, as may the amounts in the reasons.
-    """
-    groups: dict[Any, list[_Row]] = defaultdict(list)
-    for row in rows:
-        groups[replace(row, reason=_AMOUNT.sub("", row.reason), **apart)].append(row)
-    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
-
-
-def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
-    """Group saved values that read the same, as those of equal layers do; the group of most bytes comes first."""
-    return alike(saved, value=0, scope="")
 
 
 def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
@@ -107,13 +43,6 @@ def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
         kept = f"a step keeps {human_bytes(loop.plan.bytes_saved)} for its own backward{again}"
         trips = "trips unknown" if loop.trips is None else f"expected trips {loop.trips:,}"
         yield f"{loop.name}: {count} {human_bytes(loop.checkpoint_bytes)}; {kept}; {trips}"
-
-
-def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
-    """The lines that list saved values, one for each group that reads the same: its bytes and its text."""
-    for own in grouped(saved):
-        times = f"{len(own)} times " if len(own) > 1 else ""
-        yield sum(s.bytes for s in own), f"{times}{own[0]}"
 
 
 @dataclass(frozen=True)
@@ -138,6 +67,8 @@ class Plan(Shown):
             once more.
         nested: the loops whose steps are cut on their own, each with its own plan.
         forms: the cheaper forms of values that it takes: what they are made of is kept.
+        overruled: the preferences that it does not follow, and what following them would have cost.
+        problem: what it is a plan for.
     """
 
     strategy: str
@@ -154,6 +85,8 @@ class Plan(Shown):
     dropped: tuple[int, ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
     forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
+    overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
+    problem: Problem | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -177,6 +110,11 @@ class Plan(Shown):
         return sum(s.bytes for s in self.saved) - self.bytes_spared
 
     @property
+    def is_told(self) -> bool:
+        """Whether a user said of some values that they must be saved, or computed again."""
+        return self.problem is not None and any(c.demand.is_must for c in self.problem.constraints)
+
+    @property
     def runs_again(self) -> bool:
         """Whether anything of the forward runs in the backward too."""
         return bool(self.recomputed or self.segments)
@@ -194,12 +132,24 @@ class Plan(Shown):
             return math.inf if self.seconds else 0.0
         return (self.seconds - self.bound_seconds) / self.bound_seconds
 
+    def to_policy(self) -> JaxPolicy:
+        """The policy of plain `jax.checkpoint` that saves what the plan saves, as far as JAX can be told.
+
+        Print it for Python to paste, with where it belongs, what it falls short of and what it saves beyond the plan.
+        Raises `PlanError` for a plan that was not made by `Plan.of`, a strategy or a budget.
+        """
+        if self.problem is None:
+            raise PlanError(message("plan", "does not know its program.", "Make it with Plan.of(graph, saved=[...])."))
+        dropped = f"drops {counted(len(self.dropped), 'value')} between its readers and computes each once more"
+        notes = [*(f"runs {text}" for text in in_segments(self.loops_in_segments)), *[dropped] * bool(self.dropped)]
+        return to_policy(self.problem, self.values, notes)
+
     def __str__(self) -> str:
         """The summary, then the saved values, the largest first; those that read the same share a line."""
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
-        """A line of totals, of seconds and peak if known, for each kind of cheaper form, each loop cut by its steps."""
+        """A line of totals, one of seconds and peak if known, and the remarks."""
         total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
         bound = ""
         if self.bound_bytes is not None:
@@ -207,7 +157,13 @@ class Plan(Shown):
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
-        return [*lines, *in_forms(self.forms), *in_steps(self.nested)]
+        return [*lines, *self.remarks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """A line for each kind of cheaper form, each loop cut by its steps, each demand without effect."""
+        cut = [*in_forms(self.forms), *in_steps(self.nested)]
+        return [*cut, *told(self.overruled), *unused(self.problem, self.values)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -343,7 +299,7 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _dropped(graph, plan)
     _segmented(graph, plan)
-    return plan
+    return replace(plan, problem=problem, overruled=overruled(problem, saved, read))
 
 
 def _dropped(graph: Graph, plan: Plan) -> None:

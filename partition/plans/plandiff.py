@@ -21,7 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.plans.plan import Plan, Saved, in_segments, listed
+from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.plans.saved import Saved, listed
 from jointcut.partition.program.notebook import Shown
 
 

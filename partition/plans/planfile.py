@@ -34,8 +34,9 @@ from itertools import zip_longest
 from typing import Any
 
 from jointcut.partition.errors import GraphError, PlanError, message
-from jointcut.partition.plans.plan import Plan, Saved
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.saved import Saved
 from jointcut.partition.plans.twins import in_order, twins
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Side

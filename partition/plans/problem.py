@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
-from jointcut.partition.prices.rules import Constraint, Verdict, judge
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
+
+#: How many times what saving a value takes a preference weighs. It is a guess: a plan that has to break some preference
+#: breaks the one on the fewest bytes, and a plan that has to break none breaks none.
+PREFERRED = 10
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,37 @@ class Problem:
         taken = recompute_seconds(self.graph, self.sides, model)
         seconds = (0.0 if op.name in FUSED else s for op, s in zip(self.graph.ops, taken, strict=True))
         return replace(self, seconds=tuple(seconds), model=model)
+
+    @cached_property
+    def preferences(self) -> tuple[Constraint, ...]:
+        """The constraints that are prices: what is preferred, where it costs no more than it is worth."""
+        return tuple(c for c in self.constraints if not c.demand.is_must)
+
+    @cached_property
+    def weighed(self) -> tuple[float, ...]:
+        """The seconds of each op as a search weighs them; where nothing is preferred, they are `seconds`.
+
+        The op of a value that is preferred saved takes longer, by `PREFERRED` times the seconds that writing and
+        reading the value takes. That of a value that is preferred recomputed takes no time.
+        """
+        if not self.preferences or not self.seconds or self.model is None:
+            return self.seconds
+        weighed = list(self.seconds)
+        for c in self.preferences:
+            maker = self.graph.values[c.value].maker
+            if maker is not None and c.demand is CheckpointPolicy.PREFER_SAVE:
+                weighed[maker] += PREFERRED * self.model.saving_seconds(self.prices[c.value])
+            elif maker is not None and c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
+                weighed[maker] = 0.0
+        return tuple(weighed)
+
+    @cached_property
+    def without_preferences(self) -> Self:
+        """The same problem with nothing preferred: a bound on its plans holds for the plans of this one too."""
+        if not self.preferences:
+            return self
+        musts = tuple(c for c in self.constraints if c.demand.is_must)
+        return replace(self, constraints=musts, verdicts=tuple(judge(self.graph, self.sides, musts)))
 
 
 def as_problem(program: Graph | Problem, backend: Backend = PORTABLE) -> Problem:

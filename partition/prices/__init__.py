@@ -2,7 +2,8 @@
 
 A value costs bytes, an op seconds. `counts` and `flops` know how much an equation computes and moves, and a `CostModel`
 makes seconds of it. `rules` say of each value whether it may be saved and whether it may be computed again, with the
-reason in words. Nothing is decided here. For a new rule change `rules`; a primitive that is priced wrong has a line in
+reason in words. `policies` turn the words of a user into demands on single values, which go before the rules of cost.
+Nothing is decided here. For a new rule change `rules`; a primitive that is priced wrong has a line in
 `program/primitives`.
 
 Files, in reading order:
@@ -10,5 +11,6 @@ Files, in reading order:
     counts: Count what a primitive computes on arrays of given shapes.
     flops: Count what one equation computes and moves.
     rules: Decide what may be saved and what may be recomputed, with a reason.
+    policies: Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
     cost: Price every value in bytes and every op in seconds.
 """

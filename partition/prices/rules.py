@@ -47,15 +47,26 @@ class Verdict:
     is_costly: bool = False
 
 
-class Demand(enum.Enum):
-    """A demand on one value, which overrules the choice of the cut."""
+class CheckpointPolicy(enum.Enum):
+    """What a user demands of a value (PyTorch's `torch.utils.checkpoint.CheckpointPolicy`)."""
 
-    SAVE = "must save"
-    """The forward hands the value to the backward."""
-    RECOMPUTE = "must recompute"
-    """The backward computes it again."""
-    OFFLOAD = "may offload"
-    """It may wait in host memory; no plan does this yet."""
+    MUST_SAVE = "must save"
+    """It is never computed again: the forward hands it over wherever the backward has a use for it."""
+    PREFER_SAVE = "prefer to save"
+    """Computing it again counts as more than it takes; see `Problem.weighed`."""
+    MUST_RECOMPUTE = "must recompute"
+    """It is never saved: the backward computes it again."""
+    PREFER_RECOMPUTE = "prefer to recompute"
+    """Computing it again counts as no time, and where only bytes count, saving it as more than it takes."""
+    MUST_OFFLOAD = "must offload"
+    """It must wait in host memory; no plan does this yet."""
+    PREFER_OFFLOAD = "prefer to offload"
+    """It had better wait in host memory; no plan does this yet."""
+
+    @property
+    def is_must(self) -> bool:
+        """Whether it holds under every budget, and is no price."""
+        return self.name.startswith("MUST")
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class Constraint:
     """
 
     value: int
-    demand: Demand
+    demand: CheckpointPolicy
     reason: str
 
 
@@ -78,11 +89,26 @@ def judge(graph: Graph, sides: Sides, constraints: Iterable[Constraint] = ()) ->
     rules = _Rules(_too_dear(graph, sides), rerunnable(graph), frozenset(v for v, _ in graph.outputs if v is not None))
     verdicts = [_verdict(graph, sides, value, rules) for value in graph.values]
     for c in constraints:
-        if c.demand is Demand.SAVE and graph.values[c.value].maker is not None:
-            verdicts[c.value] = Verdict("", c.reason)
-        elif c.demand is Demand.RECOMPUTE:
-            verdicts[c.value] = replace(verdicts[c.value], not_saved=c.reason)
+        if graph.values[c.value].maker is not None:
+            verdicts[c.value] = _demanded(verdicts[c.value], c, c.value in sides.escaping)
     return verdicts
+
+
+def _demanded(verdict: Verdict, c: Constraint, escapes: bool) -> Verdict:
+    """The verdict on a value under a demand, which goes before the rules of cost.
+
+    A value that `escapes` its loop is computed again with the whole loop or not at all, whatever is demanded of it.
+    """
+    is_hard = bool(verdict.not_recomputed) and (escapes or not verdict.is_costly)
+    if c.demand is CheckpointPolicy.MUST_SAVE:
+        return Verdict("", c.reason)
+    if c.demand is CheckpointPolicy.MUST_RECOMPUTE:
+        return replace(verdict, not_saved=c.reason) if is_hard else Verdict(c.reason)
+    if c.demand is CheckpointPolicy.PREFER_SAVE:
+        return verdict if is_hard or verdict.not_saved else Verdict("", c.reason, True)
+    if c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
+        return verdict if is_hard else Verdict(verdict.not_saved)
+    return verdict
 
 
 @dataclass(frozen=True)

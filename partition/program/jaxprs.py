@@ -30,6 +30,7 @@ from jax._src import source_info_util as _source
 from jax._src import util as _util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.state import discharge as _discharge
@@ -169,6 +170,14 @@ def rule_of_jax(eqn: Equation) -> str:
 def scope_here() -> str:
     """The name stack under which the caller traces."""
     return str(_source.current_name_stack())
+
+
+def asked(policy: Callable[..., Any], eqn: Equation) -> bool | None:
+    """What a policy of `jax.checkpoint_policies` says of an equation: saveable, or not; None for "offload it"."""
+    answer = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+    if isinstance(answer, _partial_eval.Offloadable):
+        return None
+    return isinstance(answer, _partial_eval.SaveableType) or answer is True
 
 
 def scope_of(eqn: Equation) -> str:

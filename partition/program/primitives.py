@@ -7,6 +7,9 @@ as heavy. Effects are not in the table: each equation tells its own.
 
 from __future__ import annotations
 
+#: The primitive of `checkpoint_name`.
+NAME = "name"
+
 #: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 

@@ -20,7 +20,8 @@ from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.prices.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.search import mincut
-from jointcut.partition.search.budget import Planner, spread
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.front import spread
 
 #: How much longer a flop of a convolution takes than one of a matrix product, in XLA's code for a CPU.
 _CONVOLUTION = 2.0
@@ -64,7 +65,7 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
 
 def better(planner: Planner, default: Plan) -> Plan | None:
     """The smallest plan of the front that is clearly smaller than the default and no slower, by the model; or None."""
-    most_seconds = planner.step_seconds(planner.priced(default))
+    most_seconds = planner.weighed_seconds(planner.priced(default))
     saving = planner.model.saving_seconds
     fast_enough = [c for c in planner.front.choices if c.seconds + saving(c.bytes) <= most_seconds]
     if not fast_enough:

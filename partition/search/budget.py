@@ -21,17 +21,18 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
 from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
-from jointcut.partition.prices.rules import Demand, Verdict
+from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import mixed
 from jointcut.partition.search.chain import divisions
-from jointcut.partition.search.front import Choice, Front, front
-from jointcut.partition.search.mincut import min_cut, residuals_of_jax, save_all
+from jointcut.partition.search.front import Choice, Front, front, sampled
+from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
@@ -61,13 +62,15 @@ class Candidate:
     """A plan with the figures of the model.
 
     `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
-    values; the time that every plan takes is not in it. `follow` replays the plan as the compiler runs it.
+    values; the time that every plan takes is not in it, but `preferred_seconds` are: what preferences weigh in the
+    comparison with other plans. `follow` replays the plan as the compiler runs it.
     """
 
     plan: Plan
     peak_bytes: int
     step_seconds: float
     follow: Callable[[Plan], float] | None = field(default=None, compare=False, repr=False)
+    preferred_seconds: float = 0.0
 
     @property
     def predicted_bytes(self) -> float:
@@ -125,6 +128,11 @@ class Planner:
         return network(self.problem)
 
     @cached_property
+    def _bounds(self) -> Front:
+        """The front in true seconds, which bounds every plan; that of the search unless something is preferred."""
+        return self.front if not self.problem.preferences else front(network(self.problem.without_preferences))
+
+    @cached_property
     def front(self) -> Front:
         """The front of the network, up to `most_bytes_per_s`."""
         return front(self.network, self.most_bytes_per_s)
@@ -142,21 +150,30 @@ class Planner:
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
-        seconds = float(sum(self.problem.seconds[i] for i in plan.reruns(self.graph)) + self._rerun_seconds(plan))
-        bound = self.front.bound_seconds(plan.bytes_saved + plan.bytes_spared)
+        seconds = self._again(plan, self.problem.seconds)
+        bound = self._bounds.bound_seconds(plan.bytes_saved + plan.bytes_spared)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
 
-    def _rerun_seconds(self, plan: Plan) -> float:
-        """The time of ops that run again because their loop runs in segments, in all steps but those kept whole."""
+    def _again(self, plan: Plan, seconds: Sequence[float]) -> float:
+        """The sum, over all ops that run again, of the seconds given for each; loops in segments without kept steps."""
         loops = segmentable(self.problem, plan) if plan.segments else {}
-        return sum(
-            (1.0 - kept / loops[loop].length) * sum(self.problem.seconds[i] for i in loops[loop].rerun_ops)
+        in_segments = sum(
+            (1.0 - kept / loops[loop].length) * sum(seconds[i] for i in loops[loop].rerun_ops)
             for loop, _, kept in plan.loops_in_segments
         )
+        return float(sum(seconds[i] for i in plan.reruns(self.graph)) + in_segments)
 
     def step_seconds(self, plan: Plan) -> float:
         """The time to run ops again, and to write and read the saved values."""
         return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved)
+
+    def weighed_seconds(self, plan: Plan) -> float:
+        """`step_seconds` as plans are compared by, with what preferences weigh."""
+        if not self.problem.preferences:
+            return self.step_seconds(plan)
+        weighed, seconds = self.problem.weighed, self.problem.seconds
+        late = sum(weighed[i] - seconds[i] for i in plan.deferred)
+        return self.step_seconds(plan) + self._again(plan, weighed) - self._again(plan, seconds) + late
 
     def candidate(self, plan: Plan) -> Candidate:
         """Return a plan with its figures."""
@@ -164,7 +181,8 @@ class Planner:
             steps = schedule(self.problem, plan)
             plan = spared(self.graph, plan, steps)
             follow = self._followed if self.problem.backend.is_followed else None
-            return Candidate(plan, self._replayer.rows(steps).peak_bytes, self.step_seconds(plan), follow)
+            seconds, peak = self.weighed_seconds(plan), self._replayer.rows(steps).peak_bytes
+            return Candidate(plan, peak, seconds, follow, seconds - self.step_seconds(plan))
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""
@@ -198,7 +216,7 @@ class Planner:
     def _plans(self) -> Iterator[Plan]:
         if (default := self.default()) is not None:
             yield default
-        if not self.problem.constraints:
+        if not any(c.demand.is_must for c in self.problem.constraints):
             everything = save_all(self.problem)
             yield self.priced(everything)
             if default is not None and len(self.graph.loops) > 1:
@@ -235,7 +253,9 @@ class Planner:
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         lengths, bytes_spared = [], 0
-        kept_whole = {self.graph.values[c.value].loop for c in self.problem.constraints if c.demand is Demand.SAVE}
+        kept_whole = {
+            self.graph.values[c.value].loop for c in self.problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE
+        }
         for loop, sizes in segmentable(self.problem, plan).items():
             steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
             carries = -(-sizes.length // steps) * sizes.carry_bytes
@@ -371,21 +391,3 @@ def ranked(menu: Iterable[Candidate], peak: Callable[[Candidate], float] = _PEAK
         if not best or peak(c) < peak(best[-1]):
             best.append(c)
     return best
-
-
-def spread(choices: Sequence[Choice], count: int) -> list[Choice]:
-    """At most `count` of the choices, the ends among them, evenly spread in the logarithm of their bytes."""
-    if len(choices) <= count:
-        return list(choices)
-    sizes = np.log2([c.bytes + 4096 for c in choices])
-    wanted = np.linspace(sizes[0], sizes[-1], count)
-    places = sorted({int(np.argmin(abs(sizes - w))) for w in wanted} | {0, len(choices) - 1})
-    return [choices[i] for i in places]
-
-
-def sampled(whole: Front, count: int) -> list[Choice]:
-    """At most `count` cuts of the hull, and the best cuts known for as many budgets between its ends."""
-    corners = spread(whole.choices, count)
-    budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
-    between = [choice for b in budgets if (choice := whole.best(b)) is not None]
-    return sorted({(c.bytes, c.seconds): c for c in (*between, *corners)}.values(), key=lambda c: c.bytes)

@@ -11,7 +11,7 @@ more seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -260,3 +260,21 @@ def _fills(net: Network, hull: _Chain) -> Iterator[np.ndarray]:
             ticks = hull.ticks[step] - falls[first] - falls[second]
             gains = ticks < hull.ticks[np.searchsorted(hull.bytes, bytes_cut, "right") - 1]
             yield np.stack([bytes_cut, ticks, np.zeros_like(step), step, first, second])[:, gains]
+
+
+def spread(choices: Sequence[Choice], count: int) -> list[Choice]:
+    """At most `count` of the choices, the ends among them, evenly spread in the logarithm of their bytes."""
+    if len(choices) <= count:
+        return list(choices)
+    sizes = np.log2([c.bytes + 4096 for c in choices])
+    wanted = np.linspace(sizes[0], sizes[-1], count)
+    places = sorted({int(np.argmin(abs(sizes - w))) for w in wanted} | {0, len(choices) - 1})
+    return [choices[i] for i in places]
+
+
+def sampled(whole: Front, count: int) -> list[Choice]:
+    """At most `count` cuts of the hull, and the best cuts known for as many budgets between its ends."""
+    corners = spread(whole.choices, count)
+    budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
+    between = [choice for b in budgets if (choice := whole.best(b)) is not None]
+    return sorted({(c.bytes, c.seconds): c for c in (*between, *corners)}.values(), key=lambda c: c.bytes)

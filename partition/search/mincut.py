@@ -18,12 +18,12 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.plans.problem import Problem, as_problem
-from jointcut.partition.prices.rules import Verdict
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Value
+from jointcut.partition.plans.problem import PREFERRED, Problem, as_problem
+from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
+from jointcut.partition.program.graph import LITERAL, TOP, Graph, Value
 from jointcut.partition.program.primitives import FUSED
-from jointcut.partition.program.roles import Role, Side
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
 
 _WORD = 2**30 - 1  # scipy holds 32 bits, and a residual arc holds the sum of the flows in both directions
@@ -98,15 +98,28 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
 
 
 def min_cut(program: Graph | Problem) -> Plan:
-    """Return the plan that saves fewest bytes and recomputes nothing heavy; prices in seconds play no part."""
+    """Return the plan that saves fewest bytes and recomputes nothing heavy; prices in seconds play no part.
+
+    Nothing that is preferred saved is recomputed, and what is preferred recomputed counts `PREFERRED` times its bytes.
+    """
     problem = as_problem(program)
-    unit, ranked = with_ties(problem)
-    net = network(replace(problem, prices=ranked, seconds=()))
-    cut = minimum_cut(net)
+    net, unit, cut = _cut(problem)
+    bound = cut.flow // unit if not problem.preferences else _bound(problem.without_preferences)
     value_of = {int(node): v for v, node in enumerate(net.value_in) if node >= 0}
     saved = [value_of[int(net.tails[arc])] for arc in cut.severed]
     reasons = {v: _why(problem.verdicts[v]) for v in saved}
-    return Plan.of(problem, saved, strategy="min_cut", reasons=reasons, bound_bytes=cut.flow // unit)
+    return Plan.of(problem, saved, strategy="min_cut", reasons=reasons, bound_bytes=bound)
+
+
+def _cut(problem: Problem) -> tuple[Network, int, MinimumCut]:
+    unit, ranked = with_ties(problem)
+    net = network(replace(problem, prices=ranked, seconds=()))
+    return net, unit, minimum_cut(net)
+
+
+def _bound(problem: Problem) -> int:
+    _, unit, cut = _cut(problem)
+    return cut.flow // unit
 
 
 def with_ties(problem: Problem) -> tuple[int, tuple[int, ...]]:
@@ -116,12 +129,21 @@ def with_ties(problem: Problem) -> tuple[int, tuple[int, ...]]:
     its operand, a product say, which is written anyway. So the operand is saved, and the op runs again, fused. Not so
     in a loop, where either of them must be written into a stack.
     """
-    graph, prices = problem.graph, problem.prices
+    graph, prices = problem.graph, _preferred(problem)
     fused = [bool(price) and _is_fused(graph, value) for price, value in zip(prices, graph.values, strict=True)]
     unit = 1 << sum(fused).bit_length()
     if sum(prices) >= INFINITE // unit:
         return 1, prices
     return unit, tuple(price * unit + more for price, more in zip(prices, fused, strict=True))
+
+
+def _preferred(problem: Problem) -> tuple[int, ...]:
+    """The bytes of each value, `PREFERRED` times as many where it is preferred recomputed."""
+    prices = list(problem.prices)
+    for c in problem.preferences:
+        if c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
+            prices[c.value] *= PREFERRED
+    return tuple(prices)
 
 
 def _is_fused(graph: Graph, value: Value) -> bool:
@@ -135,25 +157,34 @@ def _why(verdict: Verdict) -> str:
 
 
 def save_all(program: Graph | Problem) -> Plan:
-    """Return the plan of JAX itself, which saves every forward value that an equation of the backward reads."""
+    """Return the plan of JAX itself, which saves every forward value that an equation of the backward reads.
+
+    In the place of a value that must be recomputed, it saves those from which the backward computes it.
+    """
     problem = as_problem(program)
-    reasons = dict.fromkeys(residuals_of_jax(problem), "the backward reads it")
-    return Plan.of(problem, reasons, strategy="save_all", reasons=reasons)
+    told = {c.value: c.reason for c in problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE}
+    kept = saveable(problem, residuals_of_jax(problem))
+    reasons = {v: f"not recomputed: {told[v]}" if v in told else "the backward reads it" for v in kept}
+    strategy = f"save_all{', but for what must not be' * (kept != residuals_of_jax(problem))}"
+    return Plan.of(problem, reasons, strategy=strategy, reasons=reasons)
 
 
-def residuals_of_jax(problem: Problem) -> frozenset[int]:
-    """The values that JAX itself would save, whatever is demanded of them."""
+def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:
+    """Values of the forward that are wanted; in the place of one that must be recomputed, its nearest sources."""
     graph = problem.graph
-    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
-    read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    return frozenset(v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
-
-
-def _traced_forward(problem: Problem, v: int) -> bool:
-    graph, maker = problem.graph, problem.graph.values[v].maker
-    if maker is None or problem.sides.is_late(v):
-        return False
-    return graph.ops[maker].origin is Side.FORWARD and graph.ops[maker].name not in (STEP, LITERAL)
+    out = {c.value for c in problem.constraints if c.demand is CheckpointPolicy.MUST_RECOMPUTE}
+    seen, kept, stack = set[int](), set[int](), list(wanted)
+    while stack:
+        v = stack.pop()
+        op = graph.maker_of(v)
+        if v in seen or op is None:
+            continue
+        seen.add(v)
+        if v in out:
+            stack += map(graph.whole, op.inputs)
+        elif op.name != LITERAL:
+            kept.add(v)
+    return frozenset(kept)
 
 
 #: The strategies that need no prices of time, by name.

@@ -54,7 +54,7 @@ def network(problem: Problem) -> Network:
     Where ops have prices in seconds, these replace the rules of cost. Raises `PlanError` where the backward reads a
     value that may be neither saved nor recomputed.
     """
-    graph, sides, seconds = problem.graph, problem.sides, problem.seconds
+    graph, sides, seconds = problem.graph, problem.sides, problem.weighed
     value_in = np.full(len(graph.values), -1, np.int64)
     early = [v.id for v in graph.values if not sides.is_late(v.id)]
     value_in[early] = 2 + 2 * np.arange(len(early))

@@ -57,7 +57,7 @@ def figures(
     twice = passing & _walk(row, stretch, stretch.needs, inside, outer | inner)[1] if drops else set[int]()
     dropped = frozenset(_droppable(row, twice)) - inner
     held, peak = _Replay(row, stretch, saved, dropped).figures(inner)
-    seconds = sum(row.problem.seconds[i] for i in [*sorted(ops), *sorted(twice)])
+    seconds = sum(row.problem.weighed[i] for i in [*sorted(ops), *sorted(twice)])
     return Figures(saved, sum(row.problem.prices[v] for v in saved), seconds, held, peak, passed, reads, dropped)
 
 

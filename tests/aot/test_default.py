@@ -78,8 +78,8 @@ def test_the_default_measures_nothing_and_is_one_in_every_way_of_calling(monkeyp
     monkeypatch.setattr(import_module("jointcut.aot.budget.rates"), "_measure", lambda device: pytest.fail("measured"))
     made = []
     module = import_module("jointcut.aot.stages.under_transform")
-    split = module.split
-    monkeypatch.setattr(module, "split", lambda *args, **kw: made.append(split(*args, **kw)) or made[-1])
+    halved = module.halved
+    monkeypatch.setattr(module, "halved", lambda *args: made.append(halved(*args)) or made[-1])
     jax.jit(jax.grad(aot.function(narrow))).trace(*LARGE)
     assert [half.plan.strategy for half in made] == ["front"]
     first, again = (aot.function(narrow).trace(*LARGE).partition().plan for _ in range(2))

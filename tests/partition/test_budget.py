@@ -27,10 +27,10 @@ from jointcut.partition.plans.backend import CPU
 from jointcut.partition.plans.plan import validated
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.prices.rules import Constraint, Demand
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from jointcut.partition.program.primitives import COLLECTIVES
-from jointcut.partition.search.budget import Candidate, Planner, ranked, sampled, spread
-from jointcut.partition.search.front import Choice
+from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.front import Choice, sampled, spread
 from programs import CORPUS
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
@@ -327,7 +327,7 @@ def test_what_must_be_saved_is_saved_where_it_is_needed(graph, data):
     sides = Planner(Problem.of(graph, PlainSeconds())).problem.sides
     made = [v.id for v in graph.values if v.maker is not None and not sides.is_late(v.id)]
     chosen = data.draw(st.sets(st.sampled_from(made), min_size=1))
-    for plan in demanded(graph, [Constraint(v, Demand.SAVE, "told") for v in chosen]):
+    for plan in demanded(graph, [Constraint(v, CheckpointPolicy.MUST_SAVE, "told") for v in chosen]):
         assert all(v in plan.values or v not in needed_in(graph, sides, plan) for v in chosen)
         assert {s.reason for s in plan.saved if s.value in chosen} <= {"not recomputed: told"}
 
@@ -338,7 +338,7 @@ def test_what_must_be_recomputed_is_never_saved(graph, data):
     sides = Planner(Problem.of(graph, PlainSeconds())).problem.sides
     made = [v.id for v in graph.values if v.maker is not None and not sides.is_late(v.id)]
     chosen = data.draw(st.sets(st.sampled_from(made), min_size=1))
-    plans = demanded(graph, [Constraint(v, Demand.RECOMPUTE, "told") for v in chosen])
+    plans = demanded(graph, [Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, "told") for v in chosen])
     assume(plans)
     for plan in plans:
         assert not chosen & set(plan.values), plan.strategy
@@ -369,7 +369,7 @@ def test_what_must_be_saved_is_handed_over_though_its_loop_runs_in_segments(name
 def with_saves(graph):
     """A planner that must save some values, and these."""
     keep = set(free_to_choose(Planner(Problem.of(graph, ROOFLINE)))[::9])
-    return Planner(Problem.of(graph, ROOFLINE, [Constraint(v, Demand.SAVE, "told") for v in keep])), keep
+    return Planner(Problem.of(graph, ROOFLINE, [Constraint(v, CheckpointPolicy.MUST_SAVE, "told") for v in keep])), keep
 
 
 def handed_values(mine, plan):
@@ -382,7 +382,7 @@ def test_what_must_be_recomputed_is_saved_by_no_plan(name, traced):
     graph = traced(name).graph
     free = Planner(Problem.of(graph, ROOFLINE))
     drop = {v for v in free_to_choose(free)[4::9] if not free.problem.verdicts[v].is_costly}
-    mine = Planner(Problem.of(graph, ROOFLINE, [Constraint(v, Demand.RECOMPUTE, "told") for v in drop]))
+    mine = Planner(Problem.of(graph, ROOFLINE, [Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, "told") for v in drop]))
     for plan in mine.plans():
         assert not drop & set(plan.values), plan.strategy
 
@@ -401,7 +401,10 @@ def test_a_demand_to_recompute_goes_before_a_rule_of_cost():
         """
     )
     (plan,) = {
-        p.values for p in Planner(Problem.of(graph, PlainSeconds(), [Constraint(2, Demand.RECOMPUTE, "told")])).plans()
+        p.values
+        for p in Planner(
+            Problem.of(graph, PlainSeconds(), [Constraint(2, CheckpointPolicy.MUST_RECOMPUTE, "told")])
+        ).plans()
     }
     assert plan == ()
 

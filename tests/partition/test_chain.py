@@ -18,7 +18,7 @@ from jointcut import aot
 from jointcut.partition import Plan, parse, split
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.prices.rules import Constraint, Demand
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.chain import Chain, Piece, Programme, divisions, peak_bytes
 from jointcut.partition.search.stretches import Stretches, narrow_places, places
@@ -197,8 +197,8 @@ def test_divisions_keep_to_demands(graph, data):
     made = [v.id for v in graph.values if v.maker is not None and not free.problem.sides.is_late(v.id)]
     keep = data.draw(st.sets(st.sampled_from(made), max_size=3))
     drop = data.draw(st.sets(st.sampled_from(made), max_size=3)) - keep
-    demands = [Constraint(v, Demand.SAVE, "told") for v in keep]
-    demands += [Constraint(v, Demand.RECOMPUTE, "told not to") for v in drop]
+    demands = [Constraint(v, CheckpointPolicy.MUST_SAVE, "told") for v in keep]
+    demands += [Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, "told not to") for v in drop]
     mine = Planner(Problem.of(graph, PlainSeconds(), demands))
     for division in divided(mine):
         plan = Plan.of(graph, division.saved)

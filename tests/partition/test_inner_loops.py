@@ -15,7 +15,8 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import rerunnable
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import OPEN_LOOP, TOP
-from jointcut.partition.search.budget import Planner, spread
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.front import spread
 from jointcut.partition.search.mincut import min_cut
 
 RATES = Roofline(1e11, 1e10, 1e10)

@@ -11,7 +11,7 @@ from jointcut.partition.errors import PlanError
 from jointcut.partition.plans.backend import CPU
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.prices.rules import Constraint, Demand, judge
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.program.sides import classify
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.mincut import min_cut, save_all
@@ -63,7 +63,7 @@ def test_prices_in_seconds_take_the_place_of_rules_of_cost():
 
 
 def test_demands_are_part_of_the_verdicts_and_bind_every_search():
-    demand = Constraint(2, Demand.SAVE, "so told")
+    demand = Constraint(2, CheckpointPolicy.MUST_SAVE, "so told")
     problem = Problem.of(parse(PROGRAM), constraints=[demand])
     assert problem.constraints == (demand,)
     assert problem.verdicts[2].not_recomputed == "so told"

@@ -1,0 +1,88 @@
+"""Compare a plan with what was demanded of single values.
+
+A plan that breaks a MUST is refused. A plan that overrules a PREFER says so, and what keeping it would have cost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.rules import CheckpointPolicy
+
+
+@dataclass(frozen=True)
+class Overruled:
+    """A preference that a plan does not follow.
+
+    Attributes:
+        value: the id of its value in the graph.
+        demand: what was preferred.
+        reason: by which key of the policy.
+        what: the value's type, its op and the user's line.
+        bytes: what saving the value takes.
+        seconds: what its op takes once more, by the cost model; None where ops have no prices.
+    """
+
+    value: int
+    demand: CheckpointPolicy
+    reason: str
+    what: str
+    bytes: int
+    seconds: float | None
+
+    @property
+    def is_computed_again(self) -> bool:
+        """Whether the value was to be saved, and is computed again."""
+        return self.demand is CheckpointPolicy.PREFER_SAVE
+
+
+def overruled(problem: Problem, saved: frozenset[int], again: frozenset[int]) -> tuple[Overruled, ...]:
+    """The preferences that a plan does not follow: it saves the values `saved`, and computes others `again`.
+
+    Raises `PlanError` where it saves a value that must be recomputed.
+    """
+    out: list[Overruled] = []
+    for c in problem.constraints:
+        if c.demand is CheckpointPolicy.MUST_RECOMPUTE and c.value in saved:
+            cure = "Save what it is computed from, or take that key out of the policy."
+            where = problem.graph.where(c.value)
+            raise PlanError(message(where, f"is saved by the plan, and may not be: {c.reason}.", cure))
+        broken = {CheckpointPolicy.PREFER_SAVE: again, CheckpointPolicy.PREFER_RECOMPUTE: saved}
+        if c.value in broken.get(c.demand, ()):
+            value, op = problem.graph.values[c.value], problem.graph.maker_of(c.value)
+            trips = f"{value.copies} x " if value.copies > 1 else ""
+            made = f" {op.name} {problem.graph.origin_of(op)[1]}" if op else ""
+            seconds = problem.seconds[op.id] if op and problem.seconds else None
+            what = f"{trips}{value.dtype}{list(value.shape)}{made}"
+            out.append(Overruled(c.value, c.demand, c.reason, what, problem.prices[c.value], seconds))
+    return tuple(out)
+
+
+def told(rows: Iterable[Overruled]) -> Iterator[str]:
+    """A line for each group of overruled preferences that read the same: what following them would have cost."""
+    groups: dict[tuple[str, str], list[Overruled]] = defaultdict(list)
+    for row in rows:
+        groups[row.reason, row.what].append(row)
+    for (reason, what), own in sorted(groups.items(), key=lambda group: -sum(row.bytes for row in group[1])):
+        times = f"{len(own)} times " if len(own) > 1 else ""
+        size = human_bytes(sum(row.bytes for row in own))
+        if own[0].is_computed_again:
+            cost = f"saving it would have kept {size} more"
+        else:
+            known = [row.seconds for row in own if row.seconds is not None]
+            took = f"taken {1e3 * sum(known):,.3f} ms" if known else f"run {counted(len(own), 'op')} again"
+            cost = f"it keeps {size}; computing it again would have {took}, with what that reads"
+        yield f"overruled {reason}: {times}{what}; {cost}"
+
+
+def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
+    """A line for each reason to save values of which a plan saves none, since its backward has no use for them."""
+    musts = [c for c in (problem.constraints if problem else ()) if c.demand is CheckpointPolicy.MUST_SAVE]
+    kept = {c.reason for c in musts if c.value in saved}
+    for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):
+        yield f"{reason}: none is saved, as the backward reads none of these values and computes nothing from them"

@@ -1,0 +1,80 @@
+"""The saved values of a plan as rows, and how those that read the same are grouped."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+_AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
+
+
+class _Told(Protocol):
+    """A row about an array: a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+_Row = TypeVar("_Row", bound=_Told)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One value that the forward hands to the backward.
+
+    Attributes:
+        value: its id in the graph.
+        shape, dtype: of one copy.
+        copies: the trips of its loops.
+        bytes: of all copies together.
+        op: the primitive that makes it.
+        scope: the name stack under which it was traced.
+        source: the user's line.
+        reason: why it is saved rather than recomputed.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    dtype: str
+    copies: int
+    bytes: int
+    op: str
+    scope: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        """The value's type, where it is made and why it is saved, on one line."""
+        trips = f"{self.copies} x " if self.copies > 1 else ""
+        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
+
+
+def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
+    """Group rows that read the same; the group of most bytes comes first.
+
+    Within a group the fields in `apart` may differ, as may the amounts in the reasons.
+    """
+    groups: dict[Any, list[_Row]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, reason=_AMOUNT.sub("", row.reason), **apart)].append(row)
+    return sorted(groups.values(), key=lambda own: -sum(row.bytes for row in own))
+
+
+def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
+    """Group saved values that read the same, as those of equal layers do; the group of most bytes comes first."""
+    return alike(saved, value=0, scope="")
+
+
+def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
+    """The lines that list saved values, one for each group that reads the same: its bytes and its text."""
+    for own in grouped(saved):
+        times = f"{len(own)} times " if len(own) > 1 else ""
+        yield sum(s.bytes for s in own), f"{times}{own[0]}"

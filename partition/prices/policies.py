@@ -1,0 +1,325 @@
+"""Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
+
+A policy is a row of rules, each a key and a `CheckpointPolicy`, or a policy of JAX's own (`jax.checkpoint_policies`). A
+key is a text or a predicate on an op and a value that it makes. A text names the values
+
+- of a `checkpoint_name`;
+- in a scope: names that stand next to each other on the name stack, joined by `/` (`"block_0/attention"`). These are
+  those of `jax.named_scope`, of functions under `jax.jit`, and of modules of Flax, Equinox and Haiku. A value in a loop
+  has the scopes around the loop too;
+- of a primitive (`"dot_general"`).
+
+`*`, `?` and `[...]` in a text stand for characters, within one name of a scope. An array and its `checkpoint_name` are
+one value with all its names, scopes and primitives.
+
+Of several keys that name a value a MUST goes before a PREFER; then a `checkpoint_name` before a predicate, and that
+before scopes and primitives; then the key that comes first. Two different MUSTs of the same kind contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jax
+
+from jointcut.partition.errors import PolicyError, message, nearest
+from jointcut.partition.nesting.read import read
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge
+from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
+from jointcut.partition.program.jaxprs import Jaxpr, asked, build, inner_jaxprs, opened
+from jointcut.partition.program.places import modules_of
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
+from jointcut.partition.program.roles import Role, Roles, Side
+from jointcut.partition.program.sides import Sides, classify
+
+Key = str | Callable[[Op, Value], Any]
+
+#: Rules in order, or a policy of JAX's.
+Policy = tuple[tuple[Key, CheckpointPolicy], ...] | Callable[..., Any]
+
+_RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+_NAME, _PREDICATE, _KIND = range(3)  # how a key names a value, the most particular first
+
+_CURES = {
+    CheckpointPolicy.MUST_SAVE: "Ask for MUST_RECOMPUTE or nothing there, or take the value out of what forbids it.",
+    CheckpointPolicy.MUST_RECOMPUTE: "Ask for MUST_SAVE or nothing there; PREFER_RECOMPUTE yields to such a rule.",
+}
+
+
+def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tuple[Constraint, ...]:
+    """Return the constraints that a policy puts on the values of a program's forward.
+
+    In a part of a program (`is_part`), as in the branch of a conditional, a key may name nothing.
+
+    Raises `PolicyError` where a key names nothing, where two MUSTs demand different things of a value, and where a MUST
+    demands what a rule forbids: saving a value that the user's `jax.checkpoint` keeps out, or computing again one that
+    is made by an effect, by devices that talk to each other, or by a loop for what lies outside it. No MUST may name a
+    value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. JAX's
+    policies yield to such rules.
+    """
+    arrays = _Arrays(graph, classify(graph))
+    if callable(policy):
+        return tuple(arrays.of_jax(policy))
+    found = [(array, _strongest(graph, array, policy, arrays.keys_of(array, policy))) for array in arrays.all]
+    _refuse_musts(policy, (step.graph for step in graph.nested.values()), "a step of a loop that is cut on its own")
+    for place, (key, _) in enumerate(policy):
+        if place in arrays.met or is_part:
+            continue
+        inner = list(_inside(graph))
+        if all(_named(key, array, body) is None for array, body in inner):
+            _names_nothing(key, [*arrays.all, *(array for array, _ in inner)])
+    return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
+
+
+def refuse_musts(policy: Policy | None, bodies: Iterable[Jaxpr], where: str) -> None:
+    """Raise `PolicyError` if a MUST names a value in one of some jaxprs, which no plan reaches."""
+    if policy is not None and not callable(policy):
+        _refuse_musts(policy, map(_read, bodies), where)
+
+
+def _refuse_musts(policy: Sequence[tuple[Key, CheckpointPolicy]], graphs: Iterable[Graph], where: str) -> None:
+    musts = [(key, demand) for key, demand in policy if demand.is_must]
+    for graph in graphs if musts else ():
+        for array in arrays_of(graph, classify(graph)):
+            for key, demand in musts:
+                if _named(key, array, graph) is not None:
+                    what = f"is {demand.name} by {shown(key)}, but in {where}."
+                    cure = "Name other values, or ask for a PREFER: no plan chooses what is kept there."
+                    raise PolicyError(message(f"policy: {graph.where(array.values[-1])}", what, cure))
+
+
+def _inside(graph: Graph) -> Iterator[tuple[Array, Graph]]:
+    """The arrays in programs that ops of the forward hold closed, each with its program."""
+    closed = [op for op in graph.ops if op.origin is Side.FORWARD and op.inner and op.payload is not None]
+    inner = [step.graph for step in graph.nested.values()]
+    inner += [_read(body) for op in closed if op.id not in graph.nested for body in inner_jaxprs(op.payload)]
+    for body in inner:
+        yield from ((array, body) for array in arrays_of(body, classify(body)))
+        yield from _inside(body)
+
+
+def _read(body: Jaxpr) -> Graph:
+    """A jaxpr as a program without a backward."""
+    closed = build([*body.constvars, *body.invars], body.outvars, body.eqns)
+    jaxpr, _ = opened(closed)
+    return read(closed, Roles((Role.PRIMAL,) * len(jaxpr.invars), (Role.OUTPUT,) * len(jaxpr.outvars), len(jaxpr.eqns)))
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of the forward: the value that an op makes, and the same array under each of its names.
+
+    `values` are ids, the one without a name first; `scope` is the path of the names on the name stack.
+    """
+
+    values: tuple[int, ...]
+    names: tuple[str, ...]
+    op: Op
+    scope: tuple[str, ...]
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether it was traced with the forward; what is traced with the backward alone is not for saving."""
+        return self.op.origin is Side.FORWARD
+
+
+@dataclass
+class _Arrays:
+    graph: Graph
+    sides: Sides
+    met: set[int] = field(default_factory=set)  # places of rules that named something
+
+    @cached_property
+    def all(self) -> list[Array]:
+        """The arrays of the forward that ops of the user's program make."""
+        return list(arrays_of(self.graph, self.sides))
+
+    @cached_property
+    def useful(self) -> frozenset[int]:
+        """The values that the backward reads, itself or to compute others."""
+        seen = set[int]()
+        stack = list(self.sides.wanted)
+        while stack:
+            v = stack.pop()
+            maker = self.graph.maker_of(v)
+            if v not in seen:
+                seen.add(v)
+                stack += [] if maker is None else maker.inputs
+        return frozenset(seen)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """The rules without any demand."""
+        return judge(self.graph, self.sides)
+
+    def keys_of(self, array: Array, policy: Sequence[tuple[Key, CheckpointPolicy]]) -> Iterator[tuple[int, int]]:
+        """How each key names an array, and the key's place; keys that do not name it are left out."""
+        for place, (key, demand) in enumerate(policy):
+            how = _named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
+            if how is not None:
+                self.met.add(place)
+                yield how, place
+
+    def demanded(self, array: Array, demand: CheckpointPolicy, key: str) -> Iterator[Constraint]:
+        """The constraints that a rule puts on an array."""
+        reason = f"{demand.name} by {key}"
+        for v in self.bound(array, demand):
+            if demand.is_must and (why := self.forbidden(v, demand)):
+                where = self.graph.where(v)
+                raise PolicyError(message(f"policy: {where}", f"is {reason}, but {why}.", _CURES[demand]))
+            yield Constraint(v, demand, reason)
+
+    def bound(self, array: Array, demand: CheckpointPolicy) -> tuple[int, ...]:
+        """The values of an array that a demand is on: all must not be saved, but only one is to be."""
+        if demand in _RECOMPUTE:
+            return array.values
+        return (self.last(array),)
+
+    def last(self, array: Array) -> int:
+        """The value of an array that is read by more than its names."""
+        for v in reversed(array.values):
+            if not all(_renames(self.graph.ops[i]) for i in self.graph.consumers[v]):
+                return v
+        return array.values[-1]
+
+    def forbidden(self, v: int, demand: CheckpointPolicy) -> str:
+        """The rule against a MUST, in words; empty where there is none."""
+        verdict = self.verdicts[v]
+        if demand is CheckpointPolicy.MUST_SAVE:
+            return verdict.not_saved
+        if v not in self.useful:
+            return ""
+        if v in self.sides.escaping:
+            return verdict.not_recomputed
+        return "" if verdict.is_costly else verdict.not_recomputed
+
+    def of_jax(self, policy: Callable[..., Any]) -> Iterator[Constraint]:
+        """What a policy of JAX's says of each array: saved where the backward reads it, or computed again."""
+        key = _title(policy)
+        for array in self.all:
+            answers = [asked(policy, op.payload) for op in map(self.graph.maker_of, array.values) if op and op.payload]
+            if None in answers:
+                what = f"asks to offload {self.graph.where(array.values[-1])}, and no plan does this yet."
+                raise PolicyError(message(f"policy {key}", what, OFFLOAD_CURE))
+            demand = CheckpointPolicy.MUST_SAVE if any(answers) else CheckpointPolicy.MUST_RECOMPUTE
+            for v in self.bound(array, demand):
+                if not self.forbidden(v, demand) and (array.is_forward or demand in _RECOMPUTE):
+                    yield Constraint(v, demand, f"{demand.name} by {key}")
+
+
+OFFLOAD_CURE = "Name values to save or to compute again: MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE."
+
+
+def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:
+    """The arrays of a program's forward that ops of the user's make, in order; not the carries of a loop."""
+    paths: dict[int, tuple[str, ...]] = {}
+    for op in graph.ops:
+        if not _is_users(op) or (_renames(op) and _is_users(graph.maker_of(op.inputs[0]))):
+            continue
+        for v in op.outputs:
+            if not sides.is_late(v):
+                yield Array(*_same(graph, v), op, (*_around(graph, op.region, paths), *modules_of(op.scope)))
+
+
+def _is_users(op: Op | None) -> bool:
+    return op is not None and op.name not in (STEP, LITERAL, OPEN_LOOP)
+
+
+def _renames(op: Op) -> bool:
+    """Whether an op gives an array a name, or is what JAX puts behind the values that a `jax.checkpoint` saves."""
+    return op.name == NAME or (op.name == "reduce_precision" and CHECKPOINT_SCOPE in op.scope)
+
+
+def _around(graph: Graph, region: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """The scopes around a region: those of the op that holds it, and around that."""
+    if region not in known:
+        holder = None if graph.regions[region].holder is None else graph.holder_of(region)
+        known[region] = () if holder is None else (*_around(graph, holder.region, known), *modules_of(holder.scope))
+    return known[region]
+
+
+def _same(graph: Graph, v: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """A value and the same array under its names, and these names."""
+    values, names = [v], list[str]()
+    for v in values:
+        maker = graph.maker_of(v)
+        if maker is not None and maker.name == NAME and maker.payload is not None:
+            names.append(maker.payload.params["name"])
+        values += [out for i in graph.consumers[v] if _renames(graph.ops[i]) for out in graph.ops[i].outputs]
+    return tuple(values), tuple(names)
+
+
+def _named(key: Key, array: Array, graph: Graph) -> int | None:
+    """How a key names an array; None where it does not."""
+    if not isinstance(key, str):
+        return _PREDICATE if any(_holds(key, graph, v) for v in array.values) else None
+    if any(_like(name, key) for name in array.names):
+        return _NAME
+    return _KIND if _like(array.op.name, key) or _in_scope(tuple(key.split("/")), array.scope) else None
+
+
+def _holds(key: Callable[[Op, Value], Any], graph: Graph, v: int) -> bool:
+    op = graph.maker_of(v)
+    return op is not None and bool(key(op, graph.values[v]))
+
+
+def _like(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _in_scope(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Whether the parts of a key stand next to each other in a path."""
+    starts = range(len(path) - len(parts) + 1)
+    return any(all(map(_like, path[i : i + len(parts)], parts)) for i in starts)
+
+
+def _strongest(
+    graph: Graph, array: Array, policy: Sequence[tuple[Key, CheckpointPolicy]], keys: Iterable[tuple[int, int]]
+) -> tuple[CheckpointPolicy, str] | None:
+    """The rule that holds for an array, and its key in words; None where no key names it.
+
+    Raises `PolicyError` where two MUSTs of the same kind contradict each other.
+    """
+    row = sorted((not policy[place][1].is_must, how, place) for how, place in keys)
+    if not row:
+        return None
+    prefers, how, first = row[0]
+    key, demand = policy[first]
+    for other in (place for *same, place in row if same == [prefers, how] and not prefers):
+        if policy[other][1] is not demand:
+            where, (second, against) = graph.where(array.values[-1]), policy[other]
+            what = f"is {demand.name} by {shown(key)} and {against.name} by {shown(second)}."
+            cure = "Make one of them a PREFER, or name the value by a checkpoint_name, which goes before other keys."
+            raise PolicyError(message(f"policy: {where}", what, cure))
+    return demand, shown(key)
+
+
+def _names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
+    where = f"policy[{shown(key)}]"
+    if not isinstance(key, str):
+        known = nearest("", {array.op.name for array in arrays})
+        what, cure = "holds of no value of the forward.", f"It is given each op and value. Primitives: {known}."
+        raise PolicyError(message(where, what, cure))
+    kinds = {
+        "Names": {name for array in arrays for name in array.names},
+        "Scopes": {"/".join(array.scope) for array in arrays if array.scope},
+        "Primitives": {array.op.name for array in arrays},
+    }
+    lists = (f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known)
+    cure = " ".join([f"There are, the nearest first: {next(lists)}", *lists])
+    raise PolicyError(message(where, "names no value of the forward.", cure))
+
+
+def shown(key: Key) -> str:
+    """A key in messages: a text in quotes, a predicate by its name."""
+    return repr(key) if isinstance(key, str) else _title(key)
+
+
+def _title(function: Any) -> str:
+    known = (name for name, policy in vars(jax.checkpoint_policies).items() if policy is function)
+    return next(known, None) or getattr(function, "__qualname__", None) or repr(function)
