@@ -369,8 +369,7 @@ def function(
             finite one where JAX gives NaN (a norm at zero, the branch that a `jnp.where` did not choose, and more);
             `"pytorch"`, which also follows PyTorch where both are finite and differ; or `aot.conventions(...)`, which
             lists all cases. With `"finite"` gradients that were finite keep their bits, but for what XLA fuses
-            otherwise. Second derivatives are finite likewise in forward over reverse mode, `jax.hessian`; in reverse
-            over reverse mode products are JAX's.
+            otherwise; second derivatives are finite in forward over reverse mode, as `jax.hessian` has it.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
             not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
             its line and what cures it (see `aot.first_nonfinite`). So each call waits for its step. A pullback replays
