@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jointcut.partition.errors import PolicyError, message
-from jointcut.partition.prices.policies import OFFLOAD_CURE, Key, Policy, shown
+from jointcut.partition.prices.policies import Key, Policy, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.wrappers.record import choice
 
@@ -27,15 +27,16 @@ PREFER_SAVE = CheckpointPolicy.PREFER_SAVE
 MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 #: In a policy: computing it again counts as no time; for `"min_cut"` its bytes count ten times.
 PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
-#: In a policy: to wait in host memory. No plan does this yet, and it is refused.
+#: In a policy: never computed again, and in host memory (`pinned_host`) until the backward reads it, wherever it has a
+#: use for it. Refused for outputs of the function and for values in a conditional or in a step of `aot.while_loop`.
 MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
-#: In a policy: preferably to wait in host memory. No plan does this yet, and it is refused.
+#: In a policy: in host memory if it is saved, and computing it again counts as with `PREFER_SAVE`. It has no effect on
+#: outputs of the function, and on values in a conditional or in a step of `aot.while_loop`.
 PREFER_OFFLOAD = CheckpointPolicy.PREFER_OFFLOAD
 
 #: A policy as users give it: a dict from keys to demands, or a policy of `jax.checkpoint_policies`.
 GivenPolicy = Mapping[Key, CheckpointPolicy] | Callable[..., Any]
 
-_LATER = (MUST_OFFLOAD, PREFER_OFFLOAD)
 _EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 
 choice(CheckpointPolicy)  # records may hold it
@@ -44,7 +45,7 @@ choice(CheckpointPolicy)  # records may hold it
 def read_policy(policy: GivenPolicy | Policy | None) -> Policy | None:
     """The policy as rules in order, or one of JAX's as it is; None where nothing is demanded.
 
-    Raises `PolicyError` for anything else, and for a demand that no plan can follow yet.
+    Raises `PolicyError` for anything else.
     """
     if policy is None or callable(policy):
         return policy
@@ -63,7 +64,5 @@ def _refuse(key: Any, demand: Any) -> None:
         raise PolicyError(message("policy", f"has the key {key!r}.", cure))
     where = f"policy[{shown(key)}]"
     if not isinstance(demand, CheckpointPolicy):
-        names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy if member not in _LATER)
+        names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy)
         raise PolicyError(message(where, f"is {demand!r}.", f"Give one of {names}."))
-    if demand in _LATER:
-        raise PolicyError(message(where, f"is {demand.name}, and no plan moves values to the host yet.", OFFLOAD_CURE))

@@ -57,6 +57,7 @@ class Runner:
         handed_back: outputs that are inputs or earlier outputs, which the programs do not return.
         residuals: the origin of each leading input of the backward.
         signed: returns the signature of the programs for the pullback; None if there is no trace.
+        is_apart: whether `value_and_grad` runs both halves as two programs.
     """
 
     call: Call
@@ -65,6 +66,7 @@ class Runner:
     handed_back: Mapping[int, TensorAlias] = field(default_factory=dict)
     residuals: tuple[Residual, ...] = ()
     signed: Callable[[], GraphSignature] | None = None
+    is_apart: bool = False
     _backwards: dict[Any, Backward] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def result(self, bound: Bound) -> Any:
@@ -73,6 +75,8 @@ class Runner:
 
     def value_and_grad(self, bound: Bound) -> Any:
         """Like `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+        if self.is_apart:
+            return self.value_and_grad_in_two(bound)
         results = self._restored(self.programs.run("step", self.flat(bound)), bound)
         count = len(self.call.results.avals)
         return self._in_trees(results[:count], results[count:], bound)
@@ -109,7 +113,7 @@ class Runner:
     def ready(self, name: str) -> Ready | None:
         """The program for a "call" or "step", if a call only needs to run it on arrays, else None."""
         tree = self._step_tree if name == "step" else self._result_tree
-        if tree is None or not self.call.enters_as_it_is:
+        if tree is None or not self.call.enters_as_it_is or (name == "step" and self.is_apart):
             return None
         program = self.programs.ready("step" if name == "step" else "alone")
         return None if program is None else (program, self.consts, tree)

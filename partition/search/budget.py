@@ -25,7 +25,7 @@ from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
-from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
+from jointcut.partition.prices.rules import Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
@@ -253,9 +253,8 @@ class Planner:
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         lengths, bytes_spared = [], 0
-        kept_whole = {
-            self.graph.values[c.value].loop for c in self.problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE
-        }
+        kept = {c.value for c in self.problem.constraints if c.demand.is_must_keep}.union(plan.offloaded)
+        kept_whole = {self.graph.values[v].loop for v in kept}
         for loop, sizes in segmentable(self.problem, plan).items():
             steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
             carries = -(-sizes.length // steps) * sizes.carry_bytes
