@@ -377,21 +377,14 @@ def function(
             the backward alone. Calls inside a transformation are not checked, which an `UncheckedWarning` says, nor are
             exported programs. With effects nothing is replayed, and only a NaN is an error. Nothing may be donated.
         policy: what must or should become of single values, at every budget and by every strategy: a dict from keys to
-            `aot.MUST_SAVE`, `PREFER_SAVE`, `MUST_RECOMPUTE`, `PREFER_RECOMPUTE`, `MUST_OFFLOAD` or `PREFER_OFFLOAD`, or
-            a policy of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one
-            (`"encoder/block_*"`, of `jax.named_scope`, jitted functions and modules), a primitive (`"dot_general"`), or
-            a function of an op and a value of the `Graph`. A MUST holds without exception; a PREFER is a price (see
-            `aot.PREFER_SAVE`), and the plan tells which ones it overrules and what following them would have cost.
-            Where several keys name a value, a MUST goes before a PREFER, then a `checkpoint_name` before a function,
-            that before scopes and primitives, then the first of the dict. A policy of JAX's saves what it finds
-            saveable wherever the backward reads it; all else is computed again, except what must run once and what a
-            loop hands on. What is offloaded waits in the host's `pinned_host` memory: it is copied there where it is
-            made and back ahead of its reader, in loops step by step. On a CPU the halves then run as two programs,
-            since XLA keeps all arrays inside a program in one memory; so nothing is offloaded inside a `jax.jit` of
-            yours there.
-        check_offload: whether the first offload on a kind of device and version of jaxlib is preceded by a small step
-            that is run with and without; it raises `VerifyError` where the gradients differ, as on GPUs with a fault
-            of XLA's (openxla/xla 46231).
+            `aot.MUST_SAVE`, `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, or a policy of
+            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`), a
+            primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A MUST holds without
+            exception; a PREFER is a price, and plans tell what they overrule at what cost. What is offloaded is copied
+            to `pinned_host` memory where it is made, and back ahead of its reader, in loops step by step. On a CPU the
+            halves then run as two programs: XLA keeps all arrays of one program (a `jit` of yours) in one memory.
+        check_offload: whether before the first offload on a kind of device and version of jaxlib a small step is run
+            with and without; it raises `VerifyError` where gradients differ (openxla/xla 46231).
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -404,6 +397,4 @@ def function(
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
     options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy)
     options = replace(options, check_offload=check_offload)
-    if fun is None:
-        return lambda fun: Function(fun, options)
-    return Function(fun, options)
+    return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

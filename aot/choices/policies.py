@@ -1,5 +1,10 @@
 """Read a policy: what a user demands of single values, by names, scopes and primitives.
 
+Scopes are those of `jax.named_scope`, of jitted functions and of modules. Where several keys name a value, a MUST goes
+before a PREFER, then a `checkpoint_name` before a function, that before scopes and primitives, then the first of the
+dict. A policy of JAX's saves what it finds saveable wherever the backward reads it; all else is computed again, except
+what must run once and what a loop hands on.
+
 >>> from jointcut import aot
 >>> read_policy({"attention_out": aot.MUST_SAVE, "encoder/*": aot.PREFER_RECOMPUTE})
 (('attention_out', <CheckpointPolicy.MUST_SAVE: 'must save'>),
