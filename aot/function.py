@@ -331,6 +331,7 @@ def function(
     derivatives: str | Conventions = "jax",
     check: str | None = None,
     policy: GivenPolicy | None = None,
+    offload: bool = False,
     check_offload: bool = True,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
@@ -383,8 +384,8 @@ def function(
             exception; a PREFER is a price, and plans tell what they overrule at what cost. What is offloaded is copied
             to `pinned_host` memory where it is made, and back ahead of its reader, in loops step by step. On a CPU the
             halves then run as two programs: XLA keeps all arrays of one program (a `jit` of yours) in one memory.
-        check_offload: whether before the first offload on a kind of device and version of jaxlib a small step is run
-            with and without; it raises `VerifyError` where gradients differ (openxla/xla 46231).
+        offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
+        check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -393,8 +394,7 @@ def function(
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         StrategyError: the strategy is unknown.
     """
-    donated = donate_argnums, donate_argnames
-    given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy)
-    options = replace(options, check_offload=check_offload)
+    given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
+    more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
+    options = Options(argnums, *given, *more, offload, check_offload)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

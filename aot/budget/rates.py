@@ -149,10 +149,10 @@ def _measure(device: Any) -> Roofline:
     ]
     product, chain, added, fresh = _least([*programs, _into_fresh_memory(device, 2 * length)])
     return Roofline(
-        _rounded(2.0 * side**3 / product),
-        _rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
-        _rounded(3.0 * 4 * length / added),
-        _rounded(2.0 * 4 * 2 * length / fresh),
+        rounded(2.0 * side**3 / product),
+        rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
+        rounded(3.0 * 4 * length / added),
+        rounded(2.0 * 4 * 2 * length / fresh),
     )
 
 
@@ -215,7 +215,7 @@ def _into_fresh_memory(device: Any, length: int) -> Callable[[], float]:
     return once
 
 
-def _rounded(rate: float) -> float:
+def rounded(rate: float) -> float:
     """A rate in whole decibels, written with two digits."""
     return float(f"{10 ** (round(10 * math.log10(rate)) / 10):.1e}")
 

@@ -65,6 +65,7 @@ class Options(Record):
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         policy: what must or should become of single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
             policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
+        offload: whether a budget's search may also offload what the policy does not name.
         check_offload: whether a small step is checked before anything is first offloaded on a kind of device.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
@@ -88,6 +89,7 @@ class Options(Record):
     derivatives: str | Conventions = "jax"
     check: str | None = None
     policy: GivenPolicy | Policy | None = None
+    offload: bool = False
     check_offload: bool = True
 
     @property
@@ -219,17 +221,19 @@ def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
     """
     policy = read_policy(options.policy)
     found = () if policy is None else constraints_of(policy, graph)
+    if options.offload:
+        _refuse_without_host("offload", "is True")
     if asking := next((c for c in found if c.demand.is_for_host), None):
-        _refuse_without_host(f"policy: {graph.where(asking.value)}", asking.reason)
+        _refuse_without_host(f"policy: {graph.where(asking.value)}", f"is {asking.reason}")
     return found
 
 
-def _refuse_without_host(where: str, reason: str) -> None:
+def _refuse_without_host(where: str, asked: str) -> None:
     """Raise `PolicyError` if the device has no host memory that it copies to by itself."""
     kinds = jaxprs.memory_kinds()
     if jaxprs.HOST not in kinds:
-        what = f"is {reason}, and the device has no {jaxprs.HOST} memory; it has {', '.join(kinds)}."
-        raise PolicyError(message(where, what, "Ask for MUST_SAVE or MUST_RECOMPUTE there."))
+        what = f"{asked}, and the device has no {jaxprs.HOST} memory; it has {', '.join(kinds)}."
+        raise PolicyError(message(where, what, "Keep values on the device, or ask for MUST_RECOMPUTE."))
 
 
 def wanted_plan(

@@ -27,7 +27,8 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.outline import outline
 from jointcut.partition.program.places import place_of
 from jointcut.partition.program.roles import Side
-from jointcut.partition.search.budget import Candidate, Planner
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.search.mincut import save_all
 
 if TYPE_CHECKING:

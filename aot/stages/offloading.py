@@ -47,7 +47,7 @@ def problem_for(graph: Graph, options: Options) -> Problem:
     Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come back wrong.
     """
     problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here())
-    if problem.to_host and options.check_offload:
+    if (problem.to_host or options.offload) and options.check_offload:
         check()
     return problem
 

@@ -41,7 +41,8 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers

@@ -194,7 +194,7 @@ def test_a_device_without_host_memory_is_refused_with_what_it_has(monkeypatch):
     monkeypatch.setattr(jaxprs, "memory_kinds", lambda: ("device", "unpinned_host"))
     assert refused({"hidden": aot.MUST_OFFLOAD}) == (
         "policy: %:5xfloat32[64,16] (name) is MUST_OFFLOAD by 'hidden', and the device has no pinned_host memory; it "
-        "has device, unpinned_host.\nAsk for MUST_SAVE or MUST_RECOMPUTE there."
+        "has device, unpinned_host.\nKeep values on the device, or ask for MUST_RECOMPUTE."
     )
 
 
