@@ -255,7 +255,8 @@ class Planner:
     def offloading(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with more of its values in host memory, if the rate of the link is known."""
         if self.host_bytes_per_s is not None:
-            yield from map(self.priced, sending(self.problem, plan, self.waiting_seconds))
+            hidden = self.host_bytes_per_s * min(self.halves_seconds)
+            yield from map(self.priced, sending(self.problem, plan, self.waiting_seconds, hidden))
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""

@@ -10,7 +10,7 @@ device between the halves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Run, Schedule, Segments, Step, runs
@@ -147,10 +147,11 @@ def worth_sending(problem: Problem, plan: Plan) -> list[int]:
     return [s.value for s in sorted(row, key=lambda s: (graph.values[s.value].maker or 0, s.value))]
 
 
-def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float]) -> Iterator[Plan]:
+def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidden_bytes: float) -> Iterator[Plan]:
     """The same plan with more of its values in host memory: as many as cost no time, a half more, and all.
 
-    `waiting` says for how many seconds a plan waits for its copies.
+    `waiting` says for how many seconds a plan waits for its copies; `hidden_bytes` are those that the link moves in the
+    shorter half. What fits into these is tried, too, in two orders: stacks of loops are few and large.
     """
     row = worth_sending(problem, plan)
     if not row:
@@ -163,9 +164,24 @@ def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float]) -> I
             free = middle
         else:
             most = middle - 1
-    for count in dict.fromkeys((free, (free + len(row)) // 2, len(row))):
-        if count:
-            yield _with(problem, plan, row[:count])
+    chosen = [row[:count] for count in (free, (free + len(row)) // 2, len(row))]
+    sizes = {s.value: s.bytes for s in plan.saved}
+    left = hidden_bytes - plan.bytes_offloaded
+    orders = row, sorted(row, key=lambda v: -sizes[v])
+    chosen += [_fitting(order, sizes, left) for order in orders]
+    for away in dict.fromkeys(map(tuple, map(sorted, chosen))):
+        if away:
+            yield _with(problem, plan, away)
+
+
+def _fitting(values: Iterable[int], sizes: Mapping[int, int], most_bytes: float) -> list[int]:
+    """Of some values, in their order, each that still fits into so many bytes."""
+    chosen = list[int]()
+    for v in values:
+        if sizes[v] <= most_bytes:
+            most_bytes -= sizes[v]
+            chosen.append(v)
+    return chosen
 
 
 def _with(problem: Problem, plan: Plan, away: Sequence[int]) -> Plan:
