@@ -83,7 +83,7 @@ def _losses(run: aot.Compiled, program: Program, steps: int) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class ByModel:
-    """What a share of the fastest plan's peak costs: the plans by recomputing alone, and with offloading, if any fit."""
+    """What a share of the fastest plan's peak costs: the plans by recomputing alone and by offloading, if any fits."""
 
     share: float
     alone: Candidate | None

@@ -22,6 +22,7 @@ from jointcut.aot.run.pullback import Backward, Pullback, Run
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
+from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.metadata.schemas import TensorAlias
@@ -83,8 +84,11 @@ class Runner:
 
     def value_and_grad_in_two(self, bound: Bound) -> Any:
         """Like `value_and_grad`, by two programs; the second may overwrite the residuals."""
-        ones = self.call.ones()
+        if not self.call.is_scalar:
+            self.call.ones()  # raises
         outputs, residuals = self.forward(bound)
+        is_explicit = jaxprs.is_explicit(getattr(outputs[0], "sharding", None))  # only the output knows its devices
+        ones = [jnp.ones_like(outputs[0])] if is_explicit and self.call.is_train else self.call.ones()
         return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
 
     def _in_trees(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
