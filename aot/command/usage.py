@@ -118,7 +118,7 @@ STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with n
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
 POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
-and MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE. May be given several times; replaces the function's
+and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each. May be given several times; replaces the function's
 own."""
 
 COMPILE = (
