@@ -66,7 +66,7 @@ def forget():
 def test_rates_are_positive_decibels(folder, monkeypatch):
     monkeypatch.setattr(measuring, "_STEADY", 1)
     found = rates()
-    for rate in asdict(found).values():
+    for rate in _told(found).values():
         assert math.isfinite(rate) and rate > 0
         assert float(f"{rate:.1e}") == rate == measuring.rounded(rate)
 
