@@ -331,6 +331,8 @@ def function(
     derivatives: str | Conventions = "jax",
     check: str | None = None,
     policy: GivenPolicy | None = None,
+    offload: bool = False,
+    check_offload: bool = True,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -376,14 +378,14 @@ def function(
             the backward alone. Calls inside a transformation are not checked, which an `UncheckedWarning` says, nor are
             exported programs. With effects nothing is replayed, and only a NaN is an error. Nothing may be donated.
         policy: what must or should become of single values, at every budget and by every strategy: a dict from keys to
-            `aot.MUST_SAVE`, `PREFER_SAVE`, `MUST_RECOMPUTE` or `PREFER_RECOMPUTE`, or a policy of
-            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`, of
-            `jax.named_scope`, jitted functions and modules), a primitive (`"dot_general"`), or a function of an op and
-            a value of the `Graph`. A MUST holds without exception; a PREFER is a price (see `aot.PREFER_SAVE`), and the
-            plan tells which ones it overrules and what following them would have cost. Where several keys name a value,
-            a MUST goes before a PREFER, then a `checkpoint_name` before a function, that before scopes and primitives,
-            then the first of the dict. A policy of JAX's saves what it finds saveable wherever the backward reads it;
-            all else is computed again, except what must run once and what a loop hands on.
+            `aot.MUST_SAVE`, `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, or a policy of
+            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`), a
+            primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A MUST holds without
+            exception; a PREFER is a price, and plans tell what they overrule at what cost. What is offloaded is copied
+            to `pinned_host` memory where it is made, and back ahead of its reader, in loops step by step. On a CPU the
+            halves then run as two programs: XLA keeps all arrays of one program (a `jit` of yours) in one memory.
+        offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
+        check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -392,9 +394,7 @@ def function(
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         StrategyError: the strategy is unknown.
     """
-    donated = donate_argnums, donate_argnames
-    given = has_aux, static_argnums, static_argnames, strategy, keep_unused, *donated, sparse_gradients
-    options = Options(argnums, *given, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy)
-    if fun is None:
-        return lambda fun: Function(fun, options)
-    return Function(fun, options)
+    given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
+    more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
+    options = Options(argnums, *given, *more, offload, check_offload)
+    return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

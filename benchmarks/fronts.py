@@ -40,7 +40,8 @@ from benchmarks.programs import PROGRAMS, SIZES, Program, gpt, load, mlp, resnet
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
 from jointcut.aot.budget.rates import rates
-from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.front import Front, front
 
 RESULTS = Path(__file__).parent / "results"

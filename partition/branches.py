@@ -2,8 +2,8 @@
 
 To the graph a `lax.cond` or `lax.switch` is one closed op, and JAX's derivative hands over what it linearised: all
 residuals of all branches, those of one type in common. Here each branch is joined with its branch of the backward and
-cut like a program of its own. Only one branch runs, so what the branches keep shares its space (see `lower/slots`). In
-the bodies of a forward loop and its backward loop conditionals are cut in the same way.
+cut like a program of its own. Only one branch runs, so what the branches keep shares its space (see `nesting/slots`).
+In the bodies of a forward loop and its backward loop conditionals are cut in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from jointcut.partition.errors import PlanError, PolicyError
-from jointcut.partition.lower.slots import Space
 from jointcut.partition.nesting.read import read
+from jointcut.partition.nesting.slots import Space
 from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.policies import Policy, constraints_of, refuse_musts

@@ -10,6 +10,7 @@ Files, in reading order:
     axes: Open matplotlib axes where it is installed, and save figures.
     pareto: Show what each budget would cost.
     rates: Measure how much a device computes and moves in a second.
+    link: Measure how fast a device copies to its host's memory.
     attempts: Record the plans that a search for a budget tried, what XLA says of them, and the one that it chose.
     fit: Find the fastest plan that fits a budget.
     scales: Weigh plans: compile them side by side without optimisation, for their memory alone.

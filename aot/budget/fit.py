@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jointcut.aot.budget.attempts import Attempt, Fitted, Ways, Weighed, attempt
+from jointcut.aot.budget.link import host_rate
 from jointcut.aot.budget.rates import rates
 from jointcut.aot.choices.limits import Limit, free_bytes
 from jointcut.aot.choices.options import Options
@@ -30,7 +31,8 @@ from jointcut.partition.lower.replay import Replay
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
-from jointcut.partition.search.budget import Candidate, Planner
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate
 
 #: How often plans that are expected to fit are weighed, and how many of the smallest plans are.
 MOST_ROUNDS, MOST_SMALLEST = 3, 6
@@ -242,8 +244,13 @@ def prices(options: Options) -> CostModel:
 
 
 def planner_for(problem: Problem, options: Options) -> Planner:
-    """The planner of a problem, with the `prices` of the options; raises as they do."""
-    return Planner(problem.timed(prices(options)), _tell_number)
+    """The planner of a problem, with the `prices` of the options; raises as they do.
+
+    If the options permit it, plans may offload more than the problem demands.
+    """
+    model = prices(options)
+    link = (getattr(model, "host_bytes_per_s", None) or host_rate()) if options.offload else None
+    return Planner(problem.timed(model), _tell_number, link)
 
 
 def _tell_number(number: int, most: int) -> None:

@@ -81,7 +81,7 @@ def rates(device: Any = None, *, anew: bool = False) -> Roofline:
     the programs, as when its memory is full.
     """
     device = default_device() if device is None else device
-    name = _name(device)
+    name = device_name(device)
     with _LOCK:
         if anew or name not in _KNOWN:
             _KNOWN[name] = _noted_or_measured(device, name, anew)
@@ -99,7 +99,8 @@ def _noted_or_measured(device: Any, name: str, anew: bool) -> Roofline:
     measured = _measured(device)
     if noted is not None and not anew:
         measured = _fastest(noted, measured)
-    _write({**entries, name: {**asdict(measured), _WHEN: int(time.time())}})
+    told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
+    _write({**entries, name: {**told, _WHEN: int(time.time())}})
     return measured
 
 
@@ -109,7 +110,7 @@ def _fastest(noted: Roofline, measured: Roofline) -> Roofline:
     return Roofline(**{n: new if old is None or new > _FASTER * old else old for n, (old, new) in pairs.items()})
 
 
-def _name(device: Any) -> str:
+def device_name(device: Any) -> str:
     """Everything that decides the rates and may differ between hosts that share a folder."""
     kind = f"{device.device_kind} ({_processor()})" if device.platform == "cpu" else device.device_kind
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -130,7 +131,7 @@ def _processor() -> str:
 def _measured(device: Any) -> Roofline:
     try:
         with Stage("measure", device.device_kind) as now:
-            measured = _on_a_thread(lambda: _measure(device))
+            measured = on_a_thread(lambda: _measure(device))
             moved = human_bytes(measured.bytes_per_s)
             now.ends(lambda: f"measured in {now}, {measured.flops_per_s:.1e} flops/s, {moved}/s")
             return measured
@@ -149,10 +150,10 @@ def _measure(device: Any) -> Roofline:
     ]
     product, chain, added, fresh = _least([*programs, _into_fresh_memory(device, 2 * length)])
     return Roofline(
-        _rounded(2.0 * side**3 / product),
-        _rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
-        _rounded(3.0 * 4 * length / added),
-        _rounded(2.0 * 4 * 2 * length / fresh),
+        rounded(2.0 * side**3 / product),
+        rounded(_DEPTH * (WEIGHTS["exp"] + 1) * chained / chain),
+        rounded(3.0 * 4 * length / added),
+        rounded(2.0 * 4 * 2 * length / fresh),
     )
 
 
@@ -215,18 +216,30 @@ def _into_fresh_memory(device: Any, length: int) -> Callable[[], float]:
     return once
 
 
-def _rounded(rate: float) -> float:
+def rounded(rate: float) -> float:
     """A rate in whole decibels, written with two digits."""
     return float(f"{10 ** (round(10 * math.log10(rate)) / 10):.1e}")
 
 
-def _on_a_thread(function: Callable[[], _T]) -> _T:
+def on_a_thread(function: Callable[[], _T]) -> _T:
     """Run a function on a new thread, free of the caller's traces and `with` blocks."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
 
 # --------------------------------------------------------------------------------------------------- the file
+
+
+def noted(name: str) -> Any:
+    """What the file says under a name; None where it says nothing."""
+    return _read().get(name)
+
+
+def note(name: str, entry: Any) -> None:
+    """Write an entry to the file, unless that is one which somebody wrote for any device."""
+    entries = _read()
+    if ANY not in entries:
+        _write({**entries, name: entry})
 
 
 def _file() -> Path:
@@ -309,7 +322,7 @@ class Measured:
         if key not in self.taken:
             with_doubles = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
             device = default_device()
-            self.taken[key] = _on_a_thread(lambda: _alone(op.payload, device, with_doubles))
+            self.taken[key] = on_a_thread(lambda: _alone(op.payload, device, with_doubles))
         seconds = self.taken[key]
         return self.roofline.seconds(graph, op) if seconds is None else seconds
 

@@ -174,6 +174,7 @@ class _Lookup:
             "differentiated": program.differentiated,
             "sparse": tuple(sorted(program.sparse)),
             "policy": wanted.options.policy,
+            **({"offload": True} if wanted.options.offload else {}),
             "environment": environment(),
         }
         bounds = {"budget": (budget.fraction, budget.peak_bytes)}

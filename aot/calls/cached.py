@@ -132,7 +132,7 @@ class CachedCalls:
             keep_unused=options.keep_unused,
             sparse=options.sparse_gradients if request.kind == "step" else (),
             derivatives=None if request.kind == "call" else options.conventions,
-            how=None if request.kind == "call" else (*how, options.policy),
+            how=None if request.kind == "call" else (*how, options.policy, options.offload),
         )
 
     # --------------------------------------------------------------------------------------------- the programs
@@ -173,7 +173,8 @@ class CachedCalls:
     def _compiled(self, key: str, request: _Request, source: Primal, traced: Traced) -> Runner:
         """Cut, compile and store the function and its derivative."""
         cut, sparse = traced.partition(), traced.program.sparse
-        names = ("step",) if request.kind == "step" else ("forward", "keeping backward")
+        is_one = request.kind == "step" and not cut.is_apart
+        names = ("step",) if is_one else ("forward", "keeping backward")
         with Stage("compile", self.name):
             programs = tuple(map(cut.jits.compiled, names))
         residuals = tuple((r.kind, r.index) for r in cut.residuals)

@@ -98,4 +98,4 @@ def running(call: Call, consts: Sequence[Any], entry: Entry, programs: tuple[Any
         del keep
         return programs[1](*residuals, *cotangents)
 
-    return Runner(call, Programs(run, backward), tuple(consts), handed_back, residuals)
+    return Runner(call, Programs(run, backward), tuple(consts), handed_back, residuals, is_apart=len(programs) == 2)

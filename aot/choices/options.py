@@ -11,13 +11,14 @@ from typing import Any
 from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.aot.choices.policies import GivenPolicy, read_policy
-from jointcut.partition.errors import CacheError, PlanError, StrategyError, TraceError, choices, message
+from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.prices.policies import Policy, constraints_of
 from jointcut.partition.prices.rules import Constraint
+from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
@@ -64,6 +65,8 @@ class Options(Record):
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         policy: what must or should become of single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
             policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
+        offload: whether a budget's search may also offload what the policy does not name.
+        check_offload: whether a small step is checked before anything is first offloaded on a kind of device.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -86,6 +89,8 @@ class Options(Record):
     derivatives: str | Conventions = "jax"
     check: str | None = None
     policy: GivenPolicy | Policy | None = None
+    offload: bool = False
+    check_offload: bool = True
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -210,9 +215,25 @@ class WantedPlan:
 
 
 def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
-    """The constraints that the options' policy puts on values of a program; raises as `constraints_of` does."""
+    """The constraints that the options' policy puts on values of a program.
+
+    Raises as `constraints_of` does, and `PolicyError` where the device has no host memory and something is to be there.
+    """
     policy = read_policy(options.policy)
-    return () if policy is None else constraints_of(policy, graph)
+    found = () if policy is None else constraints_of(policy, graph)
+    if options.offload:
+        _refuse_without_host("offload", "is True")
+    if asking := next((c for c in found if c.demand.is_for_host), None):
+        _refuse_without_host(f"policy: {graph.where(asking.value)}", f"is {asking.reason}")
+    return found
+
+
+def _refuse_without_host(where: str, asked: str) -> None:
+    """Raise `PolicyError` if the device has no host memory that it copies to by itself."""
+    kinds = jaxprs.memory_kinds()
+    if jaxprs.HOST not in kinds:
+        what = f"{asked}, and the device has no {jaxprs.HOST} memory; it has {', '.join(kinds)}."
+        raise PolicyError(message(where, what, "Keep values on the device, or ask for MUST_RECOMPUTE."))
 
 
 def wanted_plan(

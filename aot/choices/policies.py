@@ -1,5 +1,10 @@
 """Read a policy: what a user demands of single values, by names, scopes and primitives.
 
+Scopes are those of `jax.named_scope`, of jitted functions and of modules. Where several keys name a value, a MUST goes
+before a PREFER, then a `checkpoint_name` before a function, that before scopes and primitives, then the first of the
+dict. A policy of JAX's saves what it finds saveable wherever the backward reads it; all else is computed again, except
+what must run once and what a loop hands on.
+
 >>> from jointcut import aot
 >>> read_policy({"attention_out": aot.MUST_SAVE, "encoder/*": aot.PREFER_RECOMPUTE})
 (('attention_out', <CheckpointPolicy.MUST_SAVE: 'must save'>),
@@ -12,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jointcut.partition.errors import PolicyError, message
-from jointcut.partition.prices.policies import OFFLOAD_CURE, Key, Policy, shown
+from jointcut.partition.prices.policies import Key, Policy, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.wrappers.record import choice
 
@@ -27,15 +32,16 @@ PREFER_SAVE = CheckpointPolicy.PREFER_SAVE
 MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 #: In a policy: computing it again counts as no time; for `"min_cut"` its bytes count ten times.
 PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
-#: In a policy: to wait in host memory. No plan does this yet, and it is refused.
+#: In a policy: never computed again, and in host memory (`pinned_host`) until the backward reads it, wherever it has a
+#: use for it. Refused for outputs of the function and for values in a conditional or in a step of `aot.while_loop`.
 MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
-#: In a policy: preferably to wait in host memory. No plan does this yet, and it is refused.
+#: In a policy: in host memory if it is saved, and computing it again counts as with `PREFER_SAVE`. It has no effect on
+#: outputs of the function, and on values in a conditional or in a step of `aot.while_loop`.
 PREFER_OFFLOAD = CheckpointPolicy.PREFER_OFFLOAD
 
 #: A policy as users give it: a dict from keys to demands, or a policy of `jax.checkpoint_policies`.
 GivenPolicy = Mapping[Key, CheckpointPolicy] | Callable[..., Any]
 
-_LATER = (MUST_OFFLOAD, PREFER_OFFLOAD)
 _EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 
 choice(CheckpointPolicy)  # records may hold it
@@ -44,7 +50,7 @@ choice(CheckpointPolicy)  # records may hold it
 def read_policy(policy: GivenPolicy | Policy | None) -> Policy | None:
     """The policy as rules in order, or one of JAX's as it is; None where nothing is demanded.
 
-    Raises `PolicyError` for anything else, and for a demand that no plan can follow yet.
+    Raises `PolicyError` for anything else.
     """
     if policy is None or callable(policy):
         return policy
@@ -63,7 +69,5 @@ def _refuse(key: Any, demand: Any) -> None:
         raise PolicyError(message("policy", f"has the key {key!r}.", cure))
     where = f"policy[{shown(key)}]"
     if not isinstance(demand, CheckpointPolicy):
-        names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy if member not in _LATER)
+        names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy)
         raise PolicyError(message(where, f"is {demand!r}.", f"Give one of {names}."))
-    if demand in _LATER:
-        raise PolicyError(message(where, f"is {demand.name}, and no plan moves values to the host yet.", OFFLOAD_CURE))

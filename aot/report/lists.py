@@ -15,7 +15,7 @@ from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.drawing.picture import file_and_line, type_of
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.plan import Plan, in_segments
-from jointcut.partition.plans.saved import Saved
+from jointcut.partition.plans.saved import DEVICE, Saved
 from jointcut.partition.prices.flops import flops
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, Graph, Op
 from jointcut.partition.program.outline import PSEUDO, Outline
@@ -29,7 +29,7 @@ class SavedRow:
     """One saved array: its `bytes` (all copies of a loop), its type, and the op, module and user's line that make it.
 
     `needed_by` names the ops of the backward that read it, `reason` says why it is not recomputed, `value` is its id in
-    the graph.
+    the graph, and `memory` where it waits, "device" or "pinned_host".
     """
 
     value: int
@@ -40,6 +40,7 @@ class SavedRow:
     line: str
     needed_by: str
     reason: str
+    memory: str = DEVICE
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Lists:
         path, line = self.path(maker), self.outline.lines[maker]
         is_final = plan.strategy == "save_all" or self.planner.problem.verdicts[s.value].not_recomputed
         reason = s.reason if is_final else self._instead(s, plan) or s.reason
-        return SavedRow(s.value, s.bytes, type_, s.op, path, line, self._needed_by(s.value, late), reason)
+        reason = replace(s, reason=reason).why
+        return SavedRow(s.value, s.bytes, type_, s.op, path, line, self._needed_by(s.value, late), reason, s.memory)
 
     def _instead(self, s: Saved, plan: Plan) -> str:
         """The reason that names what would be saved to compute a value again; empty where nothing would."""

@@ -21,7 +21,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from jointcut.aot.budget.axes import optional
-from jointcut.aot.budget.pareto import Pareto, ParetoPoint
+from jointcut.aot.budget.pareto import Pareto
 from jointcut.aot.report import drawing, table
 from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
@@ -32,7 +32,6 @@ from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
 from jointcut.partition.plans.plan import Plan, in_segments
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.roles import Side
 
 JSON = dict[str, Any]
 
@@ -48,6 +47,7 @@ _WHAT = {
     "saved for the backward": "Arrays that the forward hands to the backward",
     "most alive in the forward": "Arrays at once, without arguments and results",
     "most alive in the backward": "Arrays at once, without arguments and results",
+    "offloaded to host memory": "Arrays that wait in host memory between the halves",
     "arguments and results": "What the caller holds, and the gradients",
     "temporaries of the compiled step": "The peak without arguments and results",
 }
@@ -63,6 +63,7 @@ class Totals:
     Bytes: `saved_bytes` between the halves, `forward_bytes` and `backward_bytes` the most that temporaries take at
     once in each half, `fixed_bytes` of arguments and results, `peak_bytes` the predicted peak of the whole step.
     `again_ops`, `again_flops` and `again_seconds` are of ops that run twice, `step_flops` of a step without them.
+    `offloaded_bytes` wait in host memory between the halves.
     """
 
     saved_bytes: int
@@ -75,6 +76,7 @@ class Totals:
     again_flops: float
     again_seconds: float
     step_flops: float
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,8 @@ class Report:
             ("most alive in the backward", ours.backward_bytes, plain.backward_bytes),
             ("arguments and results", ours.fixed_bytes, plain.fixed_bytes),
         ]
+        if ours.offloaded_bytes:
+            figures.insert(1, ("offloaded to host memory", ours.offloaded_bytes, plain.offloaded_bytes))
         if self.account is None:
             return figures
         return [*figures, ("temporaries of the compiled step", self.account.temp_bytes, self.account.plain_temp_bytes)]
@@ -380,21 +384,3 @@ def _loop(loop: Nested) -> JSON:
 
 def _segments(loops: Iterable[tuple[int, int, int]]) -> list[JSON]:
     return [{"loop": loop, "steps": steps, "kept_steps": kept} for loop, steps, kept in loops]
-
-
-def totals(
-    life: Lifetimes, plan: Plan, here: ParetoPoint, fixed_bytes: int, again: tuple[AgainRow, ...], flops: float
-) -> Totals:
-    """The figures of a plan; `life` lists its buffers, `here` is its point on the front, `flops` are of a step."""
-    return Totals(
-        plan.bytes_saved,
-        len(plan.saved),
-        life.peak_bytes(Side.FORWARD),
-        life.peak_bytes(Side.BACKWARD),
-        here.peak_bytes,
-        fixed_bytes,
-        sum(row.count for row in again),
-        sum(row.flops for row in again),
-        sum(row.seconds for row in again),
-        flops,
-    )

@@ -56,12 +56,16 @@ def _pool() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class ProgramMemory(Record):
-    """XLA's account of one compiled program, in bytes."""
+    """XLA's account of one compiled program, in bytes of the device's memory.
+
+    `host_bytes` are those of arguments, outputs and temporaries in host memory.
+    """
 
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
     alias_bytes: int
+    host_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -77,15 +81,19 @@ class ProgramMemory(Record):
         return cls.of(function.lower(*arguments).compile(compiler_options=weighing_options()))
 
     @classmethod
-    def of(cls, executable: Any) -> ProgramMemory:
-        """Read `memory_analysis()` of a `jax.stages.Compiled`."""
+    def of(cls, executable: Any, on_host: tuple[int, int] = (0, 0)) -> ProgramMemory:
+        """Read `memory_analysis()` of a `jax.stages.Compiled`.
+
+        `on_host` are the bytes of its arguments and of its outputs that are arrays in host memory: XLA:CPU counts these
+        as the device's.
+        """
         stats = executable.memory_analysis()
-        return cls(
-            stats.argument_size_in_bytes,
-            stats.output_size_in_bytes,
-            stats.temp_size_in_bytes,
-            stats.alias_size_in_bytes,
-        )
+        arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+        host = stats.host_argument_size_in_bytes + stats.host_output_size_in_bytes + stats.host_temp_size_in_bytes
+        host -= stats.host_alias_size_in_bytes
+        if not host and any(on_host):
+            arguments, outputs, host = arguments - on_host[0], outputs - on_host[1], sum(on_host)
+        return cls(arguments, outputs, stats.temp_size_in_bytes, stats.alias_size_in_bytes, host)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,8 @@ class Memory(Record):
     """Memory of a training step, in bytes, from XLA's accounts of its programs.
 
     `step` is the one program that `value_and_grad` runs, None if it runs two. `beside_bytes` counts arrays that the
-    caller holds during the backward but that are not its arguments: outputs and unread inputs.
+    caller holds during the backward but that are not its arguments: outputs and unread inputs. All are of the device's
+    memory, but for `host_residual_bytes`, the residuals in host memory.
     """
 
     forward: ProgramMemory
@@ -101,6 +110,13 @@ class Memory(Record):
     step: ProgramMemory | None
     residual_bytes: int
     beside_bytes: int
+    host_residual_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """The most bytes in host memory that a program has there."""
+        programs = (self.step,) if self.step is not None else (self.forward, self.backward)
+        return max(program.host_bytes for program in programs)
 
     @property
     def peak_bytes(self) -> int:
@@ -136,13 +152,16 @@ class Timings(Record):
 
 
 def donated(halves: Halves) -> tuple[int, ...]:
-    """Positions of residuals whose buffers the backward can reuse for gradients; the user sees none of them."""
+    """Positions of residuals whose buffers the backward can reuse for gradients; the user sees none of them.
+
+    Those in host memory cannot: a gradient is in the device's.
+    """
     backward, _ = jaxprs.opened(halves.backward)
     free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
     chosen = []
     for i, residual in enumerate(halves.residuals):
         aval = backward.invars[i].aval
-        if residual.kind == "saved" and (aval.shape, aval.dtype) in free:
+        if residual.kind == "saved" and not jaxprs.is_on_host(aval) and (aval.shape, aval.dtype) in free:
             free.remove((aval.shape, aval.dtype))
             chosen.append(i)
     return tuple(chosen)

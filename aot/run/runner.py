@@ -22,6 +22,7 @@ from jointcut.aot.run.pullback import Backward, Pullback, Run
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
+from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.metadata.schemas import TensorAlias
@@ -57,6 +58,7 @@ class Runner:
         handed_back: outputs that are inputs or earlier outputs, which the programs do not return.
         residuals: the origin of each leading input of the backward.
         signed: returns the signature of the programs for the pullback; None if there is no trace.
+        is_apart: whether `value_and_grad` runs both halves as two programs.
     """
 
     call: Call
@@ -65,6 +67,7 @@ class Runner:
     handed_back: Mapping[int, TensorAlias] = field(default_factory=dict)
     residuals: tuple[Residual, ...] = ()
     signed: Callable[[], GraphSignature] | None = None
+    is_apart: bool = False
     _backwards: dict[Any, Backward] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def result(self, bound: Bound) -> Any:
@@ -73,14 +76,19 @@ class Runner:
 
     def value_and_grad(self, bound: Bound) -> Any:
         """Like `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
+        if self.is_apart:
+            return self.value_and_grad_in_two(bound)
         results = self._restored(self.programs.run("step", self.flat(bound)), bound)
         count = len(self.call.results.avals)
         return self._in_trees(results[:count], results[count:], bound)
 
     def value_and_grad_in_two(self, bound: Bound) -> Any:
         """Like `value_and_grad`, by two programs; the second may overwrite the residuals."""
-        ones = self.call.ones()
+        if not self.call.is_scalar:
+            self.call.ones()  # raises
         outputs, residuals = self.forward(bound)
+        is_explicit = jaxprs.is_explicit(getattr(outputs[0], "sharding", None))  # only the output knows its devices
+        ones = [jnp.ones_like(outputs[0])] if is_explicit and self.call.is_train else self.call.ones()
         return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
 
     def _in_trees(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
@@ -109,7 +117,7 @@ class Runner:
     def ready(self, name: str) -> Ready | None:
         """The program for a "call" or "step", if a call only needs to run it on arrays, else None."""
         tree = self._step_tree if name == "step" else self._result_tree
-        if tree is None or not self.call.enters_as_it_is:
+        if tree is None or not self.call.enters_as_it_is or (name == "step" and self.is_apart):
             return None
         program = self.programs.ready("step" if name == "step" else "alone")
         return None if program is None else (program, self.consts, tree)

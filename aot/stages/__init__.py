@@ -7,6 +7,7 @@ every call.
 
 Files, in reading order:
 
+    offloading: Set up the planning problem of a program, and check first that what is offloaded comes back as it was.
     under_transform: Cut a program inside an outer transformation, within the budget of its options.
     gradient: Convert the pair of halves to the form of TorchScript's `Gradient`.
     debug: Run a call half by half, and check types and numbers.

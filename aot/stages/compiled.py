@@ -83,10 +83,13 @@ class Compiled:
         beside = sum(graph.values[v].saved_bytes for v in outside if v is not None)
         saved = self.cut.split.residual_bytes
         step = self._memory_of("step") if self.executables == 1 else None
-        return Memory(self._memory_of("forward"), self._memory_of("backward"), step, saved, beside)
+        forward, backward = map(self._memory_of, ("forward", "backward"))
+        return Memory(forward, backward, step, saved, beside, halves.host_bytes)
 
     def _memory_of(self, program: str) -> ProgramMemory:
-        return ProgramMemory.of(self.cut.jits.compiled(program))
+        size = self.cut.split.halves.host_bytes
+        on_host = {"forward": (0, size), "backward": (size, 0)}.get(program, (0, 0))
+        return ProgramMemory.of(self.cut.jits.compiled(program), on_host)
 
     @cached_property
     def cost(self) -> Cost:

@@ -159,10 +159,11 @@ class Cut:
 
         `executables` is the number of programs of `value_and_grad`: 1 (the default for a scalar output) or 2. One
         program needs less memory, since it frees residuals early; two are a little faster (`make bench` shows both).
+        For a plan that offloads the default is 2 on a CPU, where one program keeps all its arrays in one memory.
         """
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
-        executables = executables or (1 if self.traced.is_scalar else 2)
+        executables = executables or (1 if self.traced.is_scalar and not self.is_apart else 2)
         compiled = Compiled(self, executables)  # pyright: ignore[reportArgumentType]
         if not self.jits.has_compiled(*names_of(executables)):
             with Stage("compile", self.traced.name):
@@ -184,12 +185,18 @@ class Cut:
     @property
     def jitted(self) -> Runner:
         """The runner of programs that are compiled at the first call."""
-        return self._runners.of("jitted", lambda: self._running(jitted(self.jits, self._open().backward)))
+        make = self._running
+        return self._runners.of("jitted", lambda: make(jitted(self.jits, self._open().backward), self.is_apart))
 
     @property
     def executables(self) -> Runner:
         """The runner of programs that are compiled for the types of the signature."""
         return self._runners.of("executables", lambda: self._running(executables(self.jits)))
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the halves run as two programs although one could run both: only so they offload anything."""
+        return bool(self.plan.offloaded) and not self.split.problem.backend.moves_inside
 
     def checked(self) -> Runner:
         """A runner of one call, half by half, that checks every result; see `aot.debug`."""
@@ -205,15 +212,16 @@ class Cut:
     def _open(self) -> Open:
         return Open.of(self.traced.call, self.split.halves, self.traced.handed_back)
 
-    def _running(self, programs: Programs) -> Runner:
-        traced = self.traced
-        return Runner(traced.call, programs, traced.consts, traced.handed_back, self.residuals, lambda: self.signature)
+    def _running(self, programs: Programs, is_apart: bool = False) -> Runner:
+        traced, signed = self.traced, lambda: self.signature
+        known = traced.consts, traced.handed_back, self.residuals, signed, is_apart
+        return Runner(traced.call, programs, *known)
 
     def _residual_structs(self, jits: Jits) -> list[Any]:
         """The types of the backward's inputs; residuals have the shardings that the forward gives them."""
         traced, inputs = self.traced, self.traced.structs
         closed = self.split.backward
-        structs = [s if jaxprs.is_reference(s) else s.update(sharding=None) for s in jaxprs.input_structs(closed)]
+        structs = [*map(jaxprs.unplaced, jaxprs.input_structs(closed))]
         if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
             # `output_shardings` below would also count references.
             references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}
@@ -223,6 +231,6 @@ class Cut:
         after = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, leaves)
         shardings = verify.routed(self.residuals, before, after, len(traced.program.results.avals))
         for i, sharding in enumerate(shardings):
-            if sharding is not None and len(sharding.device_set) > 1:
+            if sharding is not None and (len(sharding.device_set) > 1 or jaxprs.lies_on_host(sharding)):
                 structs[i] = structs[i].update(sharding=sharding)
         return structs

@@ -13,8 +13,8 @@ from jointcut.aot.choices.limits import Budget
 from jointcut.aot.report import sections
 from jointcut.aot.report.derived import derived, derived_section
 from jointcut.aot.report.held import held, one_after_the_other
-from jointcut.aot.report.lists import Lists
-from jointcut.aot.report.report import JSON, Account, Report, totals
+from jointcut.aot.report.lists import AgainRow, Lists
+from jointcut.aot.report.report import JSON, Account, Report, Totals
 from jointcut.aot.report.rivals import rivals
 from jointcut.aot.report.tried import Met, Tried, try_budgets
 from jointcut.aot.run.compile import ProgramMemory
@@ -26,7 +26,9 @@ from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, lifetimes
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.outline import outline
 from jointcut.partition.program.places import place_of
-from jointcut.partition.search.budget import Candidate, Planner
+from jointcut.partition.program.roles import Side
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.search.mincut import save_all
 
 if TYPE_CHECKING:
@@ -92,13 +94,32 @@ def gather(
     less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
     flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None
     report = Report(
-        name, plan, totals(mine, plan, here, fixed, again, flops), totals(plains, uncut, there, fixed, (), flops),
+        name, plan, _totals(mine, plan, here, fixed, again, flops), _totals(plains, uncut, there, fixed, (), flops),
         rows.saved(plan), again, less, scale.front(front, there, account), account, jax.default_backend(),
         mine, plains, (), None if default is None else default.bytes_saved, tried,
         derived(cut.traced.program.changes, cut.traced.options.conventions),
     )  # fmt: skip
     marks = [(rival, scale.point(point(planner.candidate(candidate)))) for rival, candidate in rivals(planner)]
     return replace(report, sections=_sections(report, planner, _budgets(report, marks), lives is None))
+
+
+def _totals(
+    life: Lifetimes, plan: Plan, here: ParetoPoint, fixed_bytes: int, again: tuple[AgainRow, ...], flops: float
+) -> Totals:
+    """The figures of a plan; `life` lists its buffers, `here` is its point on the front, `flops` are of a step."""
+    return Totals(
+        plan.bytes_saved,
+        len(plan.saved),
+        life.peak_bytes(Side.FORWARD),
+        life.peak_bytes(Side.BACKWARD),
+        here.peak_bytes,
+        fixed_bytes,
+        sum(row.count for row in again),
+        sum(row.flops for row in again),
+        sum(row.seconds for row in again),
+        flops,
+        plan.bytes_offloaded,
+    )
 
 
 @dataclass(frozen=True)

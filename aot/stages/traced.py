@@ -22,12 +22,13 @@ from jointcut.aot.budget.fit import planner_for
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
-from jointcut.aot.choices.options import Options, demands, wanted_plan
+from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import GivenPolicy, read_policy
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.offloading import problem_for
 from jointcut.aot.stages.weighing import Weighing
 from jointcut.aot.trace.analyse import analyse, plain_meta
 from jointcut.aot.trace.joint import Joint
@@ -36,12 +37,12 @@ from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.figures import counted
 from jointcut.partition.nesting.read import read
-from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
@@ -230,7 +231,7 @@ class Traced:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
-        return Problem.of(self.graph, constraints=demands(self.options, self.graph), backend=Backend.here())
+        return problem_for(self.graph, self.options)
 
     @cached_property
     def planner(self) -> Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,12 @@ class Weighing:
     @property
     def ways(self) -> Ways[Compiled]:
         """How plans are compiled, and how they are weighed; steps of two programs are not weighed."""
-        return Ways(self.measure, self._scales.weigh if self.is_quick else None)
+        return Ways(self.measure, self._weigh_all if self.is_quick else None)
 
     @property
     def ways_to_tell(self) -> Ways[Compiled]:
         """How plans are weighed for a report, which runs none of them; they are compiled where that is as quick."""
-        return Ways(self._weigh, self._scales.weigh) if self.is_quick else self.ways
+        return Ways(self._weigh, self._weigh_all) if self.is_quick else self.ways
 
     @property
     def is_quick(self) -> bool:
@@ -59,14 +60,22 @@ class Weighing:
             self._compiled[key] = Weighed(compiled, *figures)
         return self._compiled[key]
 
+    def _weigh_all(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
+        """Weigh plans; those whose halves run apart are compiled."""
+        others = iter(self._scales.weigh([plan for plan in plans if not self._cut(plan).is_apart]))
+        return [self.measure(plan) if self._cut(plan).is_apart else next(others) for plan in plans]
+
     def _weigh(self, plan: Plan) -> Weighed[Compiled]:
+        if self._cut(plan).is_apart:
+            return self.measure(plan)
         return replace(self._scales.weigh([plan])[0], made=Compiled(self._cut(plan), self.executables))
 
     def take(self, plan: Plan, held: Held) -> Weighed[Compiled]:
         """A plan with known figures, to be compiled when it first runs."""
         key = plan.key
         if key not in self._compiled:
-            compiled = Compiled(self._cut(plan), self.executables)
+            cut = self._cut(plan)
+            compiled = Compiled(cut, 2 if cut.is_apart else self.executables)
             self._compiled[key] = Weighed(compiled, held.peak_bytes, held.activation_bytes, held.compile_ms)
         return self._compiled[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jointcut.partition.drawing.page.page import framed, page
@@ -29,7 +30,7 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
 
 def table(plan: Plan, shown: int = 12) -> JSON:
     """The values that a plan saves as a table of a page: a row for each group that reads the same, largest first."""
-    rows = grouped(plan.saved)
+    rows = grouped(replace(s, reason=s.why) for s in plan.saved)
     columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
     cells = [_cells(s) for s in rows]
     keys = [[_size(own), *texts[1:]] for own, texts in zip(rows, cells, strict=True)]

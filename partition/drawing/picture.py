@@ -255,7 +255,7 @@ class _View:
         lines = [short(line) for line in tree.lines]
         sources = list(dict.fromkeys(["", *lines]))
         at = {line: i for i, line in enumerate(sources)}
-        texts = list(dict.fromkeys(s.reason for s in self.plan.saved)) if self.plan else []
+        texts = list(dict.fromkeys(s.why for s in self.plan.saved)) if self.plan else []
         scopes = [{"parent": s.parent, "name": s.name, "kind": s.kind, "detail": s.detail} for s in tree.scopes]
         nodes = {
             "name": [graph.ops[op].name for op, _ in self.nodes],
@@ -300,7 +300,7 @@ class _View:
         return self.late[value.maker]
 
     def _values(self, values: Sequence[Value], lines: Sequence[str], at: Mapping[str, int], texts: list[str]) -> JSON:
-        reasons = {} if self.plan is None else {s.value: s.reason for s in self.plan.saved}
+        reasons = {} if self.plan is None else {s.value: s.why for s in self.plan.saved}
         makers = [v.maker for v in values]
         nodes = [-1 if m is None else self.early.get(m, self.late.get(m, -1)) for m in makers]
         sizes = {} if self.plan is None else {s.value: s.bytes for s in self.plan.saved}

@@ -31,7 +31,8 @@ class Counter(Followed[int | None]):
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
     `tails` are, for a value that is stacked in the last steps alone, that stack. If `names_barriers`, a barrier makes
-    new names for the buffers that it reads, as `xla` needs it.
+    new names for the buffers that it reads, as `xla` needs it. Unless it `moves_inside`, a value goes into host memory,
+    or is read there, without a copy of its own: as a result of one program and an argument of another.
     """
 
     level: Level = field(default_factory=Level)
@@ -39,10 +40,12 @@ class Counter(Followed[int | None]):
     starts: dict[int, int] = field(default_factory=dict)
     tails: dict[int, int] = field(default_factory=dict)
     names_barriers: bool = False
+    moves_inside: bool = True
 
     def copied(self) -> Counter:
         """The same rows of the top of the program, to be continued."""
-        kept = {"starts": dict(self.starts), "tails": dict(self.tails)}
+        kept: dict[str, Any] = {"starts": dict(self.starts), "tails": dict(self.tails)}
+        kept |= {"copies": dict(self.copies), "on_host": set(self.on_host)}
         return replace(self, env=dict(self.env), written=set(), level=self.level.copied(), **kept)
 
     def given(self, v: int) -> int:
@@ -89,6 +92,31 @@ class Counter(Followed[int | None]):
         made = self.buffer(v)
         self.row([self.want(v)], [made], None, maker, 1, "reduce_precision")
         return made
+
+    def copied_out(self, v: int) -> int | None:
+        """A buffer in host memory; the value's own where nothing is copied."""
+        atom = self.want(v)
+        if atom is None or not self.moves_inside:
+            self.hosted([] if atom is None else [self.raw(atom)])
+            return atom
+        return self.moved(v, atom, "offload")
+
+    def copied_in(self, v: int, atom: int | None) -> int | None:
+        """A buffer of the device; that in host memory where nothing is copied."""
+        return self.moved(v, atom, "fetch") if self.moves_inside else atom
+
+    def moved(self, v: int, atom: int | None, name: str) -> int:
+        """Count a copy from one memory to the other."""
+        maker = self.graph.maker_of(v)
+        assert maker is not None, "an input of the program is not saved"
+        made = self.buffer(v, lengths_between(self.graph, v, self.region.loop))
+        self.hosted([made] if name == "offload" else [])
+        self.row([atom], [made], None, maker, 1, name)
+        return made
+
+    def hosted(self, buffers: Iterable[int]) -> None:
+        """Note buffers in host memory."""
+        self.level.host.update(buffers)
 
     def row(
         self,
@@ -163,7 +191,8 @@ class Counter(Followed[int | None]):
         inner.level.handed += [(b, inner.want(following[v]) if v in following else None) for v, b in given.items()]
         kept = [inner.want(end) for v in carried if (end := ends[v]) is not None]
         inner.level.carried.update(inner.raw(b) for b in kept if b is not None)
-        inner.level.stacks.update(inner.raw(b) for b in map(inner.want, step.stacks) if b is not None)
+        inner.level.stacks.update(inner.raw(b) for b in map(inner.leaving, step.stacks) if b is not None)
+        self.on_host.update(v for v in step.stacks if v in inner.copies or v in inner.on_host)
         return inner
 
     def reads(self, step: Enter, inner: Counter, made: Sequence[int] = ()) -> list[int | None]:
@@ -195,6 +224,7 @@ class Counter(Followed[int | None]):
             self.define(v, self.buffer(v, lengths_between(graph, v, self.region.loop)))
             for v in (*step.stacks, *body.own)
         ]
+        self.hosted(b for v in step.stacks if v in self.on_host and (b := self.env[v]) is not None)
         makes = [b for b in (*carried, *stacks, *others) if b is not None]
         carries = zip(carried, self.begins(step), strict=True)
         self.row(reads, makes, inside, graph.ops[step.op], trips, body.kind, carries)
@@ -276,7 +306,7 @@ class Counter(Followed[int | None]):
 
     def another(self, region: Region, parent: Counter | None, unchanged: frozenset[int] = frozenset()) -> Counter:
         """The rows of another region, none so far."""
-        kept = {"bodies": self.bodies, "names_barriers": self.names_barriers}
+        kept = {"bodies": self.bodies, "names_barriers": self.names_barriers, "moves_inside": self.moves_inside}
         return Counter(self.graph, region, parent, unchanged=unchanged, **kept)
 
     def divided(self, step: Segments) -> tuple[Counter, list[int | None], Enter]:

@@ -52,10 +52,19 @@ class Halves:
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes alive between the halves, beyond what the caller holds."""
+        """Bytes alive in the device's memory between the halves, beyond what the caller holds."""
+        return sum(jaxprs.aval_bytes(aval) for aval in self._saved() if not jaxprs.is_on_host(aval))
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes alive in host memory between the halves."""
+        return sum(jaxprs.aval_bytes(aval) for aval in self._saved() if jaxprs.is_on_host(aval))
+
+    def _saved(self) -> Iterator[Any]:
+        """The types of what the forward returns for the backward alone."""
         backward, _ = jaxprs.opened(self.backward)
         pairs = zip(backward.invars, self.residuals, strict=False)
-        return sum(jaxprs.aval_bytes(v.aval) for v, r in pairs if r.kind == "saved")
+        return (v.aval for v, r in pairs if r.kind == "saved")
 
 
 def emit(graph: Graph, schedule: Schedule) -> Halves:
@@ -81,7 +90,7 @@ def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[_Key, An
     top.run(schedule.forward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
     kept = [(key, atom) for key, atoms in top.kept.items() for atom in atoms]
-    closed = jaxprs.build(invars, [*results, *map(top.want, handed), *(atom for _, atom in kept)], top.eqns)
+    closed = jaxprs.build(invars, [*results, *map(top.leaving, handed), *(atom for _, atom in kept)], top.eqns)
     return closed, [(key, atom.aval) for key, atom in kept]
 
 
@@ -89,6 +98,7 @@ def _backward(graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]]
     top = _Writer(graph, graph.regions[TOP], None)
     primals = graph.role_inputs(Role.PRIMAL)
     values = [*schedule.handed, *primals]
+    top.on_host.update(schedule.offloaded)
     fed = [top.define(v, top.fresh(v, TOP)) for v in values]
     first = [jaxprs.fresh(aval) for _, aval in kept]
     for (key, _), var in zip(kept, first, strict=True):
@@ -138,8 +148,23 @@ class _Writer(Followed[Any]):
     kept: dict[_Key, list[Any]] = field(default_factory=dict)
 
     def fresh(self, v: int, loop: int) -> Any:
-        """A new variable."""
-        return jaxprs.fresh(jaxprs.stacked(self.graph.values[v].payload, lengths_between(self.graph, v, loop)))
+        """A new variable; in host memory if the value is there."""
+        aval = jaxprs.stacked(self.graph.values[v].payload, lengths_between(self.graph, v, loop))
+        return jaxprs.fresh(jaxprs.on_host(aval) if v in self.on_host else aval)
+
+    def copied_out(self, v: int) -> Any:
+        """Write a copy to host memory."""
+        return self.moved(self.want(v), True)
+
+    def copied_in(self, v: int, atom: Any) -> Any:
+        """Write a copy from host memory."""
+        return self.moved(atom, False)
+
+    def moved(self, atom: Any, to_host: bool) -> Any:
+        """Write a copy from one memory to the other."""
+        eqn, copy = jaxprs.moved(atom, to_host)
+        self.eqns.append(eqn)
+        return copy
 
     def literal(self, payload: Any) -> Any:
         """The literal itself."""
@@ -194,9 +219,10 @@ class _Writer(Followed[Any]):
         inner = _Writer(graph, region, self, unchanged=frozenset(body.carried_in).difference(carried))
         carry = [inner.define(v, inner.fresh(v, body.loop)) for v in carried]
         inner.run(step.steps)
-        results = [inner.read(region, carries[v].following) for v in carried] + [inner.want(v) for v in step.stacks]
+        results = [inner.read(region, carries[v].following) for v in carried] + [inner.leaving(v) for v in step.stacks]
         results += [inner.read(region, v) for v in body.repeated] if starts is None else []
         closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], results, inner.eqns)
+        self.on_host.update(v for v in step.stacks if v in inner.copies or v in inner.on_host)
         outvars = [jaxprs.fresh(v.aval) for v in carry] + [self.fresh(v, self.region.loop) for v in step.stacks]
         outvars += [self.fresh(v, self.region.loop) for v in body.own] if starts is None else []
         first = [self.read(home, carries[v].start) if starts is None else inner.fresh(v, body.loop) for v in carried]

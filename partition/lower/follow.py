@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Segments, Step, Wait, Write
+from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Round, Run, Segments, Step, Wait, Write
 from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region
 
 Atom = TypeVar("Atom")
@@ -24,7 +24,8 @@ class Followed(ABC, Generic[Atom]):
     Of a loop's body, `consts` and `xs` are the atoms that it takes from around: values read whole, and stacks read step
     by step. `unchanged` are carried values that each step hands on as they are: they are read whole. `before` are the
     atoms of values that wait, to be put back. `held` are those that stand for a value once a cotangent is there,
-    `written` those that are in memory for their readers.
+    `written` those that are in memory for their readers. `on_host` are the values whose atom here is in host memory,
+    `copies` the atoms in host memory of values that leave as such.
     """
 
     graph: Graph
@@ -37,6 +38,8 @@ class Followed(ABC, Generic[Atom]):
     before: dict[int, Atom] = field(default_factory=dict)
     held: dict[tuple[int, int], Atom] = field(default_factory=dict)
     written: set[Atom] = field(default_factory=set)
+    on_host: set[int] = field(default_factory=set)
+    copies: dict[int, Atom] = field(default_factory=dict)
 
     @abstractmethod
     def fresh(self, v: int, loop: int) -> Atom:
@@ -53,6 +56,14 @@ class Followed(ABC, Generic[Atom]):
     @abstractmethod
     def rounded(self, v: int) -> Atom:
         """The atom of a value at the precision of its type."""
+
+    @abstractmethod
+    def copied_out(self, v: int) -> Atom:
+        """The atom of a copy in host memory."""
+
+    @abstractmethod
+    def copied_in(self, v: int, atom: Atom) -> Atom:
+        """The atom of a copy in the device's memory of one in host memory."""
 
     @abstractmethod
     def op(self, op: Op, apart: bool) -> None:
@@ -91,8 +102,20 @@ class Followed(ABC, Generic[Atom]):
             self.consts[v] = self.fresh(v, around)
             return self.define(v, self.consts[v])
         stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
+        if self.parent.has_on_host(stack):
+            self.on_host.add(v)
         self.xs[stack] = self.fresh(v, self.region.loop)
         return self.define(v, self.xs[stack])
+
+    def has_on_host(self, v: int) -> bool:
+        """Whether a value, or the steps of it that a loop around this level takes, are in host memory here."""
+        if v in self.on_host or v in self.env or self.parent is None:
+            return v in self.on_host
+        return self.parent.has_on_host(v)
+
+    def leaving(self, v: int) -> Atom:
+        """The atom of a value as it leaves this level: its copy in host memory, if there is one."""
+        return self.copies[v] if v in self.copies else self.want(v)
 
     def run(self, steps: Iterable[Step]) -> None:
         """Follow steps, in order."""
@@ -109,11 +132,15 @@ class Followed(ABC, Generic[Atom]):
                     self.write(step.value)
                 case Round():
                     self.define(step.value, self.rounded(step.value))
+                case Offload():
+                    self.copies[step.value] = self.copied_out(step.value)
+                case Fetch():
+                    self.fetch(step)
                 case Keep():
                     self.keep(step)
                 case Segments():
                     self.segments(step)
-            if self.before and not (isinstance(step, Wait | Write | Round) or _is_again(step)):
+            if self.before and not (isinstance(step, Wait | Write | Round | Fetch) or _is_again(step)):
                 self.env.update(self.before)
                 self.before.clear()
 
@@ -131,6 +158,16 @@ class Followed(ABC, Generic[Atom]):
         atom = self.want(v)
         if atom not in self.written:
             self.written.add(self.define(v, self.barrier([atom])[0]))
+
+    def fetch(self, step: Fetch) -> None:
+        """Copy a value in from host memory, if it is there."""
+        atom = self.want(step.value)
+        if step.value not in self.on_host:
+            return
+        if step.cotangent is not None:
+            atom = self.barrier([atom, self.want(step.cotangent)])[0]
+        self.on_host.discard(step.value)
+        self.define(step.value, self.copied_in(step.value, atom))
 
 
 def _is_again(step: Step) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any, NamedTuple
 
 from jointcut.partition.figures import human_bytes
@@ -121,7 +121,8 @@ class Row(NamedTuple):
 class Level:
     """The rows of one level of a program, in order, and its buffers: their sizes, and a value, stack or type of each.
 
-    `free` buffers belong to somebody else and are not counted; so do `ends`, which are kept until the end. In the body
+    `free` buffers belong to somebody else and are not counted; so do `ends`, which are kept until the end. Those of
+    `host` lie in host memory, and count for its peak alone. In the body
     of a loop, `carried` buffers are kept until the body's end, and those of `stacks` go into a stack at once. `written`
     buffers lie in memory for their readers. Nothing may be added once a figure has been asked for.
 
@@ -135,6 +136,7 @@ class Level:
     sizes: list[int] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     free: set[int] = field(default_factory=set)
+    host: set[int] = field(default_factory=set)
     ends: set[int] = field(default_factory=set)
     carried: set[int] = field(default_factory=set)
     stacks: set[int] = field(default_factory=set)
@@ -179,7 +181,7 @@ class Level:
         """For each buffer the last row that reads it, directly or through fused rows, or -1; and whether it counts."""
         rows, made = self.rows, self.made
         last, fused = self._last_reads()
-        free = self.free | self.ends
+        free = self.free | self.ends | self.host
         for i in range(len(rows) - 1, -1, -1):  # the operand of an in-place update lies where its result lies
             row = rows[i]
             if row.name in UPDATING and row.makes[0] in free and row.into is not None and last[row.into] == i:
@@ -243,6 +245,15 @@ class Level:
             for b in ending[i]:
                 now -= sizes[b]
         return most, at
+
+    @cached_property
+    def host_peak(self) -> int:
+        """The most bytes alive at once in host memory; those of a step in a loop lie in the stack around it."""
+        change = [0] * (len(self.rows) + 2)
+        for b in self.host - self.free:
+            change[max(self.made[b], 0)] += self.sizes[b]
+            change[max(self.lives[0][b], self.made[b], 0) + 1] -= self.sizes[b]
+        return max(accumulate(change))
 
     @cached_property
     def ending(self) -> list[list[int]]:

@@ -42,10 +42,14 @@ class Replay:
 
 @dataclass(frozen=True)
 class Rows:
-    """Both halves of a schedule as rows; the first `forward` of them are the forward's."""
+    """Both halves of a schedule as rows; the first `forward` of them are the forward's.
+
+    `host_bytes` are the most that are alive at once in host memory.
+    """
 
     level: Level
     forward: int
+    host_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -82,12 +86,12 @@ class Replayer:
         graph, forward = self.graph, self.forward(schedule.forward)
         level = forward.level
         count = len(level.rows)
-        backward = replace(self.counter(), level=level)
+        backward = replace(self.counter(), level=level, on_host=set(schedule.offloaded))
         for v in graph.role_inputs(Role.PRIMAL):
             backward.define(v, forward.want(v))
         cotangents = graph.role_inputs(Role.COTANGENT)
         given = [*map(backward.given, cotangents)]
-        atoms = [*map(forward.want, schedule.handed), *forward.starts.values(), *forward.tails.values(), *given]
+        atoms = [*map(forward.leaving, schedule.handed), *forward.starts.values(), *forward.tails.values(), *given]
         if schedule.runs_again:
             level.middle = len(level.barriers)
             atoms = backward.barrier(atoms)
@@ -100,12 +104,19 @@ class Replayer:
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
         level.ends.update(level.same.get(b, b) for b in results if b is not None)
-        return Rows(level, count) if self.arranger is None else _in_order(self.arranger.arranged(level), level, count)
+        host_bytes = level.host_peak if level.host else 0
+        if self.arranger is None:
+            return Rows(level, count, host_bytes)
+        if level.host:  # results of the forward, as the compiler sees it
+            level = level.copied()
+            level.ends |= level.host
+        return replace(_in_order(self.arranger.arranged(level), level, count), host_bytes=host_bytes)
 
     def counter(self) -> Counter:
         """The rows of the top of the program, none so far."""
         top, follows = self.graph.regions[TOP], self.backend.is_followed
-        return Counter(self.graph, top, None, bodies=self.bodies, names_barriers=follows)
+        kept = {"bodies": self.bodies, "names_barriers": follows, "moves_inside": self.backend.moves_inside}
+        return Counter(self.graph, top, None, **kept)
 
     def forward(self, steps: Iterable[Step]) -> Counter:
         """The rows of a forward.

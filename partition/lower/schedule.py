@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from jointcut.partition.errors import PlanError, message
+from jointcut.partition.lower.moves import fetched, sent
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
 from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write, runs
@@ -88,7 +89,11 @@ class _Halves:
             made = {v for loop in divided.values() for v in loop.levels[-1].stacks}
             handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
             backward = tuple(_unwound(divided[s.op], s) if _is_in(s, divided) else s for s in backward)
-        return Schedule(self.forward(handed, list(divided.values())), tuple(handed), backward, self.graph)
+        forward = self.forward(handed, list(divided.values()))
+        if away := frozenset(self.plan.offloaded).intersection(handed) - self.outputs:
+            forward = sent(self.graph, self.problem.sides, forward, away)
+            backward = fetched(self.problem, backward, away)
+        return Schedule(forward, tuple(handed), backward, self.graph)
 
     def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
         """The forward, which keeps the carried values where the segments of divided loops start."""

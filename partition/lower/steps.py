@@ -16,7 +16,9 @@
         }
 
 A number after `#` is an op of the graph, one after `%` a value. `emit` writes what stands here and decides nothing, and
-`replay` counts its bytes. `written` reads the text back. A loop in segments has two blocks around it:
+`replay` counts its bytes. `written` reads the text back. What waits in host memory is copied there where it is made
+(`offload %5`), and back ahead of its reader (`fetch %5`, or `fetch %5 after %1` once a cotangent is there), in a loop
+step by step. A loop in segments has two blocks around it:
 
     keep %2 every 8 steps {
         loop #1 stacks {
@@ -51,6 +53,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jointcut.partition.program.graph import Graph
 
@@ -84,6 +87,27 @@ class Round:
     """Bring a value to the precision of its type, which the compiler may exceed."""
 
     value: int
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Copy a value to host memory; what leaves for the backward is the copy.
+
+    In a loop one step is copied at a time, and the stack is one of copies.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Copy a value back from host memory, for all that reads it from here on; one step of it in a loop.
+
+    The copy does not start before a `cotangent` is there, if one is named.
+    """
+
+    value: int
+    cotangent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +165,7 @@ class Segments:
         return (self.rerun.loop if isinstance(self.rerun, Keep) else self.rerun).stacks
 
 
-Step = Run | Wait | Write | Round | Enter | Keep | Segments
+Step = Run | Wait | Write | Round | Offload | Fetch | Enter | Keep | Segments
 
 
 @dataclass(frozen=True)
@@ -166,6 +190,11 @@ class Schedule:
         handed = f"handed:{_values(self.handed)}"
         return "".join(f"{line}\n" for line in ("forward:", *forward, handed, "backward:", *backward))
 
+    @cached_property
+    def offloaded(self) -> frozenset[int]:
+        """The values that leave for the backward in host memory."""
+        return frozenset(moved(self.forward))
+
     @property
     def runs_again(self) -> bool:
         """Whether the backward computes anything that the forward computes too."""
@@ -188,6 +217,15 @@ def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
                 yield from runs([step.rerun, step.then])
 
 
+def moved(steps: Iterable[Step]) -> Iterator[int]:
+    """The values that some steps copy to host memory, those in loops included."""
+    for step in steps:
+        if isinstance(step, Offload):
+            yield step.value
+        elif isinstance(step, Enter):
+            yield from moved(step.steps)
+
+
 def _loops(step: Keep) -> list[Enter]:
     return [step.loop] if step.whole is None else [step.loop, step.whole]
 
@@ -208,6 +246,11 @@ def _lines(steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:
                 yield f"{pad}write %{step.value}"
             case Round():
                 yield f"{pad}round %{step.value}"
+            case Offload():
+                yield f"{pad}offload %{step.value}"
+            case Fetch():
+                late = "" if step.cotangent is None else f" after %{step.cotangent}"
+                yield f"{pad}fetch %{step.value}{late}"
             case Enter():
                 head = f"{'again ' * step.again}loop #{step.op} stacks{_values(step.stacks)}"
                 yield from _block(head, step.steps, graph, pad)

@@ -8,7 +8,19 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write
+from jointcut.partition.lower.steps import (
+    Enter,
+    Fetch,
+    Keep,
+    Offload,
+    Round,
+    Run,
+    Schedule,
+    Segments,
+    Step,
+    Wait,
+    Write,
+)
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.roles import Role
 
@@ -24,7 +36,8 @@ def parse(text: str, graph: Graph) -> Schedule:
 _LINES = (
     (re.compile(r"(run|again)( apart)? #(\d+) (\S+)"), "run"),
     (re.compile(r"wait %(\d+) for %(\d+)"), "wait"),
-    (re.compile(r"(write|round) %(\d+)"), "touch"),
+    (re.compile(r"(write|round|offload) %(\d+)"), "touch"),
+    (re.compile(r"fetch %(\d+)(?: after %(\d+))?"), "fetch"),
     (re.compile(r"(again )?loop #(\d+) stacks((?: %\d+)*) \{"), "enter"),
     (re.compile(r"keep((?: %\d+)*) every ([1-9]\d*) steps(?: but the last ([1-9]\d*))? \{"), "keep"),
     (re.compile(r"segments of ([1-9]\d*) steps from((?: %\d+)*)(?: after the last ([1-9]\d*))? \{"), "segments"),
@@ -119,7 +132,12 @@ class _Reader:
 
     def touch(self, how: str, value: str) -> None:
         self.note((self.value(value),))
-        self.steps().append((Write if how == "write" else Round)(self.value(value)))
+        self.steps().append({"write": Write, "round": Round, "offload": Offload}[how](self.value(value)))
+
+    def fetch(self, value: str, cotangent: str | None) -> None:
+        step = Fetch(self.value(value), None if cotangent is None else self.value(cotangent))
+        self.note((step.value, *([] if step.cotangent is None else [step.cotangent])))
+        self.steps().append(step)
 
     def enter(self, again: str | None, op: str, stacks: str) -> None:
         holder, values = self.op(op, OPEN_LOOP), self.values(stacks)

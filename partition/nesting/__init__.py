@@ -10,4 +10,5 @@ Files, in reading order:
     scans: Read a scan and write one: whole, or in segments, forward and again in the backward.
     kinds: List the kinds of ops whose program can be opened, by the names of their primitives.
     read: Read a joint jaxpr into a graph, with each forward loop joined to the loops that read it.
+    slots: Lay what the branches of a conditional keep in slots that they share, since only one branch runs.
 """

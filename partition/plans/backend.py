@@ -33,6 +33,8 @@ class Backend:
         spreading: ops that the compiler hands to a library of kernels, with the elementwise chain before them. If an op
             elsewhere, such as one of the backward, reads a number of that chain too, the compiler spreads the number
             over an array.
+        moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
+            arrays that pass from one program to another do.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
     """
@@ -42,6 +44,7 @@ class Backend:
     read_written: frozenset[str] = frozenset()
     spreading: frozenset[str] = frozenset()
     is_followed: bool = False
+    moves_inside: bool = True
 
     @classmethod
     def here(cls) -> Backend:
@@ -90,6 +93,7 @@ CPU = Backend(
     read_written=frozenset({"conv_general_dilated", "dot_general"}),
     spreading=frozenset({"reduce_max", "reduce_min", "reduce_sum"}),
     is_followed=True,
+    moves_inside=False,
 )
 
 

@@ -26,6 +26,7 @@ class Overruled:
         what: the value's type, its op and the user's line.
         bytes: what saving the value takes.
         seconds: what its op takes once more, by the cost model; None where ops have no prices.
+        is_computed_again: whether the plan computes it again; else it saves it in the device's memory.
     """
 
     value: int
@@ -34,32 +35,41 @@ class Overruled:
     what: str
     bytes: int
     seconds: float | None
-
-    @property
-    def is_computed_again(self) -> bool:
-        """Whether the value was to be saved, and is computed again."""
-        return self.demand is CheckpointPolicy.PREFER_SAVE
+    is_computed_again: bool
 
 
-def overruled(problem: Problem, saved: frozenset[int], again: frozenset[int]) -> tuple[Overruled, ...]:
-    """The preferences that a plan does not follow: it saves the values `saved`, and computes others `again`.
+def overruled(
+    problem: Problem, saved: frozenset[int], again: frozenset[int], offloaded: frozenset[int] = frozenset()
+) -> tuple[Overruled, ...]:
+    """The preferences that a plan does not follow.
 
-    Raises `PlanError` where it saves a value that must be recomputed.
+    It saves the values `saved`, of these some in host memory (`offloaded`), and computes others `again`. Raises
+    `PlanError` where it saves a value that must be recomputed, or saves one on the device that must be offloaded.
     """
+    on_device = saved - offloaded
     out: list[Overruled] = []
     for c in problem.constraints:
         if c.demand is CheckpointPolicy.MUST_RECOMPUTE and c.value in saved:
             cure = "Save what it is computed from, or take that key out of the policy."
             where = problem.graph.where(c.value)
             raise PlanError(message(where, f"is saved by the plan, and may not be: {c.reason}.", cure))
-        broken = {CheckpointPolicy.PREFER_SAVE: again, CheckpointPolicy.PREFER_RECOMPUTE: saved}
+        if c.demand is CheckpointPolicy.MUST_OFFLOAD and c.value in on_device:
+            cure = "Name it in Plan.of(..., offloaded=[...]), or take that key out of the policy."
+            where = problem.graph.where(c.value)
+            raise PlanError(message(where, f"is saved on the device by the plan, and may not be: {c.reason}.", cure))
+        broken = {
+            CheckpointPolicy.PREFER_SAVE: again,
+            CheckpointPolicy.PREFER_RECOMPUTE: saved,
+            CheckpointPolicy.PREFER_OFFLOAD: again | on_device,
+        }
         if c.value in broken.get(c.demand, ()):
             value, op = problem.graph.values[c.value], problem.graph.maker_of(c.value)
             trips = f"{value.copies} x " if value.copies > 1 else ""
             made = f" {op.name} {problem.graph.origin_of(op)[1]}" if op else ""
             seconds = problem.seconds[op.id] if op and problem.seconds else None
             what = f"{trips}{value.dtype}{list(value.shape)}{made}"
-            out.append(Overruled(c.value, c.demand, c.reason, what, problem.prices[c.value], seconds))
+            size, is_again = problem.on_device[c.value], c.value in again
+            out.append(Overruled(c.value, c.demand, c.reason, what, size, seconds, is_again))
     return tuple(out)
 
 
@@ -72,7 +82,10 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
         times = f"{len(own)} times " if len(own) > 1 else ""
         size = human_bytes(sum(row.bytes for row in own))
         if own[0].is_computed_again:
-            cost = f"saving it would have kept {size} more"
+            kept = "saving" if own[0].demand is CheckpointPolicy.PREFER_SAVE else "offloading"
+            cost = f"{kept} it would have kept {size} more"
+        elif own[0].demand is CheckpointPolicy.PREFER_OFFLOAD:
+            cost = f"it keeps {size} on the device"
         else:
             known = [row.seconds for row in own if row.seconds is not None]
             took = f"taken {1e3 * sum(known):,.3f} ms" if known else f"run {counted(len(own), 'op')} again"
@@ -82,7 +95,7 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
 
 def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
     """A line for each reason to save values of which a plan saves none, since its backward has no use for them."""
-    musts = [c for c in (problem.constraints if problem else ()) if c.demand is CheckpointPolicy.MUST_SAVE]
+    musts = [c for c in (problem.constraints if problem else ()) if c.demand.is_must_keep]
     kept = {c.reason for c in musts if c.value in saved}
     for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):
         yield f"{reason}: none is saved, as the backward reads none of these values and computes nothing from them"

@@ -18,14 +18,19 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
-from jointcut.partition.plans.saved import Saved, listed
+from jointcut.partition.plans.saved import DEVICE, Saved, listed
+from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
+from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.sides import Sides
 
-#: The values that a plan saves, its loops in segments, the kept steps of these, and the values that it drops.
-PlanKey = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[int, ...]]
+#: The values that a plan saves, its loops in segments, the kept steps of these, and the values that it drops and those
+#: that it offloads.
+PlanKey = tuple[
+    tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[int, ...], tuple[int, ...]
+]
 
 
 def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
@@ -65,6 +70,7 @@ class Plan(Shown):
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
             once more.
+        offloaded: those of `saved` that wait in host memory, and are copied back for the backward.
         nested: the loops whose steps are cut on their own, each with its own plan.
         forms: the cheaper forms of values that it takes: what they are made of is kept.
         overruled: the preferences that it does not follow, and what following them would have cost.
@@ -83,6 +89,7 @@ class Plan(Shown):
     bytes_spared: int = 0
     kept_steps: tuple[tuple[int, int], ...] = ()
     dropped: tuple[int, ...] = ()
+    offloaded: tuple[int, ...] = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
     forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
     overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
@@ -96,7 +103,7 @@ class Plan(Shown):
     @property
     def key(self) -> PlanKey:
         """What tells the plan from the others of its program: those of one key run the same programs."""
-        return self.values, self.segments, self.kept_steps, self.dropped
+        return self.values, self.segments, self.kept_steps, self.dropped, self.offloaded
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:
@@ -106,8 +113,13 @@ class Plan(Shown):
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes alive between the halves, beyond what the caller holds."""
-        return sum(s.bytes for s in self.saved) - self.bytes_spared
+        """Bytes alive in the device's memory between the halves, beyond what the caller holds."""
+        return sum(s.bytes for s in self.saved) - self.bytes_spared - self.bytes_offloaded
+
+    @property
+    def bytes_offloaded(self) -> int:
+        """Bytes that wait in host memory between the halves."""
+        return sum(s.bytes for s in self.saved if s.is_offloaded)
 
     @property
     def is_told(self) -> bool:
@@ -141,7 +153,9 @@ class Plan(Shown):
         if self.problem is None:
             raise PlanError(message("plan", "does not know its program.", "Make it with Plan.of(graph, saved=[...])."))
         dropped = f"drops {counted(len(self.dropped), 'value')} between its readers and computes each once more"
-        notes = [*(f"runs {text}" for text in in_segments(self.loops_in_segments)), *[dropped] * bool(self.dropped)]
+        away = f"offloads {counted(len(self.offloaded), 'value')}, and the policy below keeps them on the device"
+        notes = [*(f"runs {text}" for text in in_segments(self.loops_in_segments))]
+        notes += [*[dropped] * bool(self.dropped), *[away] * bool(self.offloaded)]
         return to_policy(self.problem, self.values, notes)
 
     def __str__(self) -> str:
@@ -173,6 +187,8 @@ class Plan(Shown):
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
             yield f"peak {self.peak_bytes:,} bytes"
+        if self.offloaded:
+            yield f"{counted(len(self.offloaded), 'value')}, {self.bytes_offloaded:,} bytes offloaded to host memory"
         if self.dropped:
             yield f"{counted(len(self.dropped), 'value')} dropped between their readers"
         yield from in_segments(self.loops_in_segments)
@@ -193,10 +209,12 @@ class Plan(Shown):
         bytes_spared: int = 0,
         kept_steps: Iterable[tuple[int, int]] = (),
         dropped: Iterable[int] = (),
+        offloaded: Iterable[int] | None = None,
     ) -> Plan:
         """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
-        The other arguments fill the fields of the same names. Raises `PlanError` where the plan does not close.
+        The other arguments fill the fields of the same names; unless told, those of the saved values are `offloaded` of
+        which the problem's constraints demand it. Raises `PlanError` where the plan does not close.
         """
         problem = as_problem(program)
         graph, sides = problem.graph, problem.sides
@@ -205,23 +223,25 @@ class Plan(Shown):
         _existing(problem, chosen)
         runs = needed(problem, frozenset(chosen))
         again = sorted(runs.ops)
-        records = tuple(_saved(graph, v, problem.prices[v], reasons.get(v, "")) for v in chosen)
+        away = sorted(problem.to_host.intersection(chosen) if offloaded is None else set(offloaded))
+        records = tuple(_saved(problem, v, v in away, reasons.get(v, "")) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
-        figures += (tuple(sorted(set(dropped))),)
+        figures += (tuple(sorted(set(dropped))), tuple(away))
         kept = sides.outputs.union(chosen)
         forms = tuple(form for form in graph.forms if form.source in kept)
         plan = cls(strategy, records, recomputed, deferred, *figures, tuple(graph.nested.values()), forms)
         return _lawful(problem, plan, runs)
 
 
-def _saved(graph: Graph, v: int, price: int, reason: str) -> Saved:
-    value = graph.values[v]
+def _saved(problem: Problem, v: int, is_away: bool, reason: str) -> Saved:
+    graph, value = problem.graph, problem.graph.values[v]
     op = graph.maker_of(v)
     name, (scope, source) = (op.name, graph.origin_of(op)) if op else ("input", ("", value.label))
-    return Saved(v, value.shape, value.dtype, value.copies, price, name, scope, source, reason)
+    size, memory = (value.saved_bytes, HOST) if is_away else (problem.on_device[v], DEVICE)
+    return Saved(v, value.shape, value.dtype, value.copies, size, name, scope, source, reason, memory)
 
 
 def _existing(problem: Problem, values: Iterable[int]) -> None:
@@ -299,7 +319,10 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _dropped(graph, plan)
     _segmented(graph, plan)
-    return replace(plan, problem=problem, overruled=overruled(problem, saved, read))
+    _offloaded(problem, plan)
+    found = overruled(problem, saved, read, frozenset(plan.offloaded))
+    is_known = plan.problem is problem and plan.overruled == found
+    return plan if is_known else replace(plan, problem=problem, overruled=found)
 
 
 def _dropped(graph: Graph, plan: Plan) -> None:
@@ -311,6 +334,19 @@ def _dropped(graph: Graph, plan: Plan) -> None:
             raise PlanError(message(where, "is not computed again in the backward.", cure))
         if graph.ops[again[v]].name == OPEN_LOOP:
             raise PlanError(message(where, "is made by a loop, which runs again only once.", "Drop other values."))
+
+
+def _offloaded(problem: Problem, plan: Plan) -> None:
+    graph, in_segments = problem.graph, {loop for loop, _ in plan.segments}
+    for v in plan.offloaded:
+        where = f"plan.offloaded[%{v}]"
+        if v not in plan.values:
+            raise PlanError(message(where, "is not saved.", "Offload values of plan.saved."))
+        if why := not_offloaded(graph, problem.sides, v):
+            raise PlanError(message(where, f"cannot be offloaded: {why}.", "Save it on the device, or not at all."))
+        if not in_segments.isdisjoint(graph.ancestors[graph.values[v].loop]):
+            cure = "Let the loop run whole: segments make what they need again."
+            raise PlanError(message(where, "is made in a loop that runs in segments.", cure))
 
 
 def _fits_program(graph: Graph, plan: Plan) -> None:

@@ -97,7 +97,9 @@ def _only(these: Iterable[Any], others: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _identity(item: Any) -> Any:
-    return (item.value, item.shape, item.dtype, item.copies, item.bytes, item.op) if isinstance(item, Saved) else item
+    if not isinstance(item, Saved):
+        return item
+    return item.value, item.shape, item.dtype, item.copies, item.bytes, item.op, item.memory
 
 
 def _delta(before: Any, after: Any) -> Any:

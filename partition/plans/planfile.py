@@ -3,7 +3,8 @@
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
 contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
-segment. `dropped` is there if there are such values. Nothing in the text is ever run. `scope` and `source` are for
+segment. `dropped` is there if there are such values, and `"memory": "pinned_host"` with each saved value that is
+offloaded. Nothing in the text is ever run. `scope` and `source` are for
 people: they differ between machines, so they are neither compared nor taken over. A plan also serves a program with the
 same forward and another backward (`twins`).
 
@@ -39,6 +40,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import Saved
 from jointcut.partition.plans.twins import in_order, twins
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.text import parse, show
 
@@ -87,7 +89,8 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 
 def _entry(saved: Saved) -> dict[str, Any]:
-    return asdict(saved) | {"shape": list(saved.shape)}
+    entry = asdict(saved) | {"shape": list(saved.shape)}
+    return entry if saved.is_offloaded else {key: value for key, value in entry.items() if key != "memory"}
 
 
 def _program(graph: Graph) -> list[str]:
@@ -148,6 +151,11 @@ def _is_amount(given: Any, where: str) -> None:
         raise _refuse(where, f"is {_shown(given)}, not a finite number from 0 up.")
 
 
+def _is_host(given: Any, where: str) -> None:
+    if given != HOST:
+        raise _refuse(where, f"is {_shown(given)}, not {_shown(HOST)}: other values have no such entry.")
+
+
 def _or_null(check: _Check) -> _Check:
     return lambda given, where: None if given is None else check(given, where)
 
@@ -194,7 +202,7 @@ _has_types = _record(
         **dict.fromkeys(("version", "bytes_saved"), _is_count),
         **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
         **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
-        "saved": _list_of(_record(_saved)),
+        "saved": _list_of(_record(_saved, {"memory": _is_host})),
         "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
         "figures": _record(_figures),
         "written_for": _list_of(_is_text),
@@ -275,6 +283,7 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
         segments=segments,
         kept_steps=kept_steps,
         dropped=[moved[v] for v in plan.dropped],
+        offloaded=[moved[v] for v in plan.offloaded],
     )
 
 
@@ -296,6 +305,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
         segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
         kept_steps=((entry["loop"], entry["kept"]) for entry in document["segments"] if "kept" in entry),
         dropped=document.get("dropped", ()),
+        offloaded=[entry["value"] for entry in document["saved"] if "memory" in entry],
         **document["figures"],
     )
     _same_saved(document["saved"], plan, graph)

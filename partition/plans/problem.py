@@ -12,7 +12,7 @@ from typing import Self
 
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
@@ -29,7 +29,7 @@ class Problem:
     Attributes:
         graph: the joint program.
         sides: what must run forward and what backward.
-        prices: for each value the bytes that saving it keeps alive between the halves.
+        prices: for each value the bytes of the device that saving it keeps alive between the halves.
         verdicts: for each value the rules that forbid saving or recomputing it.
         constraints: the demands on single values, which the verdicts follow.
         backend: the backend that the halves are compiled for.
@@ -63,6 +63,8 @@ class Problem:
         sides, demands = classify(graph), tuple(constraints)
         prices, verdicts = saving_bytes(graph, sides), judge(graph, sides, demands)
         made = cls(graph, sides, tuple(prices), tuple(verdicts), demands, backend)
+        if made.to_host:
+            made = replace(made, prices=tuple(0 if v in made.to_host else p for v, p in enumerate(prices)))
         return made if model is None else made.timed(model)
 
     def timed(self, model: CostModel) -> Self:
@@ -80,19 +82,30 @@ class Problem:
         return tuple(c for c in self.constraints if not c.demand.is_must)
 
     @cached_property
+    def to_host(self) -> frozenset[int]:
+        """The values that wait in host memory if they are saved."""
+        asked = (c.value for c in self.constraints if c.demand.is_for_host)
+        return frozenset(v for v in asked if not not_offloaded(self.graph, self.sides, v))
+
+    @cached_property
+    def on_device(self) -> tuple[int, ...]:
+        """For each value the bytes that saving it in the device's memory keeps alive, whatever is demanded."""
+        return tuple(saving_bytes(self.graph, self.sides)) if self.to_host else self.prices
+
+    @cached_property
     def weighed(self) -> tuple[float, ...]:
         """The seconds of each op as a search weighs them; where nothing is preferred, they are `seconds`.
 
-        The op of a value that is preferred saved takes longer, by `PREFERRED` times the seconds that writing and
-        reading the value takes. That of a value that is preferred recomputed takes no time.
+        The op of a value that is preferred saved or offloaded takes longer, by `PREFERRED` times the seconds that
+        writing and reading the value takes. That of a value that is preferred recomputed takes no time.
         """
         if not self.preferences or not self.seconds or self.model is None:
             return self.seconds
         weighed = list(self.seconds)
         for c in self.preferences:
             maker = self.graph.values[c.value].maker
-            if maker is not None and c.demand is CheckpointPolicy.PREFER_SAVE:
-                weighed[maker] += PREFERRED * self.model.saving_seconds(self.prices[c.value])
+            if maker is not None and c.demand in (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_OFFLOAD):
+                weighed[maker] += PREFERRED * self.model.saving_seconds(self.graph.values[c.value].saved_bytes)
             elif maker is not None and c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
                 weighed[maker] = 0.0
         return tuple(weighed)

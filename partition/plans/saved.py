@@ -11,6 +11,10 @@ from typing import Any, ClassVar, Protocol, TypeVar
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
 
+#: The memory of the device, as `Saved.memory` names it.
+DEVICE = "device"
+
+
 class _Told(Protocol):
     """A row about an array: a dataclass."""
 
@@ -39,6 +43,7 @@ class Saved:
         scope: the name stack under which it was traced.
         source: the user's line.
         reason: why it is saved rather than recomputed.
+        memory: where it waits, `"device"` or `"pinned_host"`.
     """
 
     value: int
@@ -50,11 +55,22 @@ class Saved:
     scope: str
     source: str
     reason: str
+    memory: str = DEVICE
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether it waits in host memory."""
+        return self.memory != DEVICE
+
+    @property
+    def why(self) -> str:
+        """That it is offloaded, if it is, and why it is saved."""
+        return f"{'offloaded, ' * self.is_offloaded}{self.reason}"
 
     def __str__(self) -> str:
         """The value's type, where it is made and why it is saved, on one line."""
         trips = f"{self.copies} x " if self.copies > 1 else ""
-        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.reason}"
+        return f"{trips}{self.dtype}{list(self.shape)} {self.op} {self.source}: {self.why}"
 
 
 def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:

@@ -61,6 +61,8 @@ class Roofline:
         bytes_per_s: bytes read and written.
         fresh_bytes_per_s: the same for memory that is newly handed to the program: on a CPU the system hands out large
             buffers page by page, at a tenth of the speed. None means that this rate is `bytes_per_s`.
+        host_bytes_per_s: bytes copied between the device's memory and the host's, each way. None means that it is
+            measured where something may be offloaded.
 
     Raises `PlanError` for a rate that is not positive and finite.
     """
@@ -69,12 +71,13 @@ class Roofline:
     elementwise_per_s: float
     bytes_per_s: float
     fresh_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse rates that are not positive and finite."""
         for rate in fields(self):
             given = getattr(self, rate.name)
-            if given is None and rate.name == "fresh_bytes_per_s":
+            if given is None and rate.name in ("fresh_bytes_per_s", "host_bytes_per_s"):
                 continue
             if not (_is_finite(given) and given > 0):
                 cure = "Give what the device does in a second, or measure it."

@@ -28,9 +28,9 @@ import jax
 
 from jointcut.partition.errors import PolicyError, message, nearest
 from jointcut.partition.nesting.read import read
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
-from jointcut.partition.program.jaxprs import Jaxpr, asked, build, inner_jaxprs, opened
+from jointcut.partition.program.jaxprs import HOST, Jaxpr, asked, build, inner_jaxprs, opened
 from jointcut.partition.program.places import modules_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Role, Roles, Side
@@ -47,6 +47,7 @@ _NAME, _PREDICATE, _KIND = range(3)  # how a key names a value, the most particu
 
 _CURES = {
     CheckpointPolicy.MUST_SAVE: "Ask for MUST_RECOMPUTE or nothing there, or take the value out of what forbids it.",
+    CheckpointPolicy.MUST_OFFLOAD: "Ask for MUST_SAVE, MUST_RECOMPUTE or nothing there.",
     CheckpointPolicy.MUST_RECOMPUTE: "Ask for MUST_SAVE or nothing there; PREFER_RECOMPUTE yields to such a rule.",
 }
 
@@ -54,7 +55,8 @@ _CURES = {
 def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tuple[Constraint, ...]:
     """Return the constraints that a policy puts on the values of a program's forward.
 
-    In a part of a program (`is_part`), as in the branch of a conditional, a key may name nothing.
+    In a part of a program (`is_part`), as in the branch of a conditional, a key may name nothing, and nothing is
+    offloaded: branches share the space of what they keep.
 
     Raises `PolicyError` where a key names nothing, where two MUSTs demand different things of a value, and where a MUST
     demands what a rule forbids: saving a value that the user's `jax.checkpoint` keeps out, or computing again one that
@@ -62,7 +64,7 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
     value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. JAX's
     policies yield to such rules.
     """
-    arrays = _Arrays(graph, classify(graph))
+    arrays = _Arrays(graph, classify(graph), is_part)
     if callable(policy):
         return tuple(arrays.of_jax(policy))
     found = [(array, _strongest(graph, array, policy, arrays.keys_of(array, policy))) for array in arrays.all]
@@ -132,6 +134,7 @@ class Array:
 class _Arrays:
     graph: Graph
     sides: Sides
+    is_part: bool
     met: set[int] = field(default_factory=set)  # places of rules that named something
 
     @cached_property
@@ -169,6 +172,8 @@ class _Arrays:
         """The constraints that a rule puts on an array."""
         reason = f"{demand.name} by {key}"
         for v in self.bound(array, demand):
+            if demand is CheckpointPolicy.PREFER_OFFLOAD and self.not_offloaded(v):
+                continue
             if demand.is_must and (why := self.forbidden(v, demand)):
                 where = self.graph.where(v)
                 raise PolicyError(message(f"policy: {where}", f"is {reason}, but {why}.", _CURES[demand]))
@@ -190,29 +195,35 @@ class _Arrays:
     def forbidden(self, v: int, demand: CheckpointPolicy) -> str:
         """The rule against a MUST, in words; empty where there is none."""
         verdict = self.verdicts[v]
-        if demand is CheckpointPolicy.MUST_SAVE:
-            return verdict.not_saved
+        if demand.is_must_keep:
+            return verdict.not_saved or self.not_offloaded(v) * demand.is_for_host
         if v not in self.useful:
             return ""
         if v in self.sides.escaping:
             return verdict.not_recomputed
         return "" if verdict.is_costly else verdict.not_recomputed
 
+    def not_offloaded(self, v: int) -> str:
+        """Why a value cannot wait in host memory, in words; empty where it can."""
+        if self.is_part:
+            return "it is made in a conditional, whose branches share the space of what they keep"
+        return not_offloaded(self.graph, self.sides, v)
+
     def of_jax(self, policy: Callable[..., Any]) -> Iterator[Constraint]:
         """What a policy of JAX's says of each array: saved where the backward reads it, or computed again."""
         key = _title(policy)
         for array in self.all:
             answers = [asked(policy, op.payload) for op in map(self.graph.maker_of, array.values) if op and op.payload]
-            if None in answers:
-                what = f"asks to offload {self.graph.where(array.values[-1])}, and no plan does this yet."
-                raise PolicyError(message(f"policy {key}", what, OFFLOAD_CURE))
             demand = CheckpointPolicy.MUST_SAVE if any(answers) else CheckpointPolicy.MUST_RECOMPUTE
+            for memory in (answer for answer in answers if isinstance(answer, str)):
+                if memory != HOST:
+                    what = f"asks to move {self.graph.where(array.values[-1])} to {memory!r}."
+                    raise PolicyError(message(f"policy {key}", what, f"Offload to {HOST!r}."))
+                if not self.not_offloaded(self.last(array)):
+                    demand = CheckpointPolicy.MUST_OFFLOAD
             for v in self.bound(array, demand):
                 if not self.forbidden(v, demand) and (array.is_forward or demand in _RECOMPUTE):
                     yield Constraint(v, demand, f"{demand.name} by {key}")
-
-
-OFFLOAD_CURE = "Name values to save or to compute again: MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE."
 
 
 def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:

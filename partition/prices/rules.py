@@ -59,14 +59,33 @@ class CheckpointPolicy(enum.Enum):
     PREFER_RECOMPUTE = "prefer to recompute"
     """Computing it again counts as no time, and where only bytes count, saving it as more than it takes."""
     MUST_OFFLOAD = "must offload"
-    """It must wait in host memory; no plan does this yet."""
+    """It is never computed again: it waits in host memory wherever the backward has a use for it."""
     PREFER_OFFLOAD = "prefer to offload"
-    """It had better wait in host memory; no plan does this yet."""
+    """Where it is saved it waits in host memory, and computing it again counts as more than it takes."""
 
     @property
     def is_must(self) -> bool:
         """Whether it holds under every budget, and is no price."""
         return self.name.startswith("MUST")
+
+    @property
+    def is_must_keep(self) -> bool:
+        """Whether the value is never computed again."""
+        return self in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_OFFLOAD)
+
+    @property
+    def is_for_host(self) -> bool:
+        """Whether the value waits in host memory if it is saved."""
+        return self.name.endswith("OFFLOAD")
+
+
+def not_offloaded(graph: Graph, sides: Sides, v: int) -> str:
+    """Why a value of the forward cannot wait in host memory, in words; empty where it can."""
+    if v in sides.outputs:
+        return "it is an output, which the caller gets in the device's memory"
+    if v not in graph.arrays:
+        return "it is no array of numbers"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +119,11 @@ def _demanded(verdict: Verdict, c: Constraint, escapes: bool) -> Verdict:
     A value that `escapes` its loop is computed again with the whole loop or not at all, whatever is demanded of it.
     """
     is_hard = bool(verdict.not_recomputed) and (escapes or not verdict.is_costly)
-    if c.demand is CheckpointPolicy.MUST_SAVE:
+    if c.demand.is_must_keep:
         return Verdict("", c.reason)
     if c.demand is CheckpointPolicy.MUST_RECOMPUTE:
         return replace(verdict, not_saved=c.reason) if is_hard else Verdict(c.reason)
-    if c.demand is CheckpointPolicy.PREFER_SAVE:
+    if c.demand in (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_OFFLOAD):
         return verdict if is_hard or verdict.not_saved else Verdict("", c.reason, True)
     if c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
         return verdict if is_hard else Verdict(verdict.not_saved)

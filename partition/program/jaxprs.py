@@ -38,6 +38,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
+from jax.sharding import SingleDeviceSharding
 
 from jointcut.partition.program.cells import call_text
 
@@ -49,6 +50,9 @@ except ModuleNotFoundError:  # JAX 0.10
 _JAX_FOLDER = str(Path(jax.__file__).parent)
 _SAYING = ("DebugEffect", "OrderedDebugEffect", "ErrorEffect")  # of `jax.debug.print` and of `checkify.check`
 _INWARD = ("NamedAxisEffect", "InternalMutableArrayEffect", "NoDCEEffect")  # effects that nobody outside can see
+
+#: The kind of memory of the host that a device copies to and from by itself.
+HOST = "pinned_host"
 
 Jaxpr = jex.Jaxpr
 ClosedJaxpr = jex.ClosedJaxpr
@@ -172,11 +176,11 @@ def scope_here() -> str:
     return str(_source.current_name_stack())
 
 
-def asked(policy: Callable[..., Any], eqn: Equation) -> bool | None:
-    """What a policy of `jax.checkpoint_policies` says of an equation: saveable, or not; None for "offload it"."""
+def asked(policy: Callable[..., Any], eqn: Equation) -> bool | str:
+    """What a policy of `jax.checkpoint_policies` says of an equation: saveable, or not, or in which memory."""
     answer = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     if isinstance(answer, _partial_eval.Offloadable):
-        return None
+        return answer.dst
     return isinstance(answer, _partial_eval.SaveableType) or answer is True
 
 
@@ -348,6 +352,45 @@ def reduce_precision(var: Atom) -> tuple[Equation, Var]:
     return eqn.replace(invars=[var], outvars=[out]), out
 
 
+def moved(var: Var, to_host: bool) -> tuple[Equation, Var]:
+    """An equation that copies an array to host memory or back to the device's, and the copy."""
+    out = fresh(var.aval.update(memory_space=jax.memory.Space.Host if to_host else jax.memory.Space.Device))
+    return _move(to_host).replace(invars=[var], outvars=[out]), out
+
+
+@functools.cache
+def _move(to_host: bool) -> Equation:
+    """The equation of JAX's own offload policies, over a number."""
+    space = jax.memory.Space.Host if to_host else jax.memory.Space.Device
+    trace = jax.make_jaxpr(lambda x: jax.device_put(x, space))
+    return opened(trace(jax.ShapeDtypeStruct((), jnp.float32)))[0].eqns[0]
+
+
+def is_on_host(aval: Any) -> bool:
+    """Whether an abstract value is of an array in host memory."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
+
+
+def on_host(aval: Any) -> Any:
+    """The abstract value of the same array in host memory."""
+    return aval.update(memory_space=jax.memory.Space.Host)
+
+
+def lies_on_host(placed: Any) -> bool:
+    """Whether a sharding, or None, puts an array into host memory."""
+    return getattr(placed, "memory_kind", None) == HOST
+
+
+def unplaced(struct: Any) -> Any:
+    """A type without its sharding, unless that says that it is in host memory; references stay as they are."""
+    return struct if is_reference(struct) or lies_on_host(struct.sharding) else struct.update(sharding=None)
+
+
+def host_bytes(variables: Sequence[Any]) -> int:
+    """Bytes of those of some variables that are in host memory."""
+    return sum(aval_bytes(v.aval) for v in variables if is_on_host(v.aval))
+
+
 def scan(
     like: Equation,
     body: ClosedJaxpr,
@@ -404,15 +447,16 @@ def cotangent_aval(aval: Any) -> Any:
 
 
 def struct(aval: Any) -> Any:
-    """The abstract value as `jax.ShapeDtypeStruct`, with its sharding where that is part of its type, and with the
-    axes of a mesh that it varies over.
+    """The abstract value as `jax.ShapeDtypeStruct`, with its sharding where that is part of its type, with the axes
+    of a mesh that it varies over, and in host memory if it is there.
     """
     if is_reference(aval):
         return aval
     weak, axes = bool(getattr(aval, "weak_type", False)), getattr(aval, "manual_axis_type", None)
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=weak, sharding=_sharding_in_type(aval), manual_axis_type=axes
-    )
+    sharding = _sharding_in_type(aval)
+    if sharding is None and is_on_host(aval):
+        sharding = SingleDeviceSharding(jax.local_devices()[0], memory_kind=HOST)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=axes)
 
 
 def input_structs(closed: ClosedJaxpr) -> list[Any]:
@@ -539,6 +583,13 @@ def paused_collection() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
+
+
+def memory_kinds() -> tuple[str, ...]:
+    """The kinds of memory that the default device can address, the default one first."""
+    device = jax.local_devices()[0]
+    default = device.default_memory().kind
+    return default, *(m.kind for m in device.addressable_memories() if m.kind != default)
 
 
 def version() -> tuple[int, ...]:

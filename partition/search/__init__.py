@@ -13,7 +13,9 @@ Files, in reading order:
     stretches: Divide the forward into stretches at narrow places, and say in which stretch each value is made and read.
     undo: Count the bytes and seconds that one stretch takes while the backward undoes it.
     chain: Divide a chain of layers: what to save of each, and which to run again together.
+    copies: Choose what waits in host memory: how long the copies take, and how much of that hides behind computing.
     between: Mix two plans: what one saves of the beginning, and the other of the end.
+    candidates: Hold a plan with the figures of the model, and rank such plans.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
     best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
     forms: Let the backward read a cheaper form of a value: its bits, another value's, or those of one step before.

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from operator import attrgetter
 
 import numpy as np
 
@@ -25,12 +24,14 @@ from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
-from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
+from jointcut.partition.prices.rules import Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import mixed
+from jointcut.partition.search.candidates import Candidate, is_between, ranked
 from jointcut.partition.search.chain import divisions
+from jointcut.partition.search.copies import Copies, bound_seconds, copies, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
 from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
@@ -47,39 +48,8 @@ _LOOKS = (3_000, 4), (8_000, 1)
 _MOST_HALVINGS = 6
 _DENSE = 0.93
 
-#: The compiler's bytes for each byte of a replay: about the median on CPU.
-CALIBRATION = 1.25
-
 #: The end of the strategies of plans with loops in segments.
 _SEGMENTS = ", segments"
-
-
-_PEAK = attrgetter("peak_bytes")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with the figures of the model.
-
-    `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
-    values; the time that every plan takes is not in it, but `preferred_seconds` are: what preferences weigh in the
-    comparison with other plans. `follow` replays the plan as the compiler runs it.
-    """
-
-    plan: Plan
-    peak_bytes: int
-    step_seconds: float
-    follow: Callable[[Plan], float] | None = field(default=None, compare=False, repr=False)
-    preferred_seconds: float = 0.0
-
-    @property
-    def predicted_bytes(self) -> float:
-        """The compiler's bytes of temporaries, as well as they are known before it has compiled the plan.
-
-        Where the backend is followed, this takes several times as long as the replay that gives `peak_bytes`, which is
-        enough to compare plans.
-        """
-        return CALIBRATION * self.peak_bytes if self.follow is None else self.follow(self.plan)
 
 
 class Planner:
@@ -87,18 +57,24 @@ class Planner:
 
     `model` is the problem's; a `Roofline` is taken `within` the most bytes that the program may save. Where no budget
     forbids it, a plan saves a byte if computing it again would take longer than `model.saving_seconds(1)`, the time to
-    write and read it. `told` is called before each replay with its number and with how many plans there are.
+    write and read it. `told` is called before each replay with its number and with how many plans there are. With the
+    rate of the link to the host, plans may offload more than the problem demands.
     """
 
-    def __init__(self, problem: Problem, told: Callable[[int, int], None] = lambda number, most: None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        told: Callable[[int, int], None] = lambda number, most: None,
+        host_bytes_per_s: float | None = None,
+    ) -> None:
         """Search for nothing yet. Raises `PlanError` where the ops of the problem have no prices in seconds."""
         if problem.model is None:
             cure = "Give it a cost model: problem.timed(model)."
             raise PlanError(message("The problem", "has no prices in seconds.", cure))
-        self.problem, self.graph, self.told = problem, problem.graph, told
+        self.problem, self.graph, self.told, self.host_bytes_per_s = problem, problem.graph, told, host_bytes_per_s
         model = problem.model
-        most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
-        self.model = model.within(most_bytes) if isinstance(model, Roofline) else model
+        self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
+        self.model = model.within(self.most_bytes) if isinstance(model, Roofline) else model
         self._replayer = Replayer(self.graph)
         self._predicted: dict[PlanKey, float] = {}
         self._known: dict[PlanKey, Candidate] = {}
@@ -149,10 +125,36 @@ class Planner:
         return Plan.of(self.problem, saved, strategy=strategy, reasons=reasons)
 
     def priced(self, plan: Plan) -> Plan:
-        """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes."""
-        seconds = self._again(plan, self.problem.seconds)
-        bound = self._bounds.bound_seconds(plan.bytes_saved + plan.bytes_spared)
+        """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes.
+
+        Where the rate of the link to the host is known, the seconds for which it waits for copies are among them, and
+        the bound is one on plans that offload, too.
+        """
+        seconds, on_device = self._again(plan, self.problem.seconds), plan.bytes_saved + plan.bytes_spared
+        rate, bounds = self.host_bytes_per_s, self._bounds
+        if rate is None:
+            bound = bounds.bound_seconds(on_device)
+        else:
+            seconds += self.waiting_seconds(plan)
+            bound = bound_seconds(bounds.bound_seconds, on_device, self.most_bytes, self.halves_seconds, rate)
         return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
+
+    @cached_property
+    def halves_seconds(self) -> tuple[float, float]:
+        """The time of forward and backward by the model, without what runs again; what may run on either is in both."""
+        sides, ops = self.problem.sides, self.graph.ops
+        times = [(op.id, seconds_of(self.problem, self.model, op.id)) for op in ops if op.outputs]
+        forward = sum(seconds for i, seconds in times if i not in sides.backward)
+        return forward, sum(seconds for i, seconds in times if i not in sides.forward)
+
+    def copies(self, plan: Plan) -> Copies:
+        """The copies of a plan between the memories, in its schedule, by the rate of the link."""
+        assert self.host_bytes_per_s is not None, "the rate of the link is known"
+        return copies(self.problem, schedule(self.problem, plan), self.model, self.host_bytes_per_s)
+
+    def waiting_seconds(self, plan: Plan) -> float:
+        """The time for which a plan waits for copies between the memories."""
+        return self.copies(plan).waiting_seconds if plan.offloaded else 0.0
 
     def _again(self, plan: Plan, seconds: Sequence[float]) -> float:
         """The sum, over all ops that run again, of the seconds given for each; loops in segments without kept steps."""
@@ -165,7 +167,7 @@ class Planner:
 
     def step_seconds(self, plan: Plan) -> float:
         """The time to run ops again, and to write and read the saved values."""
-        return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved)
+        return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved + plan.bytes_offloaded)
 
     def weighed_seconds(self, plan: Plan) -> float:
         """`step_seconds` as plans are compared by, with what preferences weigh."""
@@ -208,7 +210,7 @@ class Planner:
         """Plans worth trying: the default one, the front's, those in pieces, and each with its loops in segments."""
         seen: set[PlanKey] = set()
         for plan in self._plans():
-            for form in (plan, *self.in_segments(plan)):
+            for form in (plan, *self.in_segments(plan), *self.offloading(plan)):
                 if form.key not in seen:
                     seen.add(form.key)
                     yield form
@@ -250,12 +252,17 @@ class Planner:
                 Plan.of(self.problem, division.saved, strategy=str(division), reasons=reasons, dropped=dropped)
             )
 
+    def offloading(self, plan: Plan) -> Iterator[Plan]:
+        """The same plan with more of its values in host memory, if the rate of the link is known."""
+        if self.host_bytes_per_s is not None:
+            hidden = self.host_bytes_per_s * min(self.halves_seconds)
+            yield from map(self.priced, sending(self.problem, plan, self.waiting_seconds, hidden))
+
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         lengths, bytes_spared = [], 0
-        kept_whole = {
-            self.graph.values[c.value].loop for c in self.problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE
-        }
+        kept = {c.value for c in self.problem.constraints if c.demand.is_must_keep}.union(plan.offloaded)
+        kept_whole = {self.graph.values[v].loop for v in kept}
         for loop, sizes in segmentable(self.problem, plan).items():
             steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
             carries = -(-sizes.length // steps) * sizes.carry_bytes
@@ -348,7 +355,7 @@ class Planner:
         if pair not in self._between:
             with paused_collection():
                 found = map(self.known, self._middle(large.plan, small.plan))
-                self._between[pair] = [c for c in found if _is_between(large, c, small)]
+                self._between[pair] = [c for c in found if is_between(large, c, small)]
         return self._between[pair]
 
     def _middle(self, large: Plan, small: Plan) -> Iterator[Plan]:
@@ -373,21 +380,7 @@ class Planner:
         return sum(shares) / len(shares) if shares else 1.0
 
 
-def _is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:
-    shrinks = small.peak_bytes < c.peak_bytes < large.peak_bytes
-    return shrinks and large.step_seconds < c.step_seconds < small.step_seconds
-
-
 def _why(verdict: Verdict) -> str:
     if verdict.not_recomputed and not verdict.is_costly:
         return f"not recomputed: {verdict.not_recomputed}"
     return "at this budget its bytes cost less than computing it again"
-
-
-def ranked(menu: Iterable[Candidate], peak: Callable[[Candidate], float] = _PEAK) -> list[Candidate]:
-    """The candidates that no other betters in both time and `peak`, the fastest (and largest) first."""
-    best: list[Candidate] = []
-    for c in sorted(menu, key=lambda c: (c.step_seconds, peak(c))):
-        if not best or peak(c) < peak(best[-1]):
-            best.append(c)
-    return best

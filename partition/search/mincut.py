@@ -162,7 +162,7 @@ def save_all(program: Graph | Problem) -> Plan:
     In the place of a value that must be recomputed, it saves those from which the backward computes it.
     """
     problem = as_problem(program)
-    told = {c.value: c.reason for c in problem.constraints if c.demand is CheckpointPolicy.MUST_SAVE}
+    told = {c.value: c.reason for c in problem.constraints if c.demand.is_must_keep}
     kept = saveable(problem, residuals_of_jax(problem))
     reasons = {v: f"not recomputed: {told[v]}" if v in told else "the backward reads it" for v in kept}
     strategy = f"save_all{', but for what must not be' * (kept != residuals_of_jax(problem))}"

@@ -31,7 +31,7 @@ from jointcut.partition.lower.replay import Replay
 from jointcut.partition.plans.planfile import dumps
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
-from jointcut.partition.search.budget import CALIBRATION, Candidate, ranked
+from jointcut.partition.search.candidates import CALIBRATION, Candidate, ranked
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 FIXED = 1000

@@ -274,12 +274,12 @@ def test_a_plan_that_breaks_a_must_is_refused():
         traced({"hidden": aot.MUST_RECOMPUTE}).partition(plan=plan)
 
 
-DEMANDS = "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMPUTE"
-LATER = "Name values to save or to compute again: MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE."
+DEMANDS = (
+    "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMPUTE, aot.MUST_OFFLOAD, aot.PREFER_OFFLOAD"
+)
 EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 KEYS = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."
 JAX = "a policy of jax.checkpoint_policies"
-HOST = f"and no plan moves values to the host yet.\n{LATER}"
 
 
 @pytest.mark.parametrize(
@@ -292,27 +292,12 @@ HOST = f"and no plan moves values to the host yet.\n{LATER}"
         ({"h": True}, f"policy['h'] is True.\nGive one of {DEMANDS}."),
         ({3: aot.MUST_SAVE}, f"policy has the key 3.\n{KEYS}"),
         ({"": aot.MUST_SAVE}, f"policy has the key ''.\n{KEYS}"),
-        ({"h": aot.MUST_OFFLOAD}, f"policy['h'] is MUST_OFFLOAD, {HOST}"),
-        ({"h": aot.PREFER_OFFLOAD}, f"policy['h'] is PREFER_OFFLOAD, {HOST}"),
     ],
 )
 def test_what_is_no_policy_is_refused_at_once(policy, text):
     with pytest.raises(PolicyError) as error:
         aot.function(loss, policy=policy)
     assert str(error.value) == text
-
-
-def test_a_policy_of_jax_that_offloads_is_refused_at_the_call():
-    policy = POLICIES.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["hidden"],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-    assert refused(policy) == (
-        "policy save_and_offload_only_these_names.<locals>.policy asks to offload %:3xfloat32[2,4] (name), "
-        f"and no plan does this yet.\n{LATER}"
-    )
 
 
 # --------------------------------------------------------------------------------------------- where it is told

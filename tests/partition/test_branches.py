@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from jointcut import aot
-from jointcut.partition.lower.slots import Space
+from jointcut.partition.nesting.slots import Space
 from jointcut.partition.program import jaxprs
 
 

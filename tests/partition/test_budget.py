@@ -29,7 +29,8 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from jointcut.partition.program.primitives import COLLECTIVES
-from jointcut.partition.search.budget import Candidate, Planner, ranked
+from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.front import Choice, sampled, spread
 from programs import CORPUS
 

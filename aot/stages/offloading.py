@@ -1,0 +1,104 @@
+"""Set up the planning problem of a program, and check first that what is offloaded comes back as it was.
+
+XLA has returned wrong gradients, without an error, where residuals of a scan were offloaded on a GPU (openxla/xla
+46231). So on a kind of device and a version of jaxlib that were not seen before, a small step is run twice, once with
+all its residuals in host memory and once with none there, and the gradients are compared. That it went well is noted in
+the file of the device's rates (see `aot/budget/rates`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
+from jointcut.aot.choices.limits import default_device
+from jointcut.aot.choices.options import Options, demands
+from jointcut.aot.progress.progress import Stage
+from jointcut.partition.errors import VerifyError, message
+from jointcut.partition.lower import verify
+from jointcut.partition.nesting.read import read
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.rules import not_offloaded
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Roles
+from jointcut.partition.search.mincut import save_all
+from jointcut.partition.split import Split, halved
+
+_CHECKED: set[str] = set()
+_LOCK = threading.Lock()
+
+#: What XLA may round otherwise, relative to the largest gradient.
+_TOLERANCE = 1e-4
+
+_STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
+
+
+def problem_for(graph: Graph, options: Options) -> Problem:
+    """The planning problem of a joint program on JAX's default backend, under the options' policy.
+
+    Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come back wrong.
+    """
+    problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here())
+    if (problem.to_host or options.offload) and options.check_offload:
+        check()
+    return problem
+
+
+def check() -> None:
+    """Compare a step that offloads with one that does not, unless that was done before on such a device.
+
+    Raises `VerifyError` where the gradients differ.
+    """
+    name = f"offload, {device_name(default_device())}"
+    with _LOCK:
+        if name in _CHECKED:
+            return
+        if noted(name) is None:
+            with Stage("check", "offloading"):
+                on_a_thread(_compare)
+            note(name, {"offload": "checked"})
+        _CHECKED.add(name)
+
+
+def _compare() -> None:
+    rows = np.linspace(-1, 1, _STEPS * _SIDE * _SIDE, dtype=np.float32).reshape(_STEPS, _SIDE, _SIDE)
+    x = np.linspace(0, 1, _ROWS * _SIDE, dtype=np.float32).reshape(_ROWS, _SIDE)
+    closed = jax.make_jaxpr(_joint)(rows, x, np.float32(1))
+    problem = Problem.of(read(closed, Roles.simple(2, 1, 1, 2)), backend=Backend.here())
+    kept = save_all(problem)
+    away = [v for v in kept.values if not not_offloaded(problem.graph, problem.sides, v)]
+    plans = kept, Plan.of(problem, kept.values, offloaded=away)
+    want, found = (_gradients(halved(problem, lambda graph, plan=plan: plan), rows, x) for plan in plans)
+    for a, b in zip(want, found, strict=True):
+        error = float(np.abs(a - b).max() / np.abs(a).max())
+        if not error <= _TOLERANCE:
+            what = f"gives gradients that differ by {error:.1e} from those of the same step without."
+            cure = "Update jaxlib, or take the OFFLOADs out of the policy; check_offload=False skips this check."
+            raise VerifyError(message(f"Offloading on {default_device().device_kind}", what, cure))
+
+
+def _joint(rows: Any, x: Any, cotangent: Any) -> Any:
+    """A step like those that XLA got wrong: a scan, whose residuals the backward reads in reverse."""
+
+    def step(h: Any, row: Any) -> tuple[Any, None]:
+        return jnp.tanh(h @ row) + jnp.sin(h), None
+
+    value, pullback = jax.vjp(lambda rows, x: jnp.sum(jnp.cos(lax.scan(step, jnp.tanh(x), rows)[0])), rows, x)
+    return value, *pullback(cotangent)
+
+
+def _gradients(split: Split, *primals: Any) -> list[np.ndarray]:
+    """The gradients by one program, then those by two that pass residuals."""
+    graph, halves, one = split.graph, split.halves, [np.float32(1)]
+    both = jax.jit(lambda *primals: verify.run(halves, graph, primals, one)[1])
+    _, residuals = jax.jit(lambda *primals: verify.run_forward(halves, graph, primals))(*primals)
+    backward = jax.jit(lambda *residuals: verify.run_backward(halves, residuals, one))
+    return [*map(np.asarray, (*both(*primals), *backward(*residuals)))]

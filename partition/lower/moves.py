@@ -1,0 +1,187 @@
+"""Say where values are copied to host memory and back: steps among the others.
+
+A value is sent as soon as it is made. In the body of a loop each step sends its own, so that no stack is ever whole in
+the device's memory. A value that the forward reads outside the loop that makes it is sent as one stack, behind the
+loop. On the way back, the body that reads a value step by step fetches each step. What is read outside loops is fetched
+`AHEAD` of its reader, so that the copy hides behind products, and not before the cotangent that these wait for, so that
+it lives briefly. In which order copies and ops then really run is the compiler's choice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
+
+from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Round, Run, Segments, Step, Wait, Write, runs
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.rules import heavy
+from jointcut.partition.program.graph import OPEN_LOOP, TOP, Graph
+from jointcut.partition.program.roles import Role
+from jointcut.partition.program.sides import Sides
+
+#: How many products, convolutions, loops and the like lie between a fetch outside loops and what reads its value.
+AHEAD = 1
+
+
+def sent(graph: Graph, sides: Sides, steps: Iterable[Step], away: Set[int]) -> tuple[Step, ...]:
+    """The steps of a forward that copies the values `away` to host memory."""
+    behind: dict[int, list[int]] = defaultdict(list)
+    starting: dict[int, list[int]] = defaultdict(list)
+    for v in sorted(away):
+        maker = graph.maker_of(v)
+        assert maker is not None, "an input of the program is not saved"
+        is_carry = maker.name == OPEN_LOOP and graph.bodies[maker.id].loop == graph.values[v].loop
+        home = graph.bodies[maker.id].region if is_carry else maker.region
+        if home == TOP or is_read_within(graph, sides, v, home):
+            (starting[home] if is_carry else behind[maker.id]).append(v)
+        else:
+            behind[_outermost(graph, home)].append(v)
+    return tuple(_sent(graph, steps, behind, starting))
+
+
+def is_read_within(graph: Graph, sides: Sides, v: int, home: int) -> bool:
+    """Whether the forward reads a value of a loop only in the body that makes it, and in bodies inside that one."""
+    inside = graph.within(home)
+    readers = (graph.ops[i] for i in graph.consumers[v] if i in sides.forward)
+    regions = (
+        graph.bodies[op.id].region if op.name == OPEN_LOOP and _is_carried(graph, op.id, v) else op.region
+        for op in readers
+    )
+    return v not in sides.outputs and inside.issuperset(regions)
+
+
+def _is_carried(graph: Graph, op: int, v: int) -> bool:
+    """Whether a loop reads a value as what it hands to its own next step."""
+    return graph.bodies[op].loop in graph.ancestors[graph.values[v].loop]
+
+
+def _outermost(graph: Graph, region: int) -> int:
+    """The op at the top of the program that holds a region, however deep."""
+    holder = graph.holder_of(region)
+    while holder.region != TOP:
+        holder = graph.holder_of(holder.region)
+    return holder.id
+
+
+def _sent(
+    graph: Graph, steps: Iterable[Step], behind: dict[int, list[int]], starting: dict[int, list[int]]
+) -> Iterator[Step]:
+    waiting: list[int] = []
+    for step in steps:
+        if not isinstance(step, Round | Write):
+            yield from map(Offload, waiting)
+            waiting = []
+        if isinstance(step, Enter):
+            first = map(Offload, starting.get(graph.bodies[step.op].region, ()))
+            yield replace(step, steps=(*first, *_sent(graph, step.steps, behind, starting)))
+        else:
+            yield step
+        if isinstance(step, Run | Enter | Keep):
+            waiting = behind.get(step.loop.op if isinstance(step, Keep) else step.op, [])
+    yield from map(Offload, waiting)
+
+
+def fetched(problem: Problem, steps: Iterable[Step], away: Set[int]) -> tuple[Step, ...]:
+    """The steps of a backward that finds the values `away` in host memory."""
+    return _Fetches(problem, away).placed(steps)
+
+
+@dataclass(frozen=True)
+class _Fetches:
+    """Fetches among the steps of one backward."""
+
+    problem: Problem
+    away: Set[int]
+
+    @property
+    def graph(self) -> Graph:
+        return self.problem.graph
+
+    def placed(self, steps: Iterable[Step]) -> tuple[Step, ...]:
+        """The steps with all fetches; those outside loops stand ahead of their readers."""
+        row, _ = self.region(TOP, steps, self.graph.role_outputs(Role.GRADIENT))
+        if not self.problem.backend.moves_inside:
+            return tuple(row)
+        for i, step in enumerate(row):
+            if isinstance(step, Fetch) and (place := self.ahead(row, i)) is not None:
+                late = self.latest(row[place])
+                row.insert(place, replace(row.pop(i), cotangent=late))
+        return tuple(row)
+
+    def region(
+        self, region: int, steps: Iterable[Step], ends: Iterable[int | None]
+    ) -> tuple[list[Step], dict[int, None]]:
+        """The steps of a region with its fetches, and the values that regions around it must fetch for it.
+
+        `ends` are the values that the region hands on when its steps have run.
+        """
+        out: list[Step] = []
+        met: dict[int, None] = {}
+        around: dict[int, None] = {}
+
+        def fetch(needs: Iterable[int]) -> None:
+            for v in needs:
+                if not self.is_taken(v, region):
+                    around[v] = None
+                elif v not in met:
+                    met[v] = None
+                    out.append(Fetch(v))
+
+        for step in steps:
+            inner, needs = self.inside(step)
+            fetch(needs)
+            out.append(inner)
+        fetch(self.of(v for v in ends if v is not None))
+        return out, around
+
+    def inside(self, step: Step) -> tuple[Step, Iterable[int]]:
+        """A step with the fetches inside it, and the values `away` that it needs from its own region or around it."""
+        ops = self.graph.ops
+        match step:
+            case Enter():
+                body = self.graph.bodies[step.op]
+                inner, needs = self.region(body.region, step.steps, body.carried)
+                starts = self.of(v for v in body.starts if v is not None)
+                return replace(step, steps=tuple(inner)), {**needs, **dict.fromkeys(starts)}
+            case Segments():
+                reads = (v for run in runs([step]) for v in ops[run.op].inputs)
+                return step, dict.fromkeys(map(self.graph.whole, self.of(reads)))
+            case Run():
+                return step, self.of(ops[step.op].inputs)
+            case Wait() | Write():
+                return step, self.of([step.value])
+            case _:
+                return step, ()
+
+    def of(self, values: Iterable[int]) -> list[int]:
+        """Those of some values that are away, or steps of a stack that is."""
+        return [v for v in values if self.graph.whole(v) in self.away]
+
+    def is_taken(self, v: int, region: int) -> bool:
+        """Whether a region takes a value step by step; the top of the program takes all that no loop does."""
+        graph = self.graph
+        loop, around = graph.regions[region].loop, graph.values[v].loop
+        while around not in graph.ancestors[loop]:
+            around = graph.loops[around].parent
+        return region == TOP or around == loop
+
+    def ahead(self, row: list[Step], i: int) -> int | None:
+        """The place of the last of `AHEAD` heavy steps before a fetch; None where fewer stand there."""
+        before = (k for k in range(i - 1, -1, -1) if self.is_heavy(row[k]))
+        places = [k for k, _ in zip(before, range(AHEAD), strict=False)]
+        return places[-1] if len(places) == AHEAD else None
+
+    def is_heavy(self, step: Step) -> bool:
+        """Whether a step takes long enough for a copy to hide behind it."""
+        if isinstance(step, Run):
+            return bool(heavy(self.graph, self.graph.ops[step.op]))
+        return isinstance(step, Enter | Segments)
+
+    def latest(self, step: Step) -> int | None:
+        """Of the values that a step reads and that only the backward has, the one that is made last."""
+        first = next(iter(runs([step])), None)
+        reads = () if first is None else self.graph.ops[first.op].inputs
+        late = [v for v in reads if self.problem.sides.is_late(v) and v in self.graph.arrays]
+        at_top = [v for v in late if self.graph.values[v].loop == TOP]
+        return max(at_top, default=None, key=lambda v: -1 if (m := self.graph.values[v].maker) is None else m)

@@ -1,0 +1,213 @@
+"""Choose what waits in host memory: how long the copies take, and how much of that hides behind computing.
+
+The link to the host carries one copy after another, each way on its own (as PCIe does). A value is sent when it is
+made; the forward is over when the last copy is. On the way back each copy starts where the schedule says `fetch`, and
+its reader waits for it. A loop copies while it runs, and ends when both are done. So copies cost nothing as long as
+there is enough to compute meanwhile: bandwidth is a resource, not a price. Bytes that went to the host are off the
+device between the halves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Run, Schedule, Segments, Step, runs
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import CostModel, op_seconds
+from jointcut.partition.prices.rules import not_offloaded
+from jointcut.partition.program.graph import OPEN_LOOP
+from jointcut.partition.program.primitives import FUSED
+
+#: A value is worth a copy of its own if it has at least this share of the bytes of the largest one.
+_WORTH = 1 / 256
+
+#: More bytes than any plan saves.
+_ALL = 2**62
+
+#: The parts into which the bytes are divided for a lower bound.
+_PARTS = 128
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of one step: the seconds that the link is busy one way, and those for which the step waits."""
+
+    busy_seconds: float
+    waiting_seconds: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the copies, there and back, for which nothing waits."""
+        return 1.0 - self.waiting_seconds / (2 * self.busy_seconds) if self.busy_seconds else 1.0
+
+
+def copies(problem: Problem, schedule: Schedule, model: CostModel, host_bytes_per_s: float) -> Copies:
+    """Follow the copies of a schedule through both halves, for a link that moves so many bytes in a second."""
+    clock = _Clock(problem, model, host_bytes_per_s)
+    for step in schedule.forward:
+        clock.run(step)
+    waiting = max(0.0, clock.link - clock.now)
+    busy = sum(map(clock.copy_seconds, schedule.offloaded))
+    back = _Clock(problem, model, host_bytes_per_s)
+    for step in schedule.backward:
+        back.run(step)
+    return Copies(busy, waiting + back.waited)
+
+
+class _Clock:
+    """The time in one half: `now` of the device, `link` when the link is free; `ready` are fetched values."""
+
+    def __init__(self, problem: Problem, model: CostModel, host_bytes_per_s: float) -> None:
+        self.problem, self.graph, self.model, self.rate = problem, problem.graph, model, host_bytes_per_s
+        self.now = self.link = self.waited = 0.0
+        self.ready: dict[int, float] = {}
+
+    def copy_seconds(self, v: int) -> float:
+        return self.graph.values[self.graph.whole(v)].saved_bytes / self.rate
+
+    def run(self, step: Step) -> None:
+        """Let one step outside loops run."""
+        match step:
+            case Offload() | Fetch():
+                self.link = max(self.link, self.now) + self.copy_seconds(step.value)
+                if isinstance(step, Fetch):
+                    self.ready[step.value] = self.link
+            case Run():
+                self.wait(max((self.ready.get(v, 0.0) for v in self.graph.ops[step.op].inputs), default=0.0))
+                self.now += self.seconds(step)
+            case Enter() | Keep() | Segments():
+                self.wait(max((self.ready.get(v, 0.0) for v in _read(self.problem, step)), default=0.0))
+                self.loop(step)
+            case _:
+                pass
+
+    def loop(self, step: Step) -> None:
+        """Let a loop run, with the copies of its steps."""
+        moved = list(_moved([step]))
+        end = self.now + sum(map(self.seconds, runs([step])))
+        if moved:
+            self.link = max(self.link, self.now) + sum(map(self.copy_seconds, moved))
+            if not any(isinstance(inner, Offload) for inner in _moves([step])):  # fetched: each step waits for its own
+                self.now = end
+                self.wait(self.link)
+                return
+        self.now = end
+
+    def wait(self, until: float) -> None:
+        self.waited += max(0.0, until - self.now)
+        self.now = max(self.now, until)
+
+    def seconds(self, step: Run | Enter) -> float:
+        return seconds_of(self.problem, self.model, step.op)
+
+
+def seconds_of(problem: Problem, model: CostModel, op: int) -> float:
+    """The seconds of an op over all trips of its loops; none for one that the compiler fuses."""
+    graph = problem.graph
+    if graph.ops[op].name in FUSED or graph.ops[op].name == OPEN_LOOP:
+        return 0.0
+    return op_seconds(graph, graph.ops[op], model) * graph.trips[graph.loop_of(graph.ops[op])]
+
+
+def _read(problem: Problem, step: Step) -> Iterator[int]:
+    return (v for run in runs([step]) for v in problem.graph.ops[run.op].inputs)
+
+
+def _moves(steps: Iterable[Step]) -> Iterator[Offload | Fetch]:
+    for step in steps:
+        if isinstance(step, Offload | Fetch):
+            yield step
+        elif isinstance(step, Enter):
+            yield from _moves(step.steps)
+
+
+def _moved(steps: Iterable[Step]) -> Iterator[int]:
+    return (step.value for step in _moves(steps))
+
+
+# ------------------------------------------------------------------------------------------------- what to send
+
+
+def worth_sending(problem: Problem, plan: Plan) -> list[int]:
+    """The saved values of a plan that may go to the host, those that are made first, and needed last, in front."""
+    graph, kept = problem.graph, {c.value for c in problem.constraints if c.demand.is_must_keep}
+    in_segments = {loop for loop, _ in plan.segments}
+    least = _WORTH * max((s.bytes for s in plan.saved), default=0)
+    row = [
+        s
+        for s in plan.saved
+        if s.bytes > least
+        and s.value not in kept
+        and in_segments.isdisjoint(graph.ancestors[graph.values[s.value].loop])
+        and not not_offloaded(graph, problem.sides, s.value)
+    ]
+    return [s.value for s in sorted(row, key=lambda s: (graph.values[s.value].maker or 0, s.value))]
+
+
+def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidden_bytes: float) -> Iterator[Plan]:
+    """The same plan with more of its values in host memory: as many as cost no time, a half more, and all.
+
+    `waiting` says for how many seconds a plan waits for its copies; `hidden_bytes` are those that the link moves in the
+    shorter half. What fits into these is tried, too, in two orders: stacks of loops are few and large.
+    """
+    row = worth_sending(problem, plan)
+    if not row:
+        return
+    free, most = 0, len(row)
+    before = waiting(plan)
+    while free < most:  # the largest number for which nothing waits longer
+        middle = (free + most + 1) // 2
+        if waiting(_with(problem, plan, row[:middle])) <= before:
+            free = middle
+        else:
+            most = middle - 1
+    chosen = [row[:count] for count in (free, (free + len(row)) // 2, len(row))]
+    sizes = {s.value: s.bytes for s in plan.saved}
+    left = hidden_bytes - plan.bytes_offloaded
+    orders = row, sorted(row, key=lambda v: -sizes[v])
+    chosen += [_fitting(order, sizes, left) for order in orders]
+    for away in dict.fromkeys(map(tuple, map(sorted, chosen))):
+        if away:
+            yield _with(problem, plan, away)
+
+
+def _fitting(values: Iterable[int], sizes: Mapping[int, int], most_bytes: float) -> list[int]:
+    """Of some values, in their order, each that still fits into so many bytes."""
+    chosen = list[int]()
+    for v in values:
+        if sizes[v] <= most_bytes:
+            most_bytes -= sizes[v]
+            chosen.append(v)
+    return chosen
+
+
+def _with(problem: Problem, plan: Plan, away: Sequence[int]) -> Plan:
+    offloaded = {*plan.offloaded, *away}
+    reasons = {s.value: s.reason for s in plan.saved}
+    reasons |= dict.fromkeys(set(away) - set(plan.offloaded), "the device has no room for it at this budget")
+    strategy, dropped = f"{plan.strategy}, offloaded", plan.dropped
+    return Plan.of(problem, plan.values, strategy=strategy, reasons=reasons, dropped=dropped, offloaded=offloaded)
+
+
+def bound_seconds(
+    again: Callable[[int], float], on_device: int, most_bytes: int, halves_seconds: tuple[float, float], rate: float
+) -> float:
+    """A lower bound on the seconds of recomputing and waiting of any plan that keeps so many bytes on the device.
+
+    `again` bounds the seconds of recomputing from below for a number of saved bytes, of which there are at most
+    `most_bytes`; `halves_seconds` are those of forward and backward without recomputing. Who sends O bytes waits in the
+    forward for what of O / rate is longer than it, and the same in the backward, which recomputing makes longer. All O
+    are looked at, in parts: each part is bounded by the best at either end, the last one for all larger O too.
+    """
+    forward, backward = halves_seconds
+    room = max(0, most_bytes - on_device)
+    least = math.inf
+    for part in range(_PARTS):
+        low, high = room * part // _PARTS, room * (part + 1) // _PARTS
+        computing = again(on_device + high if part + 1 < _PARTS else _ALL)
+        sent = low / rate
+        least = min(least, max(computing, sent - backward) + max(0.0, sent - forward))
+    return least
