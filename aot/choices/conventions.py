@@ -15,7 +15,7 @@ from jointcut.wrappers.record import Record
 
 #: What may be chosen for each field, JAX's own first.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "zero_cotangent": ("jax", "zero"),
+    "zero_cotangent": ("jax", "zero", "everywhere"),
     "norm_at_zero": ("jax", "zero"),
     "angle_at_origin": ("jax", "zero"),
     "power_at_zero": ("jax", "limit"),

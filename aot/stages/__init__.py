@@ -8,6 +8,7 @@ every call.
 Files, in reading order:
 
     under_transform: Cut a program inside an outer transformation, within the budget of its options.
+    again: Differentiate the halves once more, under the conventions of the function.
     gradient: Convert the pair of halves to the form of TorchScript's `Gradient`.
     debug: Run a call half by half, and check types and numbers.
     watched: Look at the results of every call, and find the op that made one of them NaN.

@@ -20,6 +20,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.runner import Programs, Runner
+from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.compiled import Compiled, names_of
 from jointcut.aot.stages.debug import Checked
 from jointcut.aot.stages.gather import Measurements, gather
@@ -36,6 +37,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split
 from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.built_in.autograd import JITTED, Wrap
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
@@ -174,7 +176,7 @@ class Cut:
     @property
     def open(self) -> Runner:
         """The runner inside an outer trace, which the halves become part of."""
-        return self._runners.of("open", lambda: self._running(in_a_trace(self._open())))
+        return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self._again))))
 
     @property
     def jits(self) -> Jits:
@@ -200,8 +202,15 @@ class Cut:
         """The same cut with the search that found its plan; programs compiled during the search are reused."""
         return replace(self, split=replace(self.split, plan=fitted.plan, cut_ms=cut_ms), fitted=fitted)
 
-    def _open(self) -> Open:
-        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back)
+    @property
+    def _again(self) -> Wrap:
+        """How the halves are differentiated once more; those that take references, by JAX."""
+        takes_references = any(map(jaxprs.is_reference, jaxprs.input_structs(self.split.forward)))
+        traced = self.traced
+        return JITTED if takes_references else differentiated_again(traced.call.options.conventions, traced.name)
+
+    def _open(self, wrap: Wrap = JITTED) -> Open:
+        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back, wrap)
 
     def _running(self, programs: Programs) -> Runner:
         traced = self.traced

@@ -340,8 +340,9 @@ def _joint(
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
-    if conventions.zero_cotangent == "zero":
-        back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
+    if conventions.zero_cotangent != "jax":
+        moved = {p for p, on in zip(places, mask, strict=True) if on}
+        back = guard.guarded(front, back, len(results.avals), moved, conventions.zero_cotangent == "everywhere")
     return _joined(front, back, residuals.references, results, paths), has_checkpoint
 
 
