@@ -8,11 +8,12 @@ backward is differentiated once more; then the product is given slopes of its ow
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, LinearRules, linear_primitive, opened
@@ -31,14 +32,20 @@ class Product:
 
     primitive: Any
     zeros: tuple[int, ...]
-    params: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *factors: Any) -> Any:
         """The product."""
         result = self.primitive.bind(*factors, **dict(self.params))
-        nothing = lax.full_like(result, 0)
-        is_zero = functools.reduce(lax.bitwise_or, [lax.eq(factors[i], nothing) for i in self.zeros])
-        return lax.select(lax.bitwise_and(lax.ne(result, result), is_zero), nothing, result)
+        return lax.select(self._is_guarded(factors, result), lax.full_like(result, 0), result)
+
+    def is_guarded(self, *factors: Any) -> Any:
+        """Where the product is zero in the place of NaN."""
+        return self._is_guarded(factors, self.primitive.bind(*factors, **dict(self.params)))
+
+    def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
+        zeros = [lax.eq(factors[i], lax.full_like(factors[i], 0)) for i in self.zeros]
+        return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -49,48 +56,50 @@ def named(product: Callable[..., Any]) -> Callable[..., Any]:
         return product(*factors)
 
     guarded_product.__name__ = GUARD
-    return jax.jit(guarded_product)
+    return guarded_product
 
 
 # ------------------------------------------------------------------------------------------------------ second order
 
 
 def sloped(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, whose guarded products have guarded products as their derivative.
-
-    In JAX's derivative of a guarded product there are products without a guard, such as that of a cotangent that is
-    zero with an infinite tangent of the other factor.
-    """
+    """The same program, whose guarded products have guarded products as their derivative."""
 
     def change(eqn: Equation, _: str) -> Equation:
-        if eqn.params.get("name") != GUARD:
+        inner = opened(eqn.params["jaxpr"])[0]
+        product, *others = inner.eqns
+        compared = [other.invars[0] for other in others if other.primitive.name == "eq"]
+        if eqn.params["name"] != GUARD or not compared:  # without a comparison it has its slopes already
             return eqn
-        inner = opened(eqn.params["jaxpr"])[0].eqns
-        compared = [step.invars[0] for step in inner if step.primitive.name == "eq"]
-        if not compared:  # it has its slopes already
-            return eqn
-        zeros = tuple(i for i, factor in enumerate(inner[0].invars) if factor in compared)
-        product = Product(inner[0].primitive, zeros, tuple(sorted(inner[0].params.items())))
-        return simplify.instead(eqn, named(_sloped(product)))
+        zeros = tuple(i for i, factor in enumerate(inner.invars) if factor in compared)
+        return simplify.instead(eqn, named(_sloped(Product(product.primitive, zeros, _sorted(product.params)))))
 
     return simplify.replaced(closed, "jit", change)
 
 
 @functools.lru_cache(maxsize=4096)
 def _sloped(product: Product) -> Callable[..., Any]:
-    """A product whose derivative is made of such products; a zero of a tangent counts as the zeros of factors do."""
-    value = jax.custom_jvp(product.__call__)
+    """A product whose derivative is made of such products; it is flat where it is guarded.
 
-    @value.defjvp
+    A zero of a tangent counts as the zeros of factors do.
+    """
+
+    @jax.custom_jvp
+    def guarded_product(*factors: Any) -> Any:
+        return product(*factors)
+
+    @guarded_product.defjvp
     def _(factors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        result, (first, second) = value(*factors), factors
-        of_first = _along(product, 0, second, tangents[0])
+        result, is_guarded = guarded_product(*factors), product.is_guarded(*factors)
+        first, second = (jnp.broadcast_to(factor, result.shape) for factor in factors)
+        moves = [jnp.where(is_guarded, 0, tangent) for tangent in tangents]
+        of_first = _along(product, 0, second, moves[0])
         if product.primitive is lax.mul_p:
-            return result, of_first + _along(product, 1, first, tangents[1])
-        quotient = value(result, second)
-        return result, of_first - _along(Product(lax.mul_p, (0,), ()), 1, quotient, tangents[1])
+            return result, of_first + _along(product, 1, first, moves[1])
+        quotient = guarded_product(result, second)
+        return result, of_first - _along(Product(lax.mul_p, (0,)), 1, quotient, moves[1])
 
-    return value
+    return guarded_product
 
 
 def _along(product: Product, place: int, other: Any, tangent: Any) -> Any:
@@ -103,7 +112,7 @@ def _along(product: Product, place: int, other: Any, tangent: Any) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _rules(product: Product, place: int) -> LinearRules:
     """The map from the factor at a place to the product, which is its own transpose."""
-    run = named(_sloped(product))
+    run = jax.jit(named(_sloped(product)))
 
     def apply(others: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
         (other,), (factor,) = others, moved
@@ -116,3 +125,7 @@ def _rules(product: Product, place: int) -> LinearRules:
 
 
 _linear_p = linear_primitive("guarded_product")
+
+
+def _sorted(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(params.items()))
