@@ -280,7 +280,7 @@ class Function:
             self._uncut.symbolic()
             return functools.partial(jaxprs.evaluate, closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        again = differentiated_again(self._options.conventions, self._name)
+        again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
         twice = self._uncut.twice if again is JITTED else lambda: None
         how = functools.partial(self._cut_inside, paths), twice, again
         if not source.has_references:

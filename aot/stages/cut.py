@@ -204,10 +204,11 @@ class Cut:
 
     @property
     def _again(self) -> Wrap:
-        """How the halves are differentiated once more; those that take references, by JAX."""
-        takes_references = any(map(jaxprs.is_reference, jaxprs.input_structs(self.split.forward)))
+        """How the halves are differentiated once more; those with references, by JAX."""
         traced = self.traced
-        return JITTED if takes_references else differentiated_again(traced.call.options.conventions, traced.name)
+        if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
+            return JITTED
+        return differentiated_again(traced.call.options.conventions, traced.name)
 
     def _open(self, wrap: Wrap = JITTED) -> Open:
         return Open.of(self.traced.call, self.split.halves, self.traced.handed_back, wrap)

@@ -8,7 +8,7 @@ backward is differentiated once more; then the product is given slopes of its ow
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, LinearRules, linear_primitive, opened
+from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Jaxpr, LinearRules, linear_primitive, opened
 from jointcut.partition.rewrite import simplify
 
 #: The name of a guarded product, a call.
@@ -66,15 +66,22 @@ def sloped(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, whose guarded products have guarded products as their derivative."""
 
     def change(eqn: Equation, _: str) -> Equation:
-        inner = opened(eqn.params["jaxpr"])[0]
-        product, *others = inner.eqns
-        compared = [other.invars[0] for other in others if other.primitive.name == "eq"]
-        if eqn.params["name"] != GUARD or not compared:  # without a comparison it has its slopes already
-            return eqn
-        zeros = tuple(i for i, factor in enumerate(inner.invars) if factor in compared)
-        return simplify.instead(eqn, named(_sloped(Product(product.primitive, zeros, _sorted(product.params)))))
+        product = _product_in(opened(eqn.params["jaxpr"])[0]) if eqn.params["name"] == GUARD else None
+        return eqn if product is None else simplify.instead(eqn, named(_sloped(product)))
 
     return simplify.replaced(closed, "jit", change)
+
+
+def _product_in(body: Jaxpr) -> Product | None:
+    """The guarded product that a body is; None for one with slopes, or for a part of its derivative."""
+    compared = [eqn.invars[0] for eqn in body.eqns if eqn.primitive.name == "eq"]
+    if not compared or list(body.outvars) != list(body.eqns[-1].outvars):
+        return None
+    product = body.eqns[0]
+    if product.primitive not in (lax.mul_p, lax.div_p) or list(product.invars) != list(body.invars):
+        return None
+    zeros = tuple(i for i, factor in enumerate(body.invars) if factor in compared)
+    return Product(product.primitive, zeros, tuple(sorted(product.params.items())))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -125,7 +132,3 @@ def _rules(product: Product, place: int) -> LinearRules:
 
 
 _linear_p = linear_primitive("guarded_product")
-
-
-def _sorted(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(params.items()))
