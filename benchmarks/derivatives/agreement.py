@@ -50,17 +50,20 @@ class Group:
         assert function is not None
         return function
 
-    def agreeing(self, conventions: aot.Conventions) -> list[bool]:
-        """At which probes the gradient under these conventions is PyTorch's."""
+    def traced(self, conventions: aot.Conventions) -> aot.Traced:
+        """The gradient of the results, each paired with the cotangent that PyTorch's had."""
         places = self.case.places(self.inputs[0])
 
         def loss(*inputs: Any) -> jax.Array:
-            """The results, each paired with the cotangent that PyTorch's had."""
             results = smooth(self.function, inputs, places)(*(inputs[n] for n in places))
             pairs = ((r, direction(np.zeros(r.shape, r.dtype), "cotangent", n)) for n, r in enumerate(results))
             return sum((jnp.sum((r * c).real) for r, c in pairs), jnp.zeros(()))
 
-        traced = aot.function(loss, argnums=places, derivatives=conventions).trace(*self.inputs[0])
+        return aot.function(loss, argnums=places, derivatives=conventions).trace(*self.inputs[0])
+
+    def agreeing(self, conventions: aot.Conventions) -> list[bool]:
+        """At which probes the gradient under these conventions is PyTorch's."""
+        traced = self.traced(conventions)
 
         def gradient(*inputs: Any) -> list[Any]:
             return jaxprs.evaluate(traced.joint, *traced.consts, *inputs, *traced.call.ones())[1:]
@@ -70,6 +73,12 @@ class Group:
         tolerance = max(TOLERANCES[1], self.case.loose)
         rows = ([grad[row] for grad in found] for row in range(len(self.names)))
         return [distance(mine, given) <= tolerance for mine, given in zip(rows, self.gradients, strict=True)]
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """The choices that there are in the function."""
+        every = aot.conventions(**{name: values[-1] for name, values in CHOICES.items()})
+        return frozenset(change.rule for change in self.traced(every).program.changes)
 
 
 def groups(family: str) -> list[Group]:
@@ -108,7 +117,7 @@ def main() -> None:
 
 
 def agreements(chosen: list[Group], conventions: aot.Conventions, name: str) -> list[list[bool]]:
-    """For each group, at which probes the gradient is PyTorch's."""
+    """For each function, at which probes the gradient is PyTorch's."""
     return [group.agreeing(conventions) for group in tqdm(chosen, desc=name, unit="function", disable=None)]
 
 
@@ -127,17 +136,20 @@ def by_family(chosen: list[Group], by_set: dict[str, list[list[bool]]]) -> Table
 
 def by_choice(chosen: list[Group], best: list[list[bool]]) -> Table:
     """A row for each choice: at how many probes it agrees, and at how many less or more than that of PyTorch."""
-    table = Table(title='with one choice other than that of "pytorch"', box=box.SIMPLE_HEAD)
-    for heading in ("choice", "value", "agreeing", "lost", "gained"):
+    table = Table(title='with one choice other than in "pytorch"', box=box.SIMPLE_HEAD)
+    for heading in ("choice", "value", "functions", "agreeing", "lost", "gained"):
         table.add_column(heading, justify="left" if heading in ("choice", "value") else "right")
+    rules = [group.rules for group in tqdm(chosen, desc="rules", unit="function", disable=None)]
     for name, values in CHOICES.items():
+        places = [i for i, found in enumerate(rules) if name in found]
         for value in values:
             conventions = replace(PYTORCH, **{name: value})
-            agrees = best if conventions == PYTORCH else agreements(chosen, conventions, f"{name}={value}")
-            pairs = [pair for row in zip(best, agrees, strict=True) for pair in zip(*row, strict=True)]
+            is_best = conventions == PYTORCH
+            agrees = [best[i] if is_best else chosen[i].agreeing(conventions) for i in places]
+            pairs = [pair for i, row in zip(places, agrees, strict=True) for pair in zip(best[i], row, strict=True)]
             lost, gained = (sum(pair == kind for pair in pairs) for kind in ((True, False), (False, True)))
-            mark = " (pytorch)" if conventions == PYTORCH else ""
-            table.add_row(name, value + mark, str(sum(now for _, now in pairs)), str(lost), str(gained))
+            label = f"{value} (pytorch)" if is_best else value
+            table.add_row(name, label, str(len(places)), str(sum(now for _, now in pairs)), str(lost), str(gained))
     return table
 
 
