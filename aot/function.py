@@ -371,8 +371,8 @@ def function(
             finite one where JAX gives NaN (a norm at zero, equal eigenvalues, the branch that a `jnp.where` did not
             choose, and more); `"pytorch"`, which also follows PyTorch where both are finite and differ; or a choice one
             by one, `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their
-            bits, but for what XLA fuses otherwise. Second derivatives are finite likewise in forward over reverse mode,
-            `jax.hessian`; in reverse over reverse mode products are JAX's.
+            bits, but for what XLA fuses otherwise. Derivatives of gradients are finite likewise, in reverse and in
+            forward mode. A first derivative in forward mode has the formulas alone, since it has no cotangent.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
             not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
             its line and what cures it (see `aot.first_nonfinite`), before it hands out its results. So each call waits

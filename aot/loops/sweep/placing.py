@@ -103,7 +103,9 @@ def placed(
             trips, done, _, carry, places, rows = state
             row = plan.order[plan.slot + done * plan.way]
             rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
-            return (after := advance(trips, carry))[0], done + 1, *after[1:], places.at[row].set(trips), rows
+            places = places.at[row].set(trips)
+            trips, lives, carry = advance(trips, carry)
+            return trips, done + 1, lives, carry, places, rows
 
         start = (trips, jnp.int32(0), lives, carry, places, rows)
         trips, _, lives, carry, places, rows = lax.while_loop(lambda s: (s[1] < orders.writes) & s[2], fill, start)
