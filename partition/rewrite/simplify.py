@@ -45,7 +45,8 @@ def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
 def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
     """Change the jaxprs in a parameter of an equation."""
     if isinstance(value, tuple):
-        return tuple(_in_bodies(v, change) for v in value)
+        changed = (_in_bodies(v, change) for v in value)
+        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
     if isinstance(value, Jaxpr):
         return change(value)
     if isinstance(value, ClosedJaxpr):
