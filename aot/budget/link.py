@@ -15,6 +15,7 @@ import numpy as np
 
 from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread, rounded
 from jointcut.aot.choices.limits import default_device
+from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.program import jaxprs
 
 _KNOWN: dict[str, float] = {}
@@ -35,13 +36,21 @@ def host_rate(device: Any = None) -> float:
     with _LOCK:
         if name not in _KNOWN:
             entry = noted(name) or {}
-            _KNOWN[name] = entry.get("host_bytes_per_s") or on_a_thread(lambda: _measured_host(device))
+            _KNOWN[name] = entry.get("host_bytes_per_s") or _measured_host(device)
             note(name, {"host_bytes_per_s": _KNOWN[name]})
         return _KNOWN[name]
 
 
 def _measured_host(device: Any) -> float:
-    """The rate of the faster of some copies to pinned memory."""
+    try:
+        return on_a_thread(lambda: _measure(device))
+    except jax.errors.JaxRuntimeError as error:
+        cure = "Free memory on it, or say what it copies in a second: cost=Roofline(..., host_bytes_per_s=...)."
+        raise JointcutError(message(str(device), f"cannot be measured: {error}", cure)) from error
+
+
+def _measure(device: Any) -> float:
+    """The rate of the fastest of some copies to pinned memory."""
     there = jax.sharding.SingleDeviceSharding(device, memory_kind=jaxprs.HOST)
     x = jax.device_put(np.ones(_BYTES // 4, np.float32), device)
 

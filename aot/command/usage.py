@@ -75,9 +75,11 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     most that is alive in each), peak_bytes (as
                     predicted), fixed_bytes (arguments and results),
                     again_ops, again_flops, again_seconds (what runs
-                    twice), step_flops
+                    twice), step_flops, offloaded_bytes (in host
+                    memory between forward and backward)
   saved             arrays: value, bytes, type, op, path, line,
-                    needed_by, reason
+                    needed_by, reason, memory ("device" or
+                    "pinned_host")
   recomputed        by line: path, line, count, ops, flops, seconds
   less              smaller budgets: share of this plan's peak,
                     peak_bytes, budget (what to type: it was tried
@@ -91,7 +93,7 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     bytes_less
   overruled         preferences of the policy that the plan does not
                     follow: value, demand, reason, what, bytes,
-                    seconds
+                    seconds, is_computed_again
   bound_bytes       which no plan goes below, if that is known
   derivatives       where they may differ from JAX's: rule, value,
                     line, count, gives
@@ -118,7 +120,7 @@ STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with n
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
 POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
-and MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE or PREFER_RECOMPUTE. May be given several times; replaces the function's
+and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each. May be given several times; replaces the function's
 own."""
 
 COMPILE = (

@@ -19,6 +19,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jointcut.aot.budget import link
 from jointcut.aot.budget import rates as measuring
 from jointcut.aot.budget.rates import Measured, rates
 from jointcut.partition.errors import JointcutError
@@ -65,14 +66,14 @@ def forget():
 def test_rates_are_positive_decibels(folder, monkeypatch):
     monkeypatch.setattr(measuring, "_STEADY", 1)
     found = rates()
-    for rate in asdict(found).values():
+    for rate in _told(found).values():
         assert math.isfinite(rate) and rate > 0
-        assert float(f"{rate:.1e}") == rate == measuring._rounded(rate)
+        assert float(f"{rate:.1e}") == rate == measuring.rounded(rate)
 
 
 def test_rates_are_rounded_to_ten_steps_for_each_power_of_ten():
     given = [10 ** (k / 400) for k in range(4000)]
-    rounded = [measuring._rounded(rate) for rate in given]
+    rounded = [measuring.rounded(rate) for rate in given]
     assert all(0.85 < r / g < 1.17 for r, g in zip(rounded, given, strict=True))
     assert len(set(rounded)) == 101  # ten in each of ten powers of ten, and the end
     assert {float(f"{r:.1e}"[:3]) for r in rounded} == {1.0, 1.3, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 7.9}
@@ -330,8 +331,25 @@ def test_an_entry_for_any_device_is_never_measured_again(folder, count, monkeypa
     assert set(json.loads((folder / "rates.json").read_text())) > {"*"}
 
 
+def _told(known):
+    """The rates that are measured with the others; that of the link to the host is not."""
+    return {name: rate for name, rate in asdict(known).items() if name != "host_bytes_per_s"}
+
+
+def test_the_link_to_the_host_is_measured_once_and_noted(monkeypatch, tmp_path):
+    monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
+    monkeypatch.setattr(link, "_KNOWN", {})
+    measured = link.host_rate()
+    assert measured == measuring.rounded(measured) > 0
+    (entry,) = json.loads((tmp_path / "rates.json").read_text()).items()
+    assert entry[0].startswith("host, ") and entry[1] == {"host_bytes_per_s": measured}
+    monkeypatch.setattr(link, "_KNOWN", {})
+    monkeypatch.setattr(link, "_measured_host", lambda device: 1.0)
+    assert link.host_rate() == measured
+
+
 def test_tests_run_with_rates_that_nobody_measured(count):
-    assert json.loads(Path(os.environ["JOINTCUT_RATES"]).read_text()) == {"*": asdict(rates())}
+    assert json.loads(Path(os.environ["JOINTCUT_RATES"]).read_text()) == {"*": _told(rates())}
     assert not count
 
 
