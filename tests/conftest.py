@@ -3,7 +3,8 @@
 JAX's own checks take two fifths of the time of a test. They are on where jaxprs are written and where each program of
 the corpus is run once; with JOINTCUT_EVERY_PROGRAM they are on in every test. XLA makes code in one piece, since each
 worker has one core, and with little optimisation, here and in the processes that tests start: tests ask what programs
-mean and what memory they take, which that does not change, and not how fast they run.
+mean and what memory they take, which that does not change, and not how fast they run. With JAX 0.10 it also makes the
+code of fusions in its older way, which takes half the time; the second Python of `.ci/run` has the newer way.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -29,11 +31,11 @@ CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true",
-)
+FLAGS = "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0"
+FLAGS += " --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):
+    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", FLAGS)
 
 
 def pytest_collection_finish() -> None:

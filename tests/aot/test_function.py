@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -413,7 +414,7 @@ def test_sharded_arrays(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
     environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": ":".join(filter(None, sys.path)),
         "HOME": str(Path.home()),

@@ -34,7 +34,7 @@ def equal(function, other, x):
 # ---------------------------------------------------------------- normalisation
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
     axis=st.integers(-1, 0),
@@ -83,7 +83,7 @@ def test_dropout_takes_what_is_dropped_as_nothing():
 # ---------------------------------------------------------------- windows
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(
     length=st.integers(2, 7),
     window=st.integers(1, 2),
@@ -115,7 +115,7 @@ def test_pooling_of_any_window(length, window, stride, padding, ceil):
     equal(lambda x: d.avg_pool(x, window, stride, padding, ceil, count_include_pad=False), inside, x)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(length=st.integers(1, 6), size=st.integers(1, 8))
 def test_resizing_to_any_size(length, size):
     x = drawn(2, length)
@@ -145,7 +145,7 @@ def test_pooling_is_forward_and_reverse_and_of_batches():
 # ---------------------------------------------------------------- indexing
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(
     index=st.lists(st.integers(0, 2), min_size=0, max_size=4),
     values=st.lists(st.sampled_from([0.0, 1.0, -2.0]), min_size=7, max_size=7),

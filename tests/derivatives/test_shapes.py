@@ -86,7 +86,7 @@ def _orders(function, x, weights, tangent):
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_reductions_over_any_axes(name, data):
     ours, theirs = REDUCTIONS[name]
@@ -98,7 +98,7 @@ def test_reductions_over_any_axes(name, data):
 
 
 @pytest.mark.parametrize("name", ALONG)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_functions_along_any_axis(name, data):
     ours, theirs = ALONG[name]
@@ -109,7 +109,7 @@ def test_functions_along_any_axis(name, data):
     keeps_the_laws(lambda x: ours(x, axis=axis), x)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(data=st.data(), p=st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, np.inf]))
 def test_distances_between_any_rows(data, p):
     batch = data.draw(st.lists(st.integers(1, 2), max_size=1))
@@ -121,7 +121,7 @@ def test_distances_between_any_rows(data, p):
     keeps_the_laws(lambda y: d.cdist(rows, y, p), columns)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(data=st.data(), name=st.sampled_from(["hypot", "arctan2", "maximum", "fmin", "logaddexp", "xlogy", "power"]))
 def test_two_arguments_broadcast(data, name):
     x, y = (np.abs(data.draw(arrays(least=1))) for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -24,7 +25,7 @@ CLAIMS = [line.strip(" ,") for line in SCRIPT.read_text().split("CLAIMS = [\n")[
 def failures():
     """How each claim fails on four devices of the host; empty where it holds."""
     environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": ":".join(filter(None, sys.path)),
         "HOME": str(Path.home()),
