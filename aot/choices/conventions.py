@@ -38,7 +38,8 @@ class Conventions(Record):
         zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a
             branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed,
             nor are products behind them, but with "everywhere", which takes more time. A gradient that is
-            differentiated again has "everywhere" in its derivative.
+            differentiated again has "everywhere" in its derivative. A first derivative in forward mode has no
+            cotangent, and the other formulas alone.
         norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
             distance, a standard deviation, the absolute value of a complex number. "zero" is the middle of the
             subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.
