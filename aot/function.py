@@ -40,6 +40,7 @@ from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
+from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
@@ -56,7 +57,7 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.built_in import refs
-from jointcut.wrappers.built_in.autograd import differentiable
+from jointcut.wrappers.built_in.autograd import JITTED, differentiable
 from jointcut.wrappers.built_in.flatten import TreeWrapper
 from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import CompilerWrapper, Target
@@ -280,13 +281,16 @@ class Function:
             self._uncut.symbolic()
             return functools.partial(jaxprs.evaluate, closed)
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
+        again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
+        twice = self._uncut.twice if again is JITTED else lambda: None
+        how = functools.partial(self._cut_inside, paths), twice, again
         if not source.has_references:
-            return differentiable(closed, functools.partial(self._cut_inside, paths), self._uncut.twice)
+            return differentiable(closed, *how)
         wrapper = refs.RefsWrapper(closed)
         if wrapper.pure is None:  # leave the derivative to JAX
             self._uncut.references()
             return functools.partial(jaxprs.evaluate, closed)
-        run = differentiable(wrapper.pure, functools.partial(self._cut_inside, paths), self._uncut.twice)
+        run = differentiable(wrapper.pure, *how)
         inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
         target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, closed), Convention(inputs, ())))
         write = wrapper.post_compile(run, target)
@@ -368,22 +372,18 @@ def function(
             (`jointcut.partition.HalfPass`) rewrites each half before XLA compiles it. Both apply to every way of
             calling, and run while the function is traced.
         derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
-            finite one where JAX gives NaN (a norm at zero, the branch that a `jnp.where` did not choose, and more);
-            `"pytorch"`, which also follows PyTorch where both are finite and differ; or `aot.conventions(...)`, which
-            lists all cases. With `"finite"` gradients that were finite keep their bits, but for what XLA fuses
-            otherwise; second derivatives are finite in forward over reverse mode, as `jax.hessian` has it.
+            finite one where JAX gives NaN; `"pytorch"`, which also follows PyTorch where both are finite and differ; or
+            `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their bits,
+            but for what XLA fuses otherwise, and derivatives of gradients are finite likewise.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
-            not, the call is replayed half by half with the same arrays, and it raises `NonFiniteError`, with the op,
-            its line and what cures it (see `aot.first_nonfinite`). So each call waits for its step. A pullback replays
-            the backward alone. Calls inside a transformation are not checked, which an `UncheckedWarning` says, nor are
-            exported programs. With effects nothing is replayed, and only a NaN is an error. Nothing may be donated.
-        policy: what must or should become of single values, at every budget and by every strategy: a dict from keys to
-            `aot.MUST_SAVE`, `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, or a policy of
-            `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one (`"encoder/block_*"`), a
-            primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A MUST holds without
-            exception; a PREFER is a price, and plans tell what they overrule at what cost. What is offloaded is copied
-            to `pinned_host` memory where it is made, and back ahead of its reader, in loops step by step. On a CPU the
-            halves then run as two programs: XLA keeps all arrays of one program (a `jit` of yours) in one memory.
+            not, the call is replayed with the same arrays, none of which may be donated, and it raises
+            `NonFiniteError`, with the op, its line and what cures it (see `aot.first_nonfinite`). Calls inside a
+            transformation are not checked, which an `UncheckedWarning` says, nor are exported programs. With effects
+            nothing is replayed, and only a NaN is an error.
+        policy: what must or should become of single values at every budget: a dict from keys to `aot.MUST_SAVE`,
+            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, or one of `jax.checkpoint_policies`. A key is a
+            `checkpoint_name`, a scope or part of one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a
+            function of an op and a value of the `Graph`. A PREFER is a price, and plans tell what they overrule.
         offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
         check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
 

@@ -31,6 +31,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
     "custom_vmap_call": ("rule",),
     "jointcut_call": ("rules",),
+    "jointcut_half": ("rules",),
     "jointcut_waiting": ("rules",),
     "linear_call": ("transpose_thunk",),
     "reduce": ("computation",),

@@ -15,7 +15,7 @@ from jointcut.wrappers.record import Record
 
 #: What may be chosen for each field, JAX's own first.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "zero_cotangent": ("jax", "zero"),
+    "zero_cotangent": ("jax", "zero", "everywhere"),
     "norm_at_zero": ("jax", "zero"),
     "angle_at_origin": ("jax", "zero"),
     "power_at_zero": ("jax", "limit"),
@@ -36,7 +36,10 @@ class Conventions(Record):
 
     Attributes:
         zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a
-            branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed.
+            branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed,
+            nor are products behind them, but with "everywhere", which takes more time. A gradient that is
+            differentiated again has "everywhere" in its derivative. A first derivative in forward mode has no
+            cotangent, and the other formulas alone.
         norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
             distance, a standard deviation, the absolute value of a complex number. "zero" is the middle of the
             subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.
@@ -50,8 +53,9 @@ class Conventions(Record):
         equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0:
             "zero" takes what is divided by zero as zero. That is right for values, for the space that vectors of equal
             values span, and for u·vh. It is wrong for functions of the values with these vectors, such as a root of a
-            matrix or `lstsq`, whose slope gets lost; so no named set has it. Then `svd(full_matrices=True)` has a
-            derivative, too. JAX and PyTorch give NaN.
+            matrix or `lstsq`, whose slope gets lost; so no named set has it. No formula is right for both: at the
+            identity two functions f with the same f(1) have the same values and vectors, and not the same slope. Then
+            `svd(full_matrices=True)` has a derivative, too. JAX and PyTorch give NaN.
         abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
         clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
             `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX

@@ -33,7 +33,9 @@ MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 #: In a policy: computing it again counts as no time; for `"min_cut"` its bytes count ten times.
 PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
 #: In a policy: never computed again, and in host memory (`pinned_host`) until the backward reads it, wherever it has a
-#: use for it. Refused for outputs of the function and for values in a conditional or in a step of `aot.while_loop`.
+#: use for it. It is copied there where it is made, and back ahead of its reader; in loops step by step. On a CPU the
+#: halves then run as two programs, since XLA keeps all arrays of one program (a `jit` of yours) in one memory there.
+#: Refused for outputs of the function and for values in a conditional or in a step of `aot.while_loop`.
 MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
 #: In a policy: in host memory if it is saved, and computing it again counts as with `PREFER_SAVE`. It has no effect on
 #: outputs of the function, and on values in a conditional or in a step of `aot.while_loop`.

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal
 from jointcut.partition.program.places import user_line
 from jointcut.partition.program.primitives import OPENED, WITH_BODIES
-from jointcut.partition.rewrite.simplify import with_bodies
+from jointcut.partition.rewrite.simplify import called, with_bodies
 
 #: What an equation is in other words: functions of which one has its results, and their operands.
 Use = tuple[Sequence[Callable[..., Any]], Sequence[Atom]]
@@ -108,10 +106,9 @@ def _called(eqn: Equation, functions: Sequence[Callable[..., Any]], operands: Se
     wanted = [_type_of(v) for v in eqn.outvars]
     for function in functions:
         try:
-            closed = jax.make_jaxpr(jax.jit(function))(*(jaxprs.struct(v.aval) for v in operands))
+            call = called(function, [jaxprs.struct(v.aval) for v in operands])
         except JointcutError:  # it does not take such arguments
             continue
-        call = jaxprs.opened(closed)[0].eqns[0]
         if [_type_of(v) for v in call.outvars] == wanted:
             made = jaxprs.rebound(call, operands, eqn.outvars)
             return made.replace(source_info=eqn.source_info, ctx=eqn.ctx)

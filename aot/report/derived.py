@@ -17,6 +17,7 @@ _MOST_LINES = 3  # in a sentence
 #: What the choices of `Conventions` give, and what JAX gives.
 _GIVES: Mapping[tuple[str, str], str] = {
     ("zero_cotangent", "zero"): "zero cotangent: 0, also times infinity, where JAX gives NaN",
+    ("zero_cotangent", "everywhere"): "zero cotangent: 0, also times infinity, where JAX gives NaN",
     ("norm_at_zero", "zero"): "norm at zero: 0 where JAX gives NaN",
     ("angle_at_origin", "zero"): "angle at the origin: 0 where JAX gives NaN",
     ("power_at_zero", "limit"): "power of zero: its limit where JAX gives NaN",

@@ -22,33 +22,39 @@ from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.built_in.autograd import JITTED, Wrap
 from jointcut.wrappers.built_in.zeros import Backwards, filled
 from jointcut.wrappers.metadata.schemas import TensorAlias
 
 
 @dataclass(frozen=True)
 class Open:
-    """The halves of a cut, run on values or tracers; outputs at positions in `left_out` are not returned."""
+    """The halves of a cut, run on values or tracers; outputs at positions in `left_out` are not returned.
+
+    `forward` runs the forward half, `backwards` the backward.
+    """
 
     call: Call
     halves: Halves
     left_out: Collection[int]
+    forward: Callable[..., list[Any]]
     backwards: Backwards
 
     @classmethod
-    def of(cls, call: Call, halves: Halves, left_out: Collection[int]) -> Open:
-        """The halves of one cut."""
-        return cls(call, halves, left_out, Backwards(halves, functools.partial(jax.jit, inline=True)))
+    def of(cls, call: Call, halves: Halves, left_out: Collection[int], wrap: Wrap = JITTED) -> Open:
+        """The halves of one cut; `wrap` says how they are differentiated."""
+        forward = wrap(lambda *flat: jaxprs.evaluate(halves.forward, *flat))
+        return cls(call, halves, left_out, forward, Backwards(halves, wrap))
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
         """Run a program as `Programs.run` does."""
         ones = self.call.ones() if which == "step" else []
-        results, count = jaxprs.evaluate(self.halves.forward, *flat), len(self.call.results.avals)
+        results, count = self.forward(*flat), len(self.call.results.avals)
         outputs = without(results[:count], self.left_out)
         if which == "forward":
             return [*outputs, *results[count:]]
         residuals = verify.routed(self.halves.residuals, flat, results, count)
-        return [*outputs, *verify.run_backward(self.halves, residuals, ones)]
+        return [*outputs, *self.backward(residuals, ones, keep=False)]
 
     def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
         """Run the backward as `Programs.backward` does; values that depend only on zero cotangents are not computed."""

@@ -9,6 +9,7 @@ Files, in reading order:
 
     offloading: Set up the planning problem of a program, and check first that what is offloaded comes back as it was.
     under_transform: Cut a program inside an outer transformation, within the budget of its options.
+    again: Differentiate the halves once more, under the conventions of the function.
     gradient: Convert the pair of halves to the form of TorchScript's `Gradient`.
     debug: Run a call half by half, and check types and numbers.
     watched: Look at the results of every call, and find the op that made one of them NaN.

@@ -20,6 +20,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.runner import Programs, Runner
+from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.compiled import Compiled, names_of
 from jointcut.aot.stages.debug import Checked
 from jointcut.aot.stages.gather import Measurements, gather
@@ -36,6 +37,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split
 from jointcut.wrappers.built_in import alias
+from jointcut.wrappers.built_in.autograd import JITTED, Wrap
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
@@ -175,7 +177,7 @@ class Cut:
     @property
     def open(self) -> Runner:
         """The runner inside an outer trace, which the halves become part of."""
-        return self._runners.of("open", lambda: self._running(in_a_trace(self._open())))
+        return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self._again))))
 
     @property
     def jits(self) -> Jits:
@@ -209,8 +211,16 @@ class Cut:
         plan = replace(fitted.plan, problem=known.problem, overruled=fitted.plan.overruled or known.overruled)
         return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
 
-    def _open(self) -> Open:
-        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back)
+    @property
+    def _again(self) -> Wrap:
+        """How the halves are differentiated once more; those with references, by JAX."""
+        traced = self.traced
+        if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
+            return JITTED
+        return differentiated_again(traced.call.options.conventions, traced.name)
+
+    def _open(self, wrap: Wrap = JITTED) -> Open:
+        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back, wrap)
 
     def _running(self, programs: Programs, is_apart: bool = False) -> Runner:
         traced, signed = self.traced, lambda: self.signature

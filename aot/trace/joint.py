@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -341,8 +342,8 @@ def _joint(
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
-    if conventions.zero_cotangent == "zero":
-        back = guard.guarded(front, back, len(results.avals), {p for p, on in zip(places, mask, strict=True) if on})
+    if (guards := conventions.zero_cotangent) != "jax":
+        back = guard.guarded(front, back, len(results.avals), {*compress(places, mask)}, guards == "everywhere")
     return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     """Print the counts, and a row for each program."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.derivatives.finite", description=__doc__)
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="of the suite; all when none")
-    parser.add_argument("--rounds", type=int, default=12, help="timing rounds (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="timing rounds (%(default)s); none with 0")
     options = parser.parse_args()
     console = wide_console(100)
     for kind in KINDS:
@@ -49,8 +49,9 @@ def main() -> None:
         peak, ratio, is_same = beside(name, options.rounds)
         peaks.append(peak)
         times.append(ratio)
-        table.add_row(name, f"{peak:.4f}", f"{ratio:.3f}", "yes" if is_same else "no")
-    table.add_row("geometric mean", f"{geometric_mean(peaks):.4f}", f"{geometric_mean(times):.3f}", "")
+        table.add_row(name, f"{peak:.4f}", f"{ratio:.3f}" if ratio else "", "yes" if is_same else "no")
+    time = f"{geometric_mean(times):.3f}" if all(times) else ""
+    table.add_row("geometric mean", f"{geometric_mean(peaks):.4f}", time, "")
     console.print(table)
 
 
@@ -70,7 +71,10 @@ def is_right_at(singular: Singular, kind: str) -> bool:
 
 
 def beside(name: str, rounds: int) -> tuple[float, float, bool]:
-    """Peak and time of a program with finite derivatives, over those with JAX's; whether all results are the same."""
+    """Peak and time of a program with finite derivatives, over those with JAX's; whether all results are the same.
+
+    The time is 0.0 without rounds.
+    """
     program = programs.load(name, "small")
     steps = {}
     for kind in KINDS:
@@ -79,7 +83,7 @@ def beside(name: str, rounds: int) -> tuple[float, float, bool]:
     calls = {kind: partial(step.value_and_grad, *program.arguments) for kind, step in steps.items()}
     results = [jax.tree.leaves(call()) for call in calls.values()]
     is_same = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(*results, strict=True))
-    time = time_together(calls, "jax", rounds)["finite"].ratio.median
+    time = time_together(calls, "jax", rounds)["finite"].ratio.median if rounds else 0.0
     return steps["finite"].peak_bytes / steps["jax"].peak_bytes, time, is_same
 
 

@@ -259,6 +259,7 @@ TABLE: dict[str, str] = {
     "custom_vjp_call_jaxpr": "calls",
     "jit": "calls opens body",
     "jointcut_call": "calls body",
+    "jointcut_half": "calls opens body",
     "jointcut_waiting": "calls",
     "pjit": "calls opens body",
     "scan": "loops body",

@@ -11,6 +11,7 @@ Files, in reading order:
     names: Let all that reads a named array read it by its name.
     views: Read a value back from an output that is a view of it.
     sparse: Split a gradient that is a sum of scattered rows into the rows and their places.
+    product: Write an elementwise product in which zero times infinity is zero, with such products as its derivative.
     guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
     specialise: Leave out of a backward the equations that zero cotangents make needless.
 """

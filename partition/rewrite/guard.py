@@ -8,19 +8,19 @@ backward whose gradients are all undefined; here each element counts for itself.
 A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits.
 Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
 have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
-it is not taken to have any. These sums of products are not guarded, nor are the derivative rules of foreign calls.
+it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the
+derivative rules of foreign calls.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from jointcut.partition.program.jaxprs import (
     Atom,
@@ -34,9 +34,7 @@ from jointcut.partition.program.jaxprs import (
 )
 from jointcut.partition.program.primitives import MOVEMENT, OPENED
 from jointcut.partition.rewrite import simplify
-
-#: The name of a guarded product, a call.
-GUARD = "derivatives.zero_cotangent"
+from jointcut.partition.rewrite.product import Product, named
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -68,40 +66,106 @@ class Known(IntEnum):
     WITH_ZEROS = 3
 
 
-def guarded(forward: ClosedJaxpr, backward: ClosedJaxpr, num_outputs: int, moved: Collection[int]) -> ClosedJaxpr:
+def guarded(
+    forward: ClosedJaxpr, backward: ClosedJaxpr, num_outputs: int, moved: Collection[int], everywhere: bool = False
+) -> ClosedJaxpr:
     """Guard the products of a backward.
 
     The first inputs of the backward are what the forward returns after its `num_outputs` outputs, the last ones are
-    cotangents. The forward's inputs at the positions `moved` are differentiated; any other may be a mask.
+    cotangents. The forward's inputs at the positions `moved` are differentiated; any other may be a mask. With
+    `everywhere` all cotangents are taken to have zeros, also behind matrix products and sums.
     """
+    guarding = _Guarding(everywhere)
     first = opened(forward)[0]
     given = [Known.CONSTANT if i in moved else Known.MASK for i in range(len(first.invars))]
-    residuals = _guarded(first, given)[1][num_outputs:]
+    residuals = guarding.jaxpr(first, given)[1][num_outputs:]
     jaxpr, consts = opened(backward)
     count = len(jaxpr.invars) - len(residuals)
     references = sum(is_reference(v.aval) for v in jaxpr.invars)
     inputs = [*residuals, *[Known.CONSTANT] * references, *[Known.WITH_ZEROS] * (count - references)]
-    return ClosedJaxpr(_guarded(jaxpr, inputs)[0], consts)
+    return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs)[0], consts)
 
 
-def _guarded(jaxpr: Jaxpr, given: Sequence[Known]) -> tuple[Jaxpr, list[Known]]:
-    """The jaxpr with its products guarded, and what is known of its outputs."""
-    known = dict(zip(jaxpr.invars, given, strict=True))
-    eqns: list[Equation] = []
+@dataclass(frozen=True)
+class _Guarding:
+    """Guards the products of a jaxpr that may meet a zero; `everywhere`, of all that read a cotangent."""
 
-    def read(v: Atom) -> Known:
-        return Known.CONSTANT if isinstance(v, Literal) else known.get(v, Known.CONSTANT)
+    everywhere: bool
 
-    for eqn in jaxpr.eqns:
-        now = [read(v) for v in eqn.invars]
-        if max(now, default=Known.CONSTANT) < Known.COTANGENT:
-            known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
-            eqns.append(eqn)
-            continue
-        new, ends = _nested(eqn, now) or (_product(eqn, now), [_moved(eqn, now)] * len(eqn.outvars))
-        eqns.append(new)
-        known.update(zip(eqn.outvars, ends, strict=True))
-    return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
+    def jaxpr(self, jaxpr: Jaxpr, given: Sequence[Known]) -> tuple[Jaxpr, list[Known]]:
+        """The jaxpr with its products guarded, and what is known of its outputs."""
+        known = dict(zip(jaxpr.invars, given, strict=True))
+        eqns: list[Equation] = []
+
+        def read(v: Atom) -> Known:
+            return Known.CONSTANT if isinstance(v, Literal) else known.get(v, Known.CONSTANT)
+
+        for eqn in jaxpr.eqns:
+            now = [read(v) for v in eqn.invars]
+            if max(now, default=Known.CONSTANT) < Known.COTANGENT:
+                known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
+                eqns.append(eqn)
+                continue
+            new, ends = self._nested(eqn, now) or (_product(eqn, now), [self._moved(eqn, now)] * len(eqn.outvars))
+            eqns.append(new)
+            known.update(zip(eqn.outvars, ends, strict=True))
+        return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
+
+    def _moved(self, eqn: Equation, now: Sequence[Known]) -> Known:
+        """What is known of the results of an equation that reads a cotangent."""
+        name = eqn.primitive.name
+        if self.everywhere or name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
+            return Known.WITH_ZEROS
+        if name in _MIXES:
+            return Known.COTANGENT
+        moving = [one for one in now if one >= Known.COTANGENT]
+        return min(moving) if name in _SUMS else max(moving)
+
+    def _nested(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
+        """An equation with its bodies guarded, and what is known of its results; None where it has no such body."""
+        name = eqn.primitive.name
+        if name == "scan":
+            return self._scan(eqn, now)
+        if name == "while":
+            return self._while(eqn, now)
+        if name == "cond":
+            return self._once(eqn, now[1:])
+        return self._once(eqn, now) if name in _CALLS else None
+
+    def _once(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
+        """A call or a conditional, whose bodies are given `now`."""
+        ends: list[list[Known]] = []
+
+        def change(jaxpr: Jaxpr) -> Jaxpr:
+            new, after = self.jaxpr(jaxpr, now)
+            ends.append(after)
+            return new
+
+        return simplify.with_bodies(eqn, change), [max(end) for end in zip(*ends, strict=True)]
+
+    def _scan(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
+        layout = scan_layout(eqn)
+        carries = slice(layout.num_consts, layout.num_consts + layout.num_carry)
+        body, ends = self._repeated(eqn.params["jaxpr"], list(now), carries)
+        return eqn.replace(params={**eqn.params, "jaxpr": body}), ends
+
+    def _while(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
+        """The body of a `while`; its condition computes no cotangent."""
+        start = eqn.params["cond_nconsts"]
+        inner = list(now[start:])
+        body, ends = self._repeated(eqn.params["body_jaxpr"], inner, slice(eqn.params["body_nconsts"], len(inner)))
+        return eqn.replace(params={**eqn.params, "body_jaxpr": body}), ends
+
+    def _repeated(self, held: ClosedJaxpr, now: list[Known], carries: slice) -> tuple[ClosedJaxpr, list[Known]]:
+        """The body of a loop: of a carry is known what is known of it at the start and after every step."""
+        jaxpr, consts = opened(held)
+        while True:
+            body, ends = self.jaxpr(jaxpr, now)
+            count = len(now[carries])
+            after = [max(a, b) for a, b in zip(now[carries], ends[:count], strict=True)]
+            if after == now[carries]:
+                return ClosedJaxpr(body, consts), [*after, *ends[count:]]
+            now[carries] = after
 
 
 def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
@@ -115,17 +179,6 @@ def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
     return Known.MASK if is_mask else Known.CONSTANT
 
 
-def _moved(eqn: Equation, now: Sequence[Known]) -> Known:
-    """What is known of the results of an equation that reads a cotangent."""
-    name = eqn.primitive.name
-    if name in _MIXES:
-        return Known.COTANGENT
-    if name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
-        return Known.WITH_ZEROS
-    moving = [one for one in now if one >= Known.COTANGENT]
-    return min(moving) if name in _SUMS else max(moving)
-
-
 # ------------------------------------------------------------------------------------------------------ one product
 
 
@@ -135,7 +188,7 @@ def _product(eqn: Equation, now: Sequence[Known]) -> Equation:
     is_linear = len(places) == 1 and sum(one >= Known.COTANGENT for one in now) == 1
     if not is_linear or not _is_inexact(eqn.outvars[0]) or _is_finite(eqn.invars[1 - places[0]], eqn):
         return eqn
-    return simplify.instead(eqn, _guarded_product(eqn.primitive, places[0], tuple(sorted(eqn.params.items()))))
+    return simplify.instead(eqn, named(Product(eqn.primitive, (places[0],), tuple(sorted(eqn.params.items())))))
 
 
 def _is_inexact(v: Any) -> bool:
@@ -148,71 +201,3 @@ def _is_finite(factor: Atom, eqn: Equation) -> bool:
         return False
     number = np.asarray(factor.val)
     return bool(np.all(np.isfinite(number)) and (eqn.primitive.name == "mul" or np.all(number != 0)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _guarded_product(primitive: Any, place: int, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """A product that is zero where the factor at a place is, under the name by which reports find it."""
-
-    def product(*factors: Any) -> Any:
-        result = primitive.bind(*factors, **dict(params))
-        zeros = lax.full_like(result, 0)
-        is_nan = lax.ne(result, result)
-        return lax.select(lax.bitwise_and(is_nan, lax.eq(factors[place], zeros)), zeros, result)
-
-    product.__name__ = GUARD
-    return jax.jit(product)
-
-
-# ------------------------------------------------------------------------------------------------------------ bodies
-
-
-def _nested(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
-    """An equation with its bodies guarded, and what is known of its results; None where it has no such body."""
-    name = eqn.primitive.name
-    if name == "scan":
-        return _scan(eqn, now)
-    if name == "while":
-        return _while(eqn, now)
-    if name == "cond":
-        return _once(eqn, now[1:])
-    return _once(eqn, now) if name in _CALLS else None
-
-
-def _once(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
-    """A call or a conditional, whose bodies are given `now`."""
-    ends: list[list[Known]] = []
-
-    def change(jaxpr: Jaxpr) -> Jaxpr:
-        new, after = _guarded(jaxpr, now)
-        ends.append(after)
-        return new
-
-    return simplify.with_bodies(eqn, change), [max(end) for end in zip(*ends, strict=True)]
-
-
-def _scan(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
-    layout = scan_layout(eqn)
-    carries = slice(layout.num_consts, layout.num_consts + layout.num_carry)
-    body, ends = _repeated(eqn.params["jaxpr"], list(now), carries)
-    return eqn.replace(params={**eqn.params, "jaxpr": body}), ends
-
-
-def _while(eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
-    """The body of a `while`; its condition computes no cotangent."""
-    start = eqn.params["cond_nconsts"]
-    inner = list(now[start:])
-    body, ends = _repeated(eqn.params["body_jaxpr"], inner, slice(eqn.params["body_nconsts"], len(inner)))
-    return eqn.replace(params={**eqn.params, "body_jaxpr": body}), ends
-
-
-def _repeated(held: ClosedJaxpr, now: list[Known], carries: slice) -> tuple[ClosedJaxpr, list[Known]]:
-    """The body of a loop: of a carry is known what is known of it at the start and after every step."""
-    jaxpr, consts = opened(held)
-    while True:
-        body, ends = _guarded(jaxpr, now)
-        count = len(now[carries])
-        after = [max(a, b) for a, b in zip(now[carries], ends[:count], strict=True)]
-        if after == now[carries]:
-            return ClosedJaxpr(body, consts), [*after, *ends[count:]]
-        now[carries] = after

@@ -45,7 +45,8 @@ def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
 def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
     """Change the jaxprs in a parameter of an equation."""
     if isinstance(value, tuple):
-        return tuple(_in_bodies(v, change) for v in value)
+        changed = (_in_bodies(v, change) for v in value)
+        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
     if isinstance(value, Jaxpr):
         return change(value)
     if isinstance(value, ClosedJaxpr):
@@ -180,11 +181,17 @@ def _scan_opened(eqn: Equation) -> Equation:
     return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
 
 
+def called(function: Callable[..., Any], types: Sequence[Any]) -> Equation:
+    """The equation of a call to a function with operands of these types."""
+    return opened(jax.make_jaxpr(jax.jit(function))(*types))[0].eqns[0]
+
+
 def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom] | None = None) -> Equation:
     """A call of a function in the place of an equation, at its line, with its operands where no others are given."""
     operands = eqn.invars if operands is None else operands
-    call = opened(jax.make_jaxpr(jax.jit(function))(*(struct(v.aval) for v in operands)))[0].eqns[0]
-    call = with_bodies(call, partial(_at_line, traceback=eqn.source_info.traceback))
+    call = with_bodies(
+        called(function, [struct(v.aval) for v in operands]), partial(_at_line, traceback=eqn.source_info.traceback)
+    )
     return rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
 
 

@@ -8,12 +8,14 @@ Inside a user's `jax.grad`, `jax.vmap` or `jax.jit` a decorated function is one 
 - `jax.vmap` makes a new program with one more axis, which is cut when it is differentiated.
 - A function with effects is differentiated when the direction is known, so that its effects happen once.
 
-So reverse, forward and mixed modes work to any order, mapped or not.
+So reverse, forward and mixed modes work to any order, mapped or not. The halves themselves are JAX's to differentiate,
+unless they are given derivatives of their own, as in `half`.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,18 +34,45 @@ from jointcut.wrappers.table import Table
 #: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the constants that the halves take first.
 Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 
+#: Makes of a flat function, of a half, the function that runs: `jax.jit`, or one with a derivative of its own.
+Wrap = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
+JITTED: Wrap = functools.partial(jax.jit, inline=True)
+
 _call_p = jaxprs.call_primitive("jointcut_call")
+_half_p = jaxprs.call_primitive("jointcut_half")
 _linear_p = jaxprs.linear_primitive("jointcut_linear")
 
 
-def differentiable(primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None) -> Callable[..., list[Any]]:
+def differentiable(
+    primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None, wrap: Wrap = JITTED
+) -> Callable[..., list[Any]]:
     """A flat function that runs the jaxpr `primal`, and is differentiated through the halves that `cut` returns.
 
     `cut` takes `primal`, or its form under `jax.vmap`, and one flag for each flat input: whether a derivative with
     respect to it is asked for. A mapped program may have more constants, as leading inputs. `twice` is called if the
-    derivative is differentiated once more in forward mode, which plain JAX does.
+    derivative is differentiated once more in forward mode, which plain JAX does. `wrap` is given both halves, and the
+    function of outputs and tangents in forward mode. It says how they are differentiated.
     """
-    return _Program(primal, cut, twice)
+    return _Program(_call_p, primal, cut, twice, wrap)
+
+
+def half(flat: Callable[..., list[Any]], change: Callable[[Any], Any], cut: Cutter, wrap: Wrap) -> Callable[..., Any]:
+    """A flat function, one of the halves, that is differentiated through halves of its own, made only if asked for.
+
+    It is traced when it is called first, for each type of its arguments, and `change` is given the jaxpr. In forward
+    mode JAX differentiates that. `cut` and `wrap` are as in `differentiable`. Programs open such a call (`inlined`).
+    """
+    made: Table[_Program] = Table()
+
+    def run(*xs: Any) -> list[Any]:
+        def make() -> _Program:
+            closed = jax.make_jaxpr(flat)(*map(jaxprs.struct, types))
+            return _Program(_half_p, change(closed), cut, lambda: None, wrap, waits=True)
+
+        types = tuple(map(jax.typeof, xs))
+        return made.of(types, make)(*xs)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -62,31 +91,39 @@ class Differential:
 
     @classmethod
     def of(
-        cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]], twice: Callable[[], None]
+        cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]], twice: Callable[[], None], wrap: Wrap
     ) -> Differential:
         """The two halves of one cut, with the constants that they take first."""
         graph, halves, extra = cut
-        forward = jax.jit(functools.partial(verify.run_forward, halves, graph), inline=True)
-        backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
+        outvars = jaxprs.opened(primal)[0].outvars
+        whole = wrap(lambda *flat: list(itertools.chain(*verify.run_forward(halves, graph, flat))))
+
+        def forward(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            results = whole(*flat)
+            return results[: len(outvars)], results[len(outvars) :]
+
+        backwards = Backwards(halves, wrap)
         read = iter(backwards.read)
-        moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in jaxprs.opened(primal)[0].outvars)
-        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards, twice))
+        moving = tuple(is_inexact(v.aval.dtype) and next(read) for v in outvars)
+        return cls(forward, extra, moving, _rules(primal, mask, moving, backwards, twice, wrap))
 
 
 class _Program(Program):
     """A jaxpr, the halves of its cuts as its derivative, and its mapped forms."""
 
-    def __init__(self, closed: Any, cut: Cutter, twice: Callable[[], None]) -> None:
-        super().__init__(_call_p, closed)
-        self._cut, self._twice = cut, twice
-        self._has_effects = any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
+    def __init__(
+        self, prim: Any, closed: Any, cut: Cutter, twice: Callable[[], None], wrap: Wrap, waits: bool = False
+    ) -> None:
+        super().__init__(prim, closed)
+        self._cut, self._twice, self._wrap = cut, twice, wrap
+        self._waits = waits or any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: Table[Differential] = Table()
         self._mapped: Table[tuple[_Program, list[Any], list[Any]]] = Table()
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """As `CallRules.jvp`, by the halves; with effects, once the direction is known."""
+        """As `CallRules.jvp`, by the halves; with effects, and of a half, once the direction is known."""
         mask, picked = picked_of(primals, tangents)
-        if self._has_effects or not picked:
+        if self._waits or not picked:
             return super().jvp(primals, tangents)
         outputs, move = self.halved(mask, primals)
         return outputs, move(*picked)
@@ -95,7 +132,7 @@ class _Program(Program):
         """Run the forward half; return its outputs, and the linear map from the given tangents to theirs."""
 
         def make() -> Differential:
-            return Differential.of(self.closed, mask, self._cut(self.closed, mask), self._twice)
+            return Differential.of(self.closed, mask, self._cut(self.closed, mask), self._twice, self._wrap)
 
         this = self._differentials.of(mask, make)
         outputs, residuals = this.forward([*this.extra, *primals])
@@ -114,7 +151,8 @@ class _Program(Program):
 
         def make() -> tuple[_Program, list[Any], list[Any]]:
             closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-            return _Program(closed, self._cut, self._twice), consts, out_dims
+            program = _Program(self.prim, closed, self._cut, self._twice, self._wrap, self._waits)
+            return program, consts, out_dims
 
         program, consts, out_dims = self._mapped.of((axis, dims), make)
         return functools.partial(program, *consts), out_dims
@@ -126,7 +164,12 @@ class _Program(Program):
 
 
 def _rules(
-    primal: Any, mask: Mask, moving: tuple[bool, ...], backwards: Backwards, twice: Callable[[], None]
+    primal: Any,
+    mask: Mask,
+    moving: tuple[bool, ...],
+    backwards: Backwards,
+    twice: Callable[[], None],
+    wrap: Wrap,
 ) -> jaxprs.LinearRules:
     """The linear map from tangents of differentiated inputs to those of `moving` outputs, and its transpose."""
     count = len(backwards.halves.residuals)
@@ -136,9 +179,13 @@ def _rules(
         del residuals, linear
         return [jaxprs.tangent_aval(aval) for aval, moves in zip(avals_of, moving, strict=True) if moves]
 
-    def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
-        _, moved = pushed(functools.partial(jaxprs.evaluate, primal), mask, residuals[count:], linear)
+    @wrap
+    def tangents(*flat: Any) -> list[Any]:
+        _, moved = pushed(functools.partial(jaxprs.evaluate, primal), mask, flat[: len(mask)], flat[len(mask) :])
         return [t for t, moves in zip(moved, moving, strict=True) if moves]
+
+    def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
+        return tangents(*residuals[count:], *linear)
 
     def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
         moved = iter(cotangents)

@@ -36,7 +36,7 @@ from jointcut.wrappers.metadata.convention import is_inexact
 _INF, _NAN = 1, 2  # how bad a number is; 0 is finite
 _KINDS = {_INF: "Inf", _NAN: "NaN"}
 _CALLS = {  # name -> the parameter that holds what is called
-    **dict.fromkeys(("jit", "jointcut_call", "jointcut_waiting", "remat2"), "jaxpr"),
+    **dict.fromkeys(("jit", "jointcut_call", "jointcut_half", "jointcut_waiting", "remat2"), "jaxpr"),
     **dict.fromkeys(("while_loop", "while_loop_backward", "while_loop_with_checkpoints"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }

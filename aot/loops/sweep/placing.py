@@ -98,13 +98,7 @@ def placed(
         trips, lives, carry, places, rows, figures, order = state
         plan = Plan.of(figures, order)
         orders = _orders(plan, slots)
-
-        def fill(state: Any) -> Any:
-            trips, done, _, carry, places, rows = state
-            row = plan.order[plan.slot + done * plan.way]
-            rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
-            return (after := advance(trips, carry))[0], done + 1, *after[1:], places.at[row].set(trips), rows
-
+        fill = _filling(advance, plan, kept)
         start = (trips, jnp.int32(0), lives, carry, places, rows)
         trips, _, lives, carry, places, rows = lax.while_loop(lambda s: (s[1] < orders.writes) & s[2], fill, start)
         end = trips + orders.distance
@@ -125,6 +119,20 @@ def _numbers(slots: int) -> tuple[Any, ...]:
         jnp.int32(0), jnp.full(slots, -1, jnp.int32), jnp.array(FIRST_PLAN, jnp.int32),
         jnp.arange(slots, dtype=jnp.int32),
     )  # fmt: skip
+
+
+def _filling(advance: Callable[..., Any], plan: Plan, kept: Sequence[int]) -> Callable[[Any], Any]:
+    """The step of a loop that writes a checkpoint, then goes one step of the user's loop."""
+
+    def fill(state: Any) -> Any:
+        trips, done, _, carry, places, rows = state
+        row = plan.order[plan.slot + done * plan.way]
+        rows = [write(r, carry[i], row) for r, i in zip(rows, kept, strict=True)]
+        places = places.at[row].set(trips)
+        trips, lives, carry = advance(trips, carry)
+        return trips, done + 1, lives, carry, places, rows
+
+    return fill
 
 
 def _filled(advance: Callable[..., Any], start: Any, kept: Sequence[int], slots: int) -> tuple[Any, list[Any], Any]:

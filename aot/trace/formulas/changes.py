@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.guard import GUARD
+from jointcut.partition.rewrite.product import GUARD
 
 #: Starts the names of formulas, and of the products that `guard` puts; no function of the user has a dot in its name.
 _PREFIX = "derivatives."

@@ -34,11 +34,12 @@ def with_equal_values(eqn: Any) -> Callable[[jax.Array], Any]:
     @value.defjvp
     def _(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[Any, Any]:
         (a,), (da,) = points, tangents
-        if primitive.name == "svd" and params["full_matrices"] and a.shape[-2] != a.shape[-1]:
+        has_vectors = primitive.name == "svd" and params["compute_uv"]
+        if has_vectors and params["full_matrices"] and a.shape[-2] != a.shape[-1]:
             (u, s, vh), (du, ds, dvh) = jax.jvp(linalg.svd, (a,), (da,))
             return [s, u, vh], [ds, du, dvh]
         results, changes = _without_zero_divisors(function, a, da)
-        if primitive.name == "svd" and params["compute_uv"]:
+        if has_vectors:
             changes = [sum(pair) for pair in zip(changes, _against(results, da), strict=True)]
         return results, changes
 

@@ -15,6 +15,7 @@ import jax
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import STEP, TOP, Form, Graph, Op, Region, Value
+from jointcut.partition.rewrite.simplify import called
 
 #: Where a new op stands: after or before the op of that id in the old graph, then in the order in which it was added.
 _Place = tuple[int, int, int]
@@ -158,4 +159,4 @@ def _call(function: Callable[..., Any], types: tuple[Any, ...]) -> Any:
     """The equation of a call to a function with operands of these types; doubles stay doubles."""
     with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in types)
     with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
-        return jaxprs.opened(jax.make_jaxpr(jax.jit(function))(*types))[0].eqns[0]
+        return called(function, types)

@@ -1,0 +1,134 @@
+"""Write an elementwise product in which zero times infinity is zero, with such products as its derivative.
+
+A guarded product is `where(product is NaN and a factor is zero, 0, product)`. In JAX's derivative of it there are
+products without a guard: the cotangent that is zero meets an infinite tangent of the other factor. That matters when a
+backward is differentiated once more; then the product is given slopes of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Jaxpr, LinearRules, linear_primitive, opened
+from jointcut.partition.rewrite import simplify
+
+#: The name of a guarded product, a call.
+GUARD = "derivatives.zero_cotangent"
+
+
+@dataclass(frozen=True)
+class Product:
+    """An elementwise product or quotient of two factors, `mul` or `div`.
+
+    Where it would be NaN, and one of the factors at the places `zeros` is zero, it is zero.
+    """
+
+    primitive: Any
+    zeros: tuple[int, ...]
+    params: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, *factors: Any) -> Any:
+        """The product."""
+        result = self.primitive.bind(*factors, **dict(self.params))
+        return lax.select(self._is_guarded(factors, result), lax.full_like(result, 0), result)
+
+    def is_guarded(self, *factors: Any) -> Any:
+        """Where the product is zero in the place of NaN."""
+        return self._is_guarded(factors, self.primitive.bind(*factors, **dict(self.params)))
+
+    def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
+        zeros = [lax.eq(factors[i], lax.full_like(factors[i], 0)) for i in self.zeros]
+        return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
+
+
+@functools.lru_cache(maxsize=4096)
+def named(product: Callable[..., Any]) -> Callable[..., Any]:
+    """A product under the name by which reports find it."""
+
+    def guarded_product(*factors: Any) -> Any:
+        return product(*factors)
+
+    guarded_product.__name__ = GUARD
+    return guarded_product
+
+
+# ------------------------------------------------------------------------------------------------------ second order
+
+
+def sloped(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, whose guarded products have guarded products as their derivative."""
+
+    def change(eqn: Equation, _: str) -> Equation:
+        product = _product_in(opened(eqn.params["jaxpr"])[0]) if eqn.params["name"] == GUARD else None
+        return eqn if product is None else simplify.instead(eqn, named(_sloped(product)))
+
+    return simplify.replaced(closed, "jit", change)
+
+
+def _product_in(body: Jaxpr) -> Product | None:
+    """The guarded product that a body is; None for one with slopes, or for a part of its derivative."""
+    compared = [eqn.invars[0] for eqn in body.eqns if eqn.primitive.name == "eq"]
+    if not compared or list(body.outvars) != list(body.eqns[-1].outvars):
+        return None
+    product = body.eqns[0]
+    if product.primitive not in (lax.mul_p, lax.div_p) or list(product.invars) != list(body.invars):
+        return None
+    zeros = tuple(i for i, factor in enumerate(body.invars) if factor in compared)
+    return Product(product.primitive, zeros, tuple(sorted(product.params.items())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _sloped(product: Product) -> Callable[..., Any]:
+    """A product whose derivative is made of such products; it is flat where it is guarded.
+
+    A zero of a tangent counts as the zeros of factors do.
+    """
+
+    @jax.custom_jvp
+    def guarded_product(*factors: Any) -> Any:
+        return product(*factors)
+
+    @guarded_product.defjvp
+    def _(factors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        result, is_guarded = guarded_product(*factors), product.is_guarded(*factors)
+        first, second = (jnp.broadcast_to(factor, result.shape) for factor in factors)
+        moves = [jnp.where(is_guarded, 0, tangent) for tangent in tangents]
+        of_first = _along(product, 0, second, moves[0])
+        if product.primitive is lax.mul_p:
+            return result, of_first + _along(product, 1, first, moves[1])
+        quotient = guarded_product(result, second)
+        return result, of_first - _along(Product(lax.mul_p, (0,)), 1, quotient, moves[1])
+
+    return guarded_product
+
+
+def _along(product: Product, place: int, other: Any, tangent: Any) -> Any:
+    """The product with a tangent in one place, as a linear map of the tangent."""
+    zeros = tuple(sorted({*product.zeros, place}))
+    rules = _rules(replace(product, zeros=zeros), place)
+    return _linear_p.bind(other, tangent, rules=rules, num_residuals=1)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _rules(product: Product, place: int) -> LinearRules:
+    """The map from the factor at a place to the product, which is its own transpose."""
+    run = jax.jit(named(_sloped(product)))
+
+    def apply(others: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+        (other,), (factor,) = others, moved
+        return [run(factor, other) if place == 0 else run(other, factor)]
+
+    def transpose(others: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
+        return [None] if cotangents[0] is None else list(apply(others, cotangents))
+
+    return LinearRules(lambda others, moved: [moved[0]], apply, transpose)
+
+
+_linear_p = linear_primitive("guarded_product")
