@@ -112,11 +112,15 @@ class Problem:
 
     @cached_property
     def without_preferences(self) -> Self:
-        """The same problem with nothing preferred: a bound on its plans holds for the plans of this one too."""
+        """The same problem with nothing preferred: a bound on its plans holds for the plans of this one too.
+
+        What is preferred recomputed may still be recomputed, however heavy.
+        """
         if not self.preferences:
             return self
         musts = tuple(c for c in self.constraints if c.demand.is_must)
-        return replace(self, constraints=musts, verdicts=tuple(judge(self.graph, self.sides, musts)))
+        lifting = (c for c in self.preferences if c.demand is CheckpointPolicy.PREFER_RECOMPUTE)
+        return replace(self, constraints=musts, verdicts=tuple(judge(self.graph, self.sides, [*musts, *lifting])))
 
 
 def as_problem(program: Graph | Problem, backend: Backend = PORTABLE) -> Problem:

@@ -137,6 +137,8 @@ def test_names_in_the_branches_of_a_conditional_count():
 def test_a_preference_holds_where_nothing_forbids_it_and_else_says_what_it_would_have_cost():
     assert "cos" in saved({"cos": aot.PREFER_SAVE}) and "cos" not in saved(None)
     assert "name" not in saved({"hidden": aot.PREFER_RECOMPUTE})
+    plan = traced({"dot_general": aot.PREFER_RECOMPUTE, "sin": aot.PREFER_SAVE}).partition("min_cut").plan
+    assert plan.bytes_saved >= plan.bound_bytes, "the bound allows what is preferred, however heavy"
     planner = traced({"cos": aot.PREFER_SAVE}).planner
     assert planner.plan(planner.front.choices[-1], "front").overruled == ()
     small = planner.plan(planner.front.choices[0], "front")
