@@ -1,0 +1,185 @@
+"""The decorator for functions of Python control flow, and the object it returns.
+
+>>> import jax.numpy as jnp
+>>> from jointcut import aot
+>>> @aot.tape
+... def loss(w, words):
+...     h = jnp.zeros(2)
+...     for word in words:
+...         h = jnp.tanh(h + w * word)
+...         if float(h[0]) > 0.9:
+...             break
+...     return jnp.sum(h)
+>>> for words in ([0.1, 0.2], [0.3, 0.4], [0.5]):
+...     value, grad = loss.value_and_grad(jnp.ones(2), words)
+>>> len(loss.captures)
+2
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jointcut.aot.choices.options import name_of
+from jointcut.aot.tape.captures import Captures
+from jointcut.aot.tape.forward import Ran, ran
+from jointcut.aot.tape.pullback import WAY, Pullback, Tape
+from jointcut.aot.tape.records import Records
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.paths import tree_paths
+from jointcut.wrappers.metadata.convention import is_real
+
+_RECORDS = Records()
+
+
+class Taped:
+    """A function that runs eagerly, and whose whole backward is captured and compiled once for each structure.
+
+    A call runs the function as it is. Inside `jax.jit`, `jax.vmap` and other transformations it is traced like any
+    function.
+
+    Attributes:
+        captures: the structures of backwards that were needed, and why each was.
+    """
+
+    def __init__(self, function: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool) -> None:
+        """Call `aot.tape` instead."""
+        if not callable(function):
+            cure = "Pass a function: aot.tape(f), or @aot.tape above its definition."
+            raise TraceError(message("aot.tape", f"was given a {type(function).__name__}, not a function.", cure))
+        self._function, self._has_aux = function, has_aux
+        self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+        self._name = name_of(function)
+        self.captures = Captures(self._name)
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        """`<aot.tape loss: 2 captures>`."""
+        return f"<aot.tape {repr(self.captures).splitlines()[0]}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind a method: the instance becomes the first argument."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function; nothing is recorded."""
+        return self._function(*args, **kwargs)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `jax.value_and_grad(function, argnums, has_aux)`.
+
+        Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
+        """
+        if not jaxprs.runs_eagerly():
+            return jax.value_and_grad(self._function, self._argnums, self._has_aux)(*args, **kwargs)
+        made = self._ran(self._positions(len(args)), args, kwargs)
+        flat = self._tape(made, args, kwargs).gradients([self._one(made)])
+        trees = tuple(argument.gradients(flat) for argument in made.arguments)
+        gradients = trees[0] if isinstance(self._argnums, int) else trees
+        return ((made.value, made.aux) if self._has_aux else made.value), gradients
+
+    def grad(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
+        value, gradient = self.value_and_grad(*args, **kwargs)
+        return (gradient, value[1]) if self._has_aux else gradient
+
+    def vjp(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).
+
+        The pullback returns one tree per positional argument, and may be called more than once. Keyword arguments are
+        not differentiated.
+        """
+        if not jaxprs.runs_eagerly():
+            return jax.vjp(functools.partial(self._function, **kwargs), *args, has_aux=self._has_aux)
+        made = self._ran(None, args, kwargs)
+        pullback = Pullback(self._tape(made, args, kwargs))
+        return (made.value, pullback, made.aux) if self._has_aux else (made.value, pullback)
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    def _ran(self, positions: Sequence[int] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Ran:
+        return ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs)
+
+    def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
+        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs))
+
+    def _positions(self, count: int) -> list[int]:
+        """The differentiated arguments; raises `TraceError` if one is missing."""
+        chosen = (self._argnums,) if isinstance(self._argnums, int) else self._argnums
+        for place in chosen:
+            if not -count <= place < count:
+                what = f"names an argument that is missing: the call has {count} by position."
+                cure = "Pass it by position, or change argnums."
+                raise TraceError(message(f"argnums={self._argnums}", what, cure))
+        return [place % count for place in chosen]
+
+    def _one(self, made: Ran) -> Any:
+        """The cotangent 1 of a scalar output; raises `TraceError` if it is not a real scalar."""
+        is_bare = made.tree == jax.tree.structure(0)
+        if not (is_bare and made.avals[0].shape == () and is_real(made.avals[0].dtype)):
+            shown = ", ".join(aval.str_short() for aval in made.avals) or "nothing"
+            cure = (
+                "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
+            )
+            raise TraceError(message(self._name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
+        return jaxprs.full(jaxprs.cotangent_aval(made.avals[0]), 1)
+
+
+class Decorator:
+    """The decorator `aot.tape`."""
+
+    def __call__(
+        self,
+        fun: Callable[..., Any] | None = None,
+        *,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+    ) -> Any:
+        """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
+
+        The function runs on numbers: Python's `if` and `for`, `print`, numpy and `float(x)` work on its values. Each op
+        is recorded with the residuals that its backward reads. The backward of the whole call is then one program, with
+        the backward halves of the `jax.jit` and `aot.function` calls in it. It is compiled once for each structure: the
+        ops, which values they read, shapes and dtypes. Values are not part of the structure, nor are Python numbers
+        that the function computes with: they are inputs of the program.
+
+        Args:
+            fun: the function. Differentiated arguments and results are pytrees of arrays; other arguments and aux may
+                be any Python objects.
+            argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
+            has_aux: whether the function returns `(output, aux)`.
+
+        Raises `TraceError` if `fun` is not callable.
+        """
+        if fun is None:
+            return lambda fun: Taped(fun, argnums, has_aux)
+        return Taped(fun, argnums, has_aux)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Run backwards on this thread op by op, without captures: for a debugger, or if no structure comes twice."""
+        before, WAY.captured = WAY.captured, False
+        try:
+            yield
+        finally:
+            WAY.captured = before
+
+
+tape = Decorator()
+
+
+def _arrays(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+    """The types of the arrays among the arguments, by path."""
+    named = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
+    types: dict[str, str] = {}
+    for name, argument in named:
+        leaves, tree = jax.tree.flatten(argument)
+        pairs = zip(tree_paths(name, tree), leaves, strict=True)
+        types.update((path, jax.typeof(x).str_short()) for path, x in pairs if isinstance(x, jax.Array))
+    return types
