@@ -990,6 +990,18 @@ class EagerTrace(_core.Trace):
         """Record and run a function with a backward of its own."""
         return self._record(primitive, {"subfuns": (fun, fwd, bwd), **params}, (fun, fwd, bwd), tracers)
 
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        """Record and run a `jax.shard_map` as a jitted call."""
+        made: list[Any] = []
+
+        def call(*values: Any) -> list[Any]:
+            made[:] = [primitive.bind(*values, subfuns=(fun,), **params)]
+            return list(made[0])
+
+        with _core.set_current_trace(self):
+            flat = jax.jit(call)(*tracers)
+        return made[0].update(flat)
+
     def _record(self, primitive: Any, params: Any, functions: tuple[Any, ...], tracers: Any) -> Any:
         rest = ((k, v) for k, v in params.items() if k not in ("out_trees", "subfuns"))
         key = (primitive, *functions[:1], *(rule.f for rule in functions[1:]), *rest)
