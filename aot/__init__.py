@@ -61,7 +61,12 @@ from jointcut.aot.stages.compiled import Compiled as Compiled
 from jointcut.aot.stages.cut import Cut as Cut
 from jointcut.aot.stages.debug import debug as debug
 from jointcut.aot.stages.traced import Traced as Traced
+from jointcut.aot.tape.attach import hooked as hooked
+from jointcut.aot.tape.attach import on_cotangent as on_cotangent
+from jointcut.aot.tape.attach import post_accumulate as post_accumulate
+from jointcut.aot.tape.attach import saved_arrays as saved_arrays
 from jointcut.aot.tape.captures import Capture as Capture
+from jointcut.aot.tape.hooks import Hook as Hook
 from jointcut.aot.tape.tape import Taped as Taped
 from jointcut.aot.tape.tape import tape as tape
 from jointcut.aot.trace.shapes import shapes as shapes
@@ -83,6 +88,7 @@ __all__ = [
     "Cure",
     "Cut",
     "Function",
+    "Hook",
     "Loaded",
     "NonFinite",
     "NonFiniteError",
@@ -100,10 +106,14 @@ __all__ = [
     "first_nonfinite",
     "fori_loop",
     "function",
+    "hooked",
     "is_differentiable",
     "load",
+    "on_cotangent",
+    "post_accumulate",
     "progress",
     "register_container",
+    "saved_arrays",
     "scan",
     "shapes",
     "tape",

@@ -78,6 +78,8 @@ class Place:
     @cached_property
     def is_traced(self) -> bool:
         """Whether the hook is a part of the program; otherwise the program is left for it, and it is called back."""
+        if len(self.types) != sum(tree.num_leaves for tree in self.trees):  # what was packed is not made of arrays
+            return False
         structs = [jaxprs.struct(aval) for aval in self.types]
         return can_be_traced(self.hook.function, self.arguments(structs))
 

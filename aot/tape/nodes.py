@@ -34,9 +34,10 @@ class Node:
         hooks: what is called with cotangents of the outputs, by place.
         place: the place of a leaf among the differentiated arrays.
         tape: the recording that it belongs to.
+        types: of the outputs, for a node that hands cotangents on.
     """
 
-    __slots__ = ("__weakref__", "edges", "hooks", "order", "place", "record", "saved", "source", "tape")
+    __slots__ = ("__weakref__", "edges", "hooks", "order", "place", "record", "saved", "source", "tape", "types")
 
     def __init__(self, tape: Recording, record: Record | None, edges: Sequence[Edge], saved: Sequence[Any]) -> None:
         """Add a node to a tape."""
@@ -46,6 +47,7 @@ class Node:
         self.source: Any = None
         self.hooks: list[Any] = []
         self.place = -1
+        self.types: tuple[Any, ...] = ()
 
 
 class Recording:

@@ -8,6 +8,7 @@ to its reference and goes through `post_accumulate` as soon as its last part is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +154,7 @@ class Walk:
         self.results[place] = gradient if self.finish is None else self.finish(place, gradient)
 
 
+@functools.cache
 def identity(count: int) -> Record:
     """The record of a step that hands `count` cotangents on: the start or the end of a call with hooks."""
     places = tuple(range(count))
