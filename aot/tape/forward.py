@@ -68,15 +68,16 @@ def ran(
     has_aux: bool,
     args: Sequence[Any],
     kwargs: dict[str, Any],
+    check: bool = False,
 ) -> Ran:
     """Run a function on a tape.
 
     `positions` are the arguments whose leaves must be floating point and are differentiated; None means every
-    floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that is not
-    made of arrays.
+    floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that
+    is not made of arrays. With `check`, it raises `NonFiniteError` for the first op that makes a NaN or an infinity.
     """
     refuse_eager(name)
-    tape = Recording(name, records, jaxprs.trace_context())
+    tape = Recording(name, records, jaxprs.trace_context(), check)
     with jaxprs.eager(tape) as trace, explained(name, function):
         tape.trace = trace
         given, arguments = list(args), []
@@ -146,3 +147,21 @@ def _gradient(leaf: Any, gradient: Any, place: int | None) -> Any:
 
 def _shown(out: Any) -> str:
     return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+
+
+def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
+    """The references for the leaves of a tape; `places` is the tree of gradients, with the place of each leaf."""
+    numbers, tree = jax.tree.flatten(places)
+    given, other = jax.tree.flatten(refs)
+    if other != tree:
+        what = f"was given references in the structure {other}, the gradients are {tree}."
+        raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
+    flat: list[Any] = [None] * len(made.tape.leaves)
+    for place, ref in zip(numbers, given, strict=True):
+        path, leaf = made.tape.paths[place], made.tape.tracers[place]
+        if not isinstance(ref, jax.Ref) or (ref.shape, ref.dtype) != (leaf.shape, leaf.dtype):
+            kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
+            what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
+            raise CallError(message("accumulate_into", what, "Make it with jax.new_ref(jnp.zeros_like(array))."))
+        flat[place] = ref
+    return flat

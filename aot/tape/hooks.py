@@ -75,6 +75,11 @@ class Place:
     outputs: tuple[int, ...] = ()
     partner: Any = field(default=None, compare=False, repr=False)
 
+    @property
+    def named(self) -> str:
+        """The hook as messages name it."""
+        return described(self.hook.function)
+
     @cached_property
     def is_traced(self) -> bool:
         """Whether the hook is a part of the program; otherwise the program is left for it, and it is called back."""
@@ -122,7 +127,7 @@ class Place:
     def _refuse(self, returned: str, needed: str) -> None:
         what = f"returned {returned}, but is set ({self.kind}) on {self.where}."
         cure = f"Return {needed}{'' if self.kind == 'unpack' else ', or None'}."
-        raise CallError(message(f"The hook {described(self.hook.function)}", what, cure))
+        raise CallError(message(f"The hook {self.named}", what, cure))
 
 
 def hook_of(function: Any) -> Hook:

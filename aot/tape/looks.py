@@ -36,11 +36,16 @@ def can_be_traced(function: Callable[..., Any], structs: Sequence[Any]) -> bool:
     """Whether a hook can be a part of a program for values of these types."""
     if not _is_jitted(function) and not _is_pure(function, set()):
         return False
+    results: list[Any] = []
+
+    def look(*args: Any) -> None:
+        results.append(function(*args))
+
     try:
-        result = jax.eval_shape(function, *structs)
+        jax.eval_shape(look, *structs)
     except _UNTRACEABLE:
         return False
-    return result is not None
+    return results[0] is not None
 
 
 def identity(function: Callable[..., Any]) -> Any:

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jointcut.aot.tape.records import Record, Records
-from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.places import line_at
+from jointcut.wrappers.metadata.convention import is_inexact
 
 #: A value of a tape: the node that made it, and its place among the outputs of the node.
 Edge = tuple["Node", int]
@@ -53,9 +54,12 @@ class Node:
 class Recording:
     """One run of a function: `leaves` are its differentiated arrays, `paths` the user's names of them."""
 
-    def __init__(self, name: str, records: Records, context: Any) -> None:
-        """Start with no ops; `context` is JAX's configuration, on which records depend."""
-        self.name, self.records, self.context = name, records, context
+    def __init__(self, name: str, records: Records, context: Any, check: bool = False) -> None:
+        """Start with no ops; `context` is JAX's configuration, on which records depend.
+
+        With `check`, the first op that makes a NaN or an infinity is an error.
+        """
+        self.name, self.records, self.context, self.check = name, records, context, check
         self.count = 0
         self.leaves: list[Node] = []
         self.tracers: list[Any] = []
@@ -88,6 +92,8 @@ class Recording:
         record = self.records.of(op, values, mask, self.context)
         results = record.run(*record.consts, *values)
         outputs = results[: record.num_outputs]
+        if self.check:
+            refuse_nonfinite(outputs, f"The forward of {self.name}", record.name, jaxprs.source_here())
         if any(record.moving):
             outputs = self.noted(record, edges, values, results)
         return outputs if op.multiple else outputs[0]
@@ -120,6 +126,16 @@ def recording_here() -> Recording | None:
 def value_of(x: Any) -> Any:
     """The array in a tracer of a tape, anything else as it is."""
     return x.value if type(x) is jaxprs.EagerTracer else x
+
+
+def refuse_nonfinite(values: Sequence[Any], half: str, op: str, source: Any) -> None:
+    """Raise `NonFiniteError` if one of the values of an op or hook is not finite."""
+    for x in values:
+        if x is not None and is_inexact(x.dtype) and not bool(jnp.all(jnp.isfinite(x))):
+            kind = "a NaN" if bool(jnp.any(jnp.isnan(x))) else "an infinity"
+            what = f"is not finite: {op} made {kind} at {line_at(source)}."
+            cure = "See aot.first_nonfinite and aot.derivatives for cures; print what goes in there."
+            raise NonFiniteError(message(half, what, cure))
 
 
 def _array(x: Any) -> Any:

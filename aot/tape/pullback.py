@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jointcut.aot.tape.captures import Captures, structure_of
 from jointcut.aot.tape.forward import Ran
+from jointcut.aot.tape.hooks import Place
+from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Walk
 from jointcut.partition.errors import CallError, message
@@ -36,14 +38,16 @@ class Tape:
     Attributes:
         ran: the run.
         captures: the captures of its function.
+        name: its name.
         arrays: returns the types of the arrays among the arguments.
+        check: whether each op of a backward is looked at for NaN.
     """
 
     ran: Ran | None
     captures: Captures
     name: str
     arrays: Callable[[], dict[str, str]]
-    _sweep: Sweep | None = field(default=None, repr=False)
+    check: bool = False
 
     def gradients(self, cotangents: Sequence[Any], refs: Sequence[Any] = ()) -> list[Any]:
         """The gradients of the leaves, for the flat cotangents of the output; None where none flows."""
@@ -53,7 +57,7 @@ class Tape:
             raise CallError(message(f"The pullback of {self.name}", what, "Call release() after the last backward."))
         pairs = [(seed, ct) for seed, ct in zip(ran.seeds, cotangents, strict=True) if seed is not None]
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
-        if not WAY.captured:
+        if self.check or not WAY.captured:
             return self._by_node(sweep, given, refs)
         backward = self.captures.of(sweep, given, refs, self.arrays).backward
         results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], sweep.called)
@@ -63,9 +67,18 @@ class Tape:
         return flat
 
     def _by_node(self, sweep: Sweep, cotangents: Sequence[Any], refs: Sequence[Any]) -> list[Any]:
-        hooks = sweep.called
-        walk = Walk(structure_of(sweep), sweep.flat, lambda number, arrays, _: hooks[number](arrays), refs=refs)
-        return walk(cotangents)
+        hooks, structure = sweep.called, structure_of(sweep)
+
+        def look(number: int, place: Place | None, values: Sequence[Any]) -> None:
+            source = None if number < 0 else structure.steps[number].source
+            maker = structure.steps[number].record.name if place is None else f"the hook {place.named}"
+            refuse_nonfinite(values, f"The backward of {self.name}", maker, source)
+
+        def call(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
+            del returns
+            return hooks[number](arrays)
+
+        return Walk(structure, sweep.flat, call, look if self.check else None, refs)(cotangents)
 
 
 class Pullback:

@@ -25,12 +25,12 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.options import name_of
+from jointcut.aot.choices.options import NONFINITE, name_of
 from jointcut.aot.tape.captures import Captures
-from jointcut.aot.tape.forward import Ran, ran
+from jointcut.aot.tape.forward import Ran, fitting_refs, ran
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
-from jointcut.partition.errors import TraceError, message
+from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.metadata.convention import is_real
@@ -48,13 +48,18 @@ class Taped:
         captures: the structures of backwards that were needed, and why each was.
     """
 
-    def __init__(self, function: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool, check: str | None
+    ) -> None:
         """Call `aot.tape` instead."""
         if not callable(function):
             cure = "Pass a function: aot.tape(f), or @aot.tape above its definition."
             raise TraceError(message("aot.tape", f"was given a {type(function).__name__}, not a function.", cure))
         self._function, self._has_aux = function, has_aux
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+        if check not in (None, NONFINITE):
+            raise TraceError(message("check", f"{check!r} is unknown.", choices(check, [NONFINITE])))
+        self._check = check is not None
         self._name = name_of(function)
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function)
@@ -80,9 +85,27 @@ class Taped:
             return jax.value_and_grad(self._function, self._argnums, self._has_aux)(*args, **kwargs)
         made = self._ran(self._positions(len(args)), args, kwargs)
         flat = self._tape(made, args, kwargs).gradients([self._one(made)])
-        trees = tuple(argument.gradients(flat) for argument in made.arguments)
-        gradients = trees[0] if isinstance(self._argnums, int) else trees
-        return ((made.value, made.aux) if self._has_aux else made.value), gradients
+        return self._value(made), self._in_argnums(made, flat)
+
+    def accumulate_into(self, refs: Any) -> Callable[..., Any]:
+        """A function of the same arguments that adds the gradients to references, and returns the value.
+
+        `refs` are `jax.Ref`s in the tree of what `grad` returns, with the shapes and dtypes of the gradients. Each is
+        added to in the backward, as soon as its gradient is complete; a hook of `post_accumulate` sees the sum. Raises
+        `CallError` if the trees differ, and if a reference has another type than its argument.
+        """
+
+        def accumulate(*args: Any, **kwargs: Any) -> Any:
+            if not jaxprs.runs_eagerly():
+                what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap)."
+                cure = "Call it outside, or take the gradients and add them."
+                raise CallError(message(f"{self._name}.accumulate_into", what, cure))
+            made = self._ran(self._positions(len(args)), args, kwargs)
+            flat = fitting_refs(made, self._in_argnums(made, range(len(made.tape.leaves))), refs)
+            self._tape(made, args, kwargs).gradients([self._one(made)], flat)
+            return self._value(made)
+
+        return accumulate
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
@@ -104,10 +127,17 @@ class Taped:
     # ------------------------------------------------------------------------------------------- helpers
 
     def _ran(self, positions: Sequence[int] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Ran:
-        return ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs)
+        return ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check)
+
+    def _value(self, made: Ran) -> Any:
+        return (made.value, made.aux) if self._has_aux else made.value
+
+    def _in_argnums(self, made: Ran, flat: Sequence[Any]) -> Any:
+        trees = tuple(argument.gradients(flat) for argument in made.arguments)
+        return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs))
+        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check)
 
     def _positions(self, count: int) -> list[int]:
         """The differentiated arguments; raises `TraceError` if one is missing."""
@@ -140,6 +170,7 @@ class Decorator:
         *,
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
+        check: str | None = None,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
 
@@ -154,12 +185,15 @@ class Decorator:
                 be any Python objects.
             argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
             has_aux: whether the function returns `(output, aux)`.
+            check: `"nonfinite"`: each op of the forward, each op of the backward and each hook is looked at as it runs.
+                The first that makes a NaN or an infinity is raised as `NonFiniteError`, with the user's line. This is
+                for debugging: nothing is captured, and each op is waited for, as with PyTorch's `detect_anomaly`.
 
-        Raises `TraceError` if `fun` is not callable.
+        Raises `TraceError` if `fun` is not callable, or the check is unknown.
         """
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux)
-        return Taped(fun, argnums, has_aux)
+            return lambda fun: Taped(fun, argnums, has_aux, check)
+        return Taped(fun, argnums, has_aux, check)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
