@@ -128,7 +128,7 @@ def saved_arrays(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> It
         if jaxprs.tracing():
             what = "is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet."
             raise CallError(
-                message("saved_arrays", what, "Use it in a function of aot.tape, around calls of the others.")
+                message("saved_arrays", what, "Use it in a function of aot.tape, around such calls.")
             )
         yield
         return

@@ -112,7 +112,7 @@ class Captures(Sequence[Capture]):
 
     def _made(self, sweep: Sweep, cotangents: Sequence[Any], refs: Sequence[Any], arrays: dict[str, str]) -> Capture:
         with Stage("capture", self._name) as now:
-            sketch = Sketch.of(sweep, arrays)
+            sketch = Sketch.of(sweep, arrays, any(ref is not None for ref in refs))
             reason = why(sketch, [capture.sketch for capture in self])
             structure = structure_of(sweep)
             backward = Backward.of(structure, sweep.flat, cotangents, refs)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jointcut.aot.tape.hooks import Place
-from jointcut.aot.tape.looks import described
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.partition.figures import counted
 from jointcut.partition.program.places import line_at
@@ -26,18 +25,20 @@ class Sketch:
         arrays: the type of each array among the arguments, by path.
         ops: the ops, in the order in which they ran: the user's line and the name.
         hooks: the hooks, in words.
+        adds: whether gradients are added to references.
     """
 
     arrays: dict[str, str]
     ops: tuple[tuple[str, str], ...]
     hooks: tuple[str, ...]
+    adds: bool
 
     @classmethod
-    def of(cls, sweep: Sweep, arrays: dict[str, str]) -> Sketch:
+    def of(cls, sweep: Sweep, arrays: dict[str, str], adds: bool) -> Sketch:
         """The sketch of a sweep, and of the arguments of its call."""
         ops = tuple((_line(node.source), node.record.name) for node in reversed(sweep.nodes) if node.record is not None)
         places = (hook for hook in sweep.called if isinstance(hook, Place))
-        return cls(arrays, ops, tuple(f"{place.kind} {described(place.hook.function)}" for place in places))
+        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), adds)
 
 
 def why(new: Sketch, known: Sequence[Sketch]) -> str:
@@ -48,6 +49,8 @@ def why(new: Sketch, known: Sequence[Sketch]) -> str:
     differences = [*_arrays(new, nearest), *_lines(new, nearest), *_hooks(new, nearest)]
     if not differences and new.ops != nearest.ops:
         differences = list(_order(new, nearest))
+    if new.adds != nearest.adds:
+        differences.append(f"gradients are {'added to references' if new.adds else 'returned'}")
     return "; ".join(differences[:2]) or "ops read other values, or other arguments get a gradient"
 
 

@@ -975,9 +975,6 @@ class EagerTrace(_core.Trace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Record and run an op."""
-        if not any(type(x) is EagerTracer and x._trace is self for x in tracers):
-            with _core.set_current_trace(self.parent):
-                return primitive.bind(*tracers, **params)
         return self._record(primitive, params, (), tracers)
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
@@ -1003,6 +1000,9 @@ class EagerTrace(_core.Trace):
         return made[0].update(flat)
 
     def _record(self, primitive: Any, params: Any, functions: tuple[Any, ...], tracers: Any) -> Any:
+        if not any(type(x) is EagerTracer and x._trace is self for x in tracers):
+            with _core.set_current_trace(self.parent):
+                return primitive.bind(*tracers, **params)
         rest = ((k, v) for k, v in params.items() if k not in ("out_trees", "subfuns"))
         key = (primitive, *functions[:1], *(rule.f for rule in functions[1:]), *rest)
         try:
