@@ -127,9 +127,7 @@ def saved_arrays(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> It
     if tape is None:
         if jaxprs.tracing():
             what = "is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet."
-            raise CallError(
-                message("saved_arrays", what, "Use it in a function of aot.tape, around such calls.")
-            )
+            raise CallError(message("saved_arrays", what, "Use it in a function of aot.tape, around such calls."))
         yield
         return
     tape.packing.append(_Packing(pack, hook_of(unpack)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Capture:
         ops: the number of ops of the forward that it goes back through.
         residual_bytes: bytes of the arrays that the forward kept for it, when it was captured.
         hits: how many later calls used it.
+        holds: the update that is a part of it, if there is one.
     """
 
     why: str
@@ -39,6 +41,7 @@ class Capture:
     backward: Backward = field(repr=False)
     sketch: Sketch = field(repr=False)
     hits: int = 0
+    holds: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """`120 ops, 3 hits, 1.2 MB kept: 24 steps instead of 23 in train.py:41`."""
@@ -92,30 +95,40 @@ class Captures(Sequence[Capture]):
         return "\n".join([*lines, *(f"  {i}: {capture}" for i, capture in enumerate(self))])
 
     def of(
-        self, sweep: Sweep, cotangents: Sequence[Any], refs: Sequence[Any], arrays: Callable[[], dict[str, str]]
+        self,
+        sweep: Sweep,
+        cotangents: Sequence[Any],
+        refs: Sequence[Any],
+        arrays: Callable[[], dict[str, str]],
+        more: Any = None,
+        program: Callable[[Structure], Backward] | None = None,
     ) -> Capture:
         """The capture of a sweep, made if there is none.
 
         `refs` are the references that gradients are added to, None for a leaf without one; `arrays` returns the types
-        of the arguments.
+        of the arguments. `program` makes the program, which depends on `more`; by default it returns the gradients.
         """
         made: list[Capture] = []
         types = tuple(map(jax.typeof, cotangents)), tuple(None if ref is None else jax.typeof(ref) for ref in refs)
 
         def make() -> Capture:
-            made.append(self._made(sweep, cotangents, refs, arrays()))
+            of_gradients = functools.partial(Backward.of, flat=sweep.flat, cotangents=cotangents, refs=refs)
+            added = any(ref is not None for ref in refs)
+            fate = "added to references" if added else "returned" if program is None else "used for an update"
+            made.append(self._made(sweep, program or of_gradients, fate, arrays()))
             return made[0]
 
-        capture = self._table.of((sweep.key, types, jaxprs.trace_context()), make)
+        capture = self._table.of((sweep.key, types, more, jaxprs.trace_context()), make)
         capture.hits += not made
         return capture
 
-    def _made(self, sweep: Sweep, cotangents: Sequence[Any], refs: Sequence[Any], arrays: dict[str, str]) -> Capture:
+    def _made(
+        self, sweep: Sweep, program: Callable[[Structure], Backward], fate: str, arrays: dict[str, str]
+    ) -> Capture:
         with Stage("capture", self._name) as now:
-            sketch = Sketch.of(sweep, arrays, any(ref is not None for ref in refs))
+            sketch = Sketch.of(sweep, arrays, fate)
             reason = why(sketch, [capture.sketch for capture in self])
-            structure = structure_of(sweep)
-            backward = Backward.of(structure, sweep.flat, cotangents, refs)
+            backward = program(structure_of(sweep))
             bytes_kept = sum(jaxprs.aval_bytes(jax.typeof(x)) for x in sweep.flat)
             self.made += 1
             now.ends(lambda: f"captured the backward of {counted(len(sweep.nodes), 'op')} in {now}: {reason}")

@@ -122,7 +122,7 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
     for at, leaf in zip(tree_paths(path, tree), leaves, strict=True):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
             places.append(len(tape.leaves))
-            tape.leaf(_copied(leaf), at)
+            tape.leaf(as_array(leaf), at)
         elif must_differ:
             kind = jax.typeof(leaf).str_short() if is_array_like(leaf) else f"a {type(leaf).__name__}"
             what = f"is {kind}: value_and_grad differentiates floating-point arguments."
@@ -132,7 +132,7 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
     return Flattened(tree, tuple(leaves), tuple(places))
 
 
-def _copied(leaf: Any) -> Any:
+def as_array(leaf: Any) -> Any:
     """The leaf as an array of JAX, which nobody writes to; one that the user holds stays the same object."""
     return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
 
@@ -146,6 +146,8 @@ def _gradient(leaf: Any, gradient: Any, place: int | None) -> Any:
 
 
 def _shown(out: Any) -> str:
+    if isinstance(out, jax.Array):
+        return f"one array, {jax.typeof(out).str_short()}"
     return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
 
 

@@ -53,6 +53,7 @@ class Backward:
         reached: the leaves that have a gradient.
         count: the number of its residuals.
         num_refs: the number of its references.
+        donated: inputs that it may overwrite, if no hook divides it.
     """
 
     structure: Structure
@@ -61,6 +62,7 @@ class Backward:
     reached: tuple[int, ...]
     count: int
     num_refs: int
+    donated: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, structure: Structure, flat: Sequence[Any], cotangents: Sequence[Any], refs: Sequence[Any]) -> Backward:
@@ -70,7 +72,7 @@ class Backward:
 
         def whole(there: Sequence[Any], flat: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             given = iter(there)
-            walk = Walk(structure, flat, _leave, refs=[None if ref is None else next(given) for ref in refs])
+            walk = Walk(structure, flat, leave, refs=[None if ref is None else next(given) for ref in refs])
             results = walk(cotangents)
             reached[:] = [i for i, x in enumerate(results) if x is not None]
             return [results[i] for i in reached]
@@ -86,7 +88,7 @@ class Backward:
         """The compiled parts, made at the first run."""
         jaxpr, _ = jaxprs.opened(self.closed)
         numbers = {v: i for i, v in enumerate(jaxpr.invars)}
-        return list(_parts(jaxpr, numbers))
+        return _parts(jaxpr, numbers, tuple(len(self.consts) + i for i in self.donated))
 
     def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
         """Run it on references, residuals and cotangents; `hooks` are those of this run, by number."""
@@ -113,11 +115,12 @@ class Backward:
         return read(self.closed, Roles(inputs, outputs, 0, (*primals, *cotangents)))
 
 
-def _leave(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
+def leave(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
+    """Leave the program that is traced, for the hook with a number."""
     return _left_p.bind(*arrays, number=number, returns=tuple(returns))
 
 
-def _parts(jaxpr: Any, numbers: dict[Any, int]) -> list[Part]:
+def _parts(jaxpr: Any, numbers: dict[Any, int], donated: tuple[int, ...]) -> list[Part]:
     """The stretches of a jaxpr between the hooks that are called back."""
     ends = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is _left_p]
     parts: list[Part] = []
@@ -131,7 +134,7 @@ def _parts(jaxpr: Any, numbers: dict[Any, int]) -> list[Part]:
     last = jaxpr.eqns[start:]
     if not ends:
         program = jaxprs.build(jaxpr.invars, atoms, last)
-        return [Part(_compiled(program), tuple(numbers.values()), ())]
+        return [Part(_compiled(program, donated), tuple(numbers.values()), ())]
     parts.append(_part(last, atoms, numbers, None))
     return parts
 
@@ -150,8 +153,8 @@ def _part(eqns: Sequence[Any], outputs: Sequence[Any], numbers: dict[Any, int], 
     return Part(_compiled(program), reads, makes, eqn.params["number"], given, returned)
 
 
-def _compiled(program: Any) -> Callable[..., list[Any]]:
-    return jax.jit(lambda *flat: jaxprs.evaluate(program, *flat))
+def _compiled(program: Any, donated: tuple[int, ...] = ()) -> Callable[..., list[Any]]:
+    return jax.jit(lambda *flat: jaxprs.evaluate(program, *flat), donate_argnums=donated)
 
 
 def _number(v: Any, numbers: dict[Any, int]) -> int:

@@ -13,8 +13,11 @@ from jointcut.aot.tape.captures import Captures, structure_of
 from jointcut.aot.tape.forward import Ran
 from jointcut.aot.tape.hooks import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
+from jointcut.aot.tape.program import Backward
+from jointcut.aot.tape.release import Release
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.walk import Walk
+from jointcut.aot.tape.updates import Updates
+from jointcut.aot.tape.walk import Structure, Walk
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
@@ -65,6 +68,28 @@ class Tape:
         for place, gradient in zip(backward.reached, results, strict=True):
             flat[place] = gradient
         return flat
+
+    def updated(
+        self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any
+    ) -> list[Any]:
+        """The parameters and state after an update in the backward, flat; their old arrays are given up.
+
+        `trees` are parameters and state as the update takes them.
+        """
+        ran = self.ran
+        assert ran is not None, "a tape that was just recorded"
+        pairs = [(seed, cotangent) for seed in ran.seeds if seed is not None]
+        sweep = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves)
+        release = Release.of(sweep, params, state)
+
+        def program(structure: Structure) -> Backward:
+            updates = Updates.of(update, trees[0], trees[1], ran.tape.paths)
+            return release.backward(structure, [ct for _, ct in pairs], updates)
+
+        given, more = [ct for _, ct in pairs], (id(update), jax.tree.structure(trees), release.key)
+        capture = self.captures.of(sweep, given, (), self.arrays, more, program)
+        capture.holds = update  # so that its id is not given to another
+        return capture.backward([*release.arrays, *given], sweep.called)
 
     def _by_node(self, sweep: Sweep, cotangents: Sequence[Any], refs: Sequence[Any]) -> list[Any]:
         hooks, structure = sweep.called, structure_of(sweep)

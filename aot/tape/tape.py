@@ -27,7 +27,7 @@ import jax
 
 from jointcut.aot.choices.options import NONFINITE, name_of
 from jointcut.aot.tape.captures import Captures
-from jointcut.aot.tape.forward import Ran, fitting_refs, ran
+from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
 from jointcut.partition.errors import CallError, TraceError, choices, message
@@ -111,6 +111,35 @@ class Taped:
         """Like `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
+
+    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, **kwargs: Any) -> Any:
+        """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
+
+        A parameter is updated as soon as its gradient is complete, so that all gradients are never in memory together.
+        `params` and `state` are given up: their arrays must not be used after the call.
+
+        Args:
+            params: the first argument of the function, a pytree of floating-point arrays.
+            state: the state of the optimiser, a pytree of arrays.
+            *args: the other arguments of the function.
+            update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
+                value of a parameter, and its part of the state, may depend on its own gradient alone. Pass the same
+                object at each step.
+            **kwargs: further arguments of the function, by name.
+
+        Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. In `jax.jit` the whole step is
+        one program. Raises `TraceError` if the update joins gradients, as a clip by the global norm does.
+        """
+        made = self._ran([0], (params, *args), kwargs)
+        leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
+        tape = self._tape(made, (params, *args), kwargs)
+        flat = tape.updated(self._one(made), leaves, states, update, (params, state))
+        after, rest = flat[: len(leaves)], flat[len(leaves) :]
+        return (
+            self._value(made),
+            made.arguments[0].gradients(after),
+            jax.tree.unflatten(jax.tree.structure(state), rest),
+        )
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).

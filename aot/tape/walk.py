@@ -76,6 +76,14 @@ class Walk:
             self._run(number, step)
         return self.results
 
+    def pending(self) -> dict[tuple[int, int], Any]:
+        """What is there of the cotangents of later steps."""
+        return {edge: ct for edge, ct in self._held.items() if edge[0] >= 0}
+
+    def replace(self, cotangents: dict[tuple[int, int], Any]) -> None:
+        """Put other arrays in the place of pending cotangents."""
+        self._held.update(cotangents)
+
     def _run(self, number: int, step: Step) -> None:
         record = step.record
         held = [self._held.pop((number, i), None) for i in range(record.num_outputs)]

@@ -25,20 +25,20 @@ class Sketch:
         arrays: the type of each array among the arguments, by path.
         ops: the ops, in the order in which they ran: the user's line and the name.
         hooks: the hooks, in words.
-        adds: whether gradients are added to references.
+        fate: what becomes of the gradients.
     """
 
     arrays: dict[str, str]
     ops: tuple[tuple[str, str], ...]
     hooks: tuple[str, ...]
-    adds: bool
+    fate: str
 
     @classmethod
-    def of(cls, sweep: Sweep, arrays: dict[str, str], adds: bool) -> Sketch:
+    def of(cls, sweep: Sweep, arrays: dict[str, str], fate: str) -> Sketch:
         """The sketch of a sweep, and of the arguments of its call."""
         ops = tuple((_line(node.source), node.record.name) for node in reversed(sweep.nodes) if node.record is not None)
         places = (hook for hook in sweep.called if isinstance(hook, Place))
-        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), adds)
+        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate)
 
 
 def why(new: Sketch, known: Sequence[Sketch]) -> str:
@@ -49,8 +49,8 @@ def why(new: Sketch, known: Sequence[Sketch]) -> str:
     differences = [*_arrays(new, nearest), *_lines(new, nearest), *_hooks(new, nearest)]
     if not differences and new.ops != nearest.ops:
         differences = list(_order(new, nearest))
-    if new.adds != nearest.adds:
-        differences.append(f"gradients are {'added to references' if new.adds else 'returned'}")
+    if new.fate != nearest.fate:
+        differences.append(f"gradients are {new.fate}, not {nearest.fate}")
     return "; ".join(differences[:2]) or "ops read other values, or other arguments get a gradient"
 
 

@@ -89,7 +89,8 @@ REFUSALS = {
     ),
     "no aux": (
         lambda: aot.tape(jnp.sum, has_aux=True).grad(X),
-        "has_aux=True needs a pair, but the function returned a EagerTracer.\nReturn (output, aux), or leave has_aux out.",
+        "has_aux=True needs a pair, but the function returned one array, float32[].\n"
+        "Return (output, aux), or leave has_aux out.",
     ),
     "no argument": (
         lambda: aot.tape(jnp.sum, argnums=2).grad(X),
@@ -129,6 +130,20 @@ REFUSALS = {
         "accumulate_into needs a jax.Ref of float32[3] for args[0], but was given float32[2].\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
+    "an update that joins gradients": (
+        lambda: _released(lambda g, s, p: (jax.tree.map(lambda x: x - sum(map(jnp.sum, g.values())), p), s)),
+        "update joins the gradients of args[0]['a'] and args[0]['b'] in add at FILE (<lambda>).\n"
+        "Release needs an update of each leaf alone: take value_and_grad, and update after it.",
+    ),
+    "an update of another tree": (
+        lambda: _released(lambda g, s, p: p),
+        "update does not return parameters and state in the trees that it is given.\nReturn (params, state).",
+    ),
+    "no update": (
+        lambda: _released(0.1),
+        "update is a float.\n"
+        "Give an Optax transformation, or a function (gradients, state, params) -> (params, state).",
+    ),
     "saved inside a transformation": (
         lambda: jax.jit(lambda x: _saved(x))(X),
         "saved_arrays is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet.\n"
@@ -140,6 +155,11 @@ REFUSALS = {
 def _saved(x):
     with aot.saved_arrays(named, named):
         return x
+
+
+def _released(update):
+    taped = aot.tape(lambda p: jnp.sum(p["a"] * p["b"]))
+    return taped.value_and_update({"a": jnp.ones(3), "b": jnp.ones(3)}, (), update=update)
 
 
 def everywhere(error):
