@@ -66,7 +66,7 @@ from jointcut.aot.tape.attach import on_cotangent as on_cotangent
 from jointcut.aot.tape.attach import post_accumulate as post_accumulate
 from jointcut.aot.tape.attach import saved_arrays as saved_arrays
 from jointcut.aot.tape.captures import Capture as Capture
-from jointcut.aot.tape.hooks import Hook as Hook
+from jointcut.aot.tape.hooks.hook import Hook as Hook
 from jointcut.aot.tape.tape import Taped as Taped
 from jointcut.aot.tape.tape import tape as tape
 from jointcut.aot.trace.shapes import shapes as shapes

@@ -8,15 +8,13 @@ Files, in reading order:
 
     records: Cut each kind of op that runs on a tape: its forward, what it keeps, and its backward.
     nodes: Record the ops that run on a tape, as PyTorch's graph of backward nodes.
-    looks: Tell whether a hook can be traced into a program, or must be called back.
-    hooks: Hold the functions that are called with cotangents, and check what they return.
+    hooks: Hold hooks, and tell which of them can be traced.
     sweep: Order the nodes of a tape for the backward, and tell its structure from its values.
     walk: Run the backward of a structure, step by step, on arrays or on tracers.
     traced: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.
     attach: Set hooks on values, on calls, on parameters and on what is saved.
     program: Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
-    updates: Divide an update of all parameters into one for each parameter.
-    release: Update each parameter as soon as its gradient is complete, inside the backward.
+    update: Update parameters inside the backward.
     words: Say in words why a backward had to be captured anew.
     captures: Keep the backwards that a function needed: each structure is traced and compiled once.
     forward: Run a function on a tape, eagerly, and take its result apart.

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.tape.hooks import Hook, Place, hook_of
+from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
 from jointcut.aot.tape.traced import hooked_call, hooked_value

@@ -11,12 +11,12 @@ import jax
 
 from jointcut.aot.tape.captures import Captures, structure_of
 from jointcut.aot.tape.forward import Ran
-from jointcut.aot.tape.hooks import Place
+from jointcut.aot.tape.hooks.hook import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
-from jointcut.aot.tape.release import Release
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.updates import Updates
+from jointcut.aot.tape.update.release import Release
+from jointcut.aot.tape.update.updates import Updates
 from jointcut.aot.tape.walk import Structure, Walk
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted

@@ -15,7 +15,7 @@ import jax
 
 from jointcut.aot.tape.program import Backward, leave
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.updates import Updates
+from jointcut.aot.tape.update.updates import Updates
 from jointcut.aot.tape.walk import Structure, Walk
 from jointcut.partition.program import jaxprs
 
