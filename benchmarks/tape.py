@@ -7,6 +7,7 @@ Times are the medians of interleaved runs. Each line says what the mark is, and 
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,11 +28,13 @@ WIDTH = 64
 
 
 def layers(count: int, width: int) -> list[Any]:
+    """Weights and biases of layers of one width."""
     keys = jax.random.split(jax.random.key(0), count)
     return [(jax.random.normal(key, (width, width)) / width**0.5, jnp.zeros(width)) for key in keys]
 
 
 def mlp(params: Any, x: Any) -> Any:
+    """A perceptron, and the mean of its squared output."""
     for w, b in params:
         x = jnp.tanh(x @ w + b)
     return jnp.mean(x**2)
@@ -54,6 +57,7 @@ def tree_lstm(params: Any, tree: Any) -> Any:
 
 
 def rnn(w: Any, xs: Any) -> Any:
+    """A plain recurrent network, unrolled."""
     h = jnp.zeros(w.shape[0])
     for x in xs:
         h = jnp.tanh(w @ h + x)
@@ -61,6 +65,7 @@ def rnn(w: Any, xs: Any) -> Any:
 
 
 def early_exit(params: Any, x: Any, enough: float) -> Any:
+    """A perceptron that stops once its values are small enough."""
     for w, b in params:
         x = jnp.tanh(x @ w + b)
         if float(jnp.max(jnp.abs(x))) < enough:
@@ -90,6 +95,7 @@ def parse_tree(rng: Any, leaves: int) -> Any:
 
 
 def lstm_params() -> Any:
+    """Weights of the Tree-LSTM."""
     a, b = jax.random.split(jax.random.key(1))
     gates = jax.random.normal(a, (5 * WIDTH, 2 * WIDTH)) / (2 * WIDTH) ** 0.5
     return {"gates": gates, "in": jax.random.normal(b, (WIDTH, WIDTH)) / WIDTH**0.5}
@@ -108,12 +114,13 @@ def backwards(quick: bool) -> Iterator[Row]:
         _, eager = jax.vjp(lambda p, f=function, d=data: f(p, d), params)
         out, jitted = jax.vjp(jax.jit(lambda p, f=function, d=data: f(p, d)), params)
         one = jnp.ones_like(out)
-        us, them, best = median_ms([lambda p=p: p(one) for p in (ours, eager, jitted)], times)
+        us, them, best = median_ms([functools.partial(p, one) for p in (ours, eager, jitted)], times)
         yield f"{name}: eager jax.vjp's pullback", f"{them:.2f} ms", f"{us:.2f} ms, {them / us:.1f}x", them >= 5 * us
         yield f"{name}: jax.vjp of jax.jit", f"{best:.2f} ms", f"{us:.2f} ms, {us / best:.2f}x", us <= 1.1 * best
 
 
 def forwards(quick: bool) -> Iterator[Row]:
+    """The whole step: eager forward and captured backward, beside plain eager JAX."""
     params, x = layers(40, WIDTH), jnp.ones((8, WIDTH))
     taped = aot.tape(mlp)
     us, them = median_ms(
@@ -123,6 +130,7 @@ def forwards(quick: bool) -> Iterator[Row]:
 
 
 def shape_of(tree: Any) -> Any:
+    """A tree without its vectors."""
     return tuple(map(shape_of, tree)) if isinstance(tree, tuple) else 0
 
 
@@ -166,6 +174,7 @@ def captures(quick: bool) -> Iterator[Row]:
 
 
 def hits(quick: bool) -> Iterator[Row]:
+    """The time to find the program of a structure that is known."""
     del quick
     _, pullback = aot.tape(lambda w, xs: rnn(w, list(xs))).vjp(jnp.eye(16), jnp.ones((124, 16)))
     ran = pullback._tape.ran
@@ -202,6 +211,7 @@ def released(quick: bool) -> Iterator[Row]:
 
 
 def peak(step: Any, *arguments: Any) -> int:
+    """XLA's peak bytes of a jitted step."""
     stats = step.lower(*arguments).compile().memory_analysis()
     kept = stats.argument_size_in_bytes + stats.output_size_in_bytes
     return kept + stats.temp_size_in_bytes - stats.alias_size_in_bytes
@@ -211,6 +221,7 @@ PARTS = (backwards, forwards, captures, hits, released)
 
 
 def table(rows: list[Row]) -> Table:
+    """The rows, red where they miss the mark."""
     made = Table("what", "beside", "aot.tape", "mark")
     for what, beside, ours, reached in rows:
         made.add_row(what, beside, ours, "reached" if reached else "missed", style=None if reached else "red")
@@ -218,10 +229,11 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
+    """Measure, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter rows")
     quick = parser.parse_args().quick
-    console: Console = wide_console()
+    console: Console = wide_console(140)
     rows = [row for part in PARTS for row in part(quick)]
     console.print(table(rows))
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.calls.method import Method
 from jointcut.aot.choices.options import NONFINITE, name_of
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
@@ -69,8 +70,8 @@ class Taped:
         return f"<aot.tape {repr(self.captures).splitlines()[0]}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the instance becomes the first argument."""
-        return self if instance is None else functools.partial(self, instance)
+        """Bind a method: the instance (a pytree) becomes the first argument."""
+        return self if instance is None else Method(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; nothing is recorded."""

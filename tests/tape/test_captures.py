@@ -213,3 +213,13 @@ def test_the_captures_are_bounded(monkeypatch):
         taped.grad(WEIGHTS, INPUT, steps)
     assert len(taped.captures) == 2
     assert taped.captures.made == 4
+
+
+def test_a_method_has_its_instance_as_argument_0():
+    class Model:
+        @aot.tape(argnums=1)
+        def loss(self, w):
+            return jnp.sum(w**2)
+
+    assert Model().loss.grad(jnp.ones(2)).tolist() == [2.0, 2.0]
+    assert len(Model.loss.captures) == 1
