@@ -12,9 +12,13 @@ import jax
 from jointcut.aot.tape.hooks.looks import can_be_traced, described, identity
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program import jaxprs
+from jointcut.wrappers.table import Table
 
 #: The kinds of hooks, as messages name them.
 KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack")
+
+#: What was found of functions for some types, with the function, since its key is made of the ids of what it reads.
+_LOOKS: Table[tuple[bool, Any]] = Table(1024)
 
 
 class Hook:
@@ -85,8 +89,13 @@ class Place:
         """Whether the hook is a part of the program; otherwise the program is left for it, and it is called back."""
         if len(self.types) != sum(tree.num_leaves for tree in self.trees):  # what was packed is not made of arrays
             return False
-        structs = [jaxprs.struct(aval) for aval in self.types]
-        return can_be_traced(self.hook.function, self.arguments(structs))
+        function = self.hook.function
+
+        def look() -> tuple[bool, Any]:
+            structs = [jaxprs.struct(aval) for aval in self.types]
+            return can_be_traced(function, self.arguments(structs)), function
+
+        return _LOOKS.of((self.hook.key, self.types, self.trees), look)[0]
 
     @cached_property
     def key(self) -> Any:
