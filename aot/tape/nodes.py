@@ -156,5 +156,5 @@ def refuse_references(tape: Recording, op: jaxprs.Operation, values: Sequence[An
     """Raise `TraceError` for an op that writes a differentiated value to a reference."""
     if any(isinstance(x, jax.Ref) for x in values):
         what = f"writes a value that is differentiated to a jax.Ref ({op.name}), through which no gradient flows."
-        cure = "Write jax.lax.stop_gradient(value)."
+        cure = "Write jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
         raise TraceError(message(f"{tape.name} at {line_at(jaxprs.source_here())}", what, cure))

@@ -74,7 +74,9 @@ class Records:
         """The record of an op for some inputs, differentiated by `mask`."""
         avals = tuple(map(jax.typeof, inputs))
         if op.key is None:
-            return self._made(op, avals, mask, context)
+            record = self._made(op, avals, mask, context)
+            op.left_behind()
+            return record
         ran: list[bool] = []
 
         def make() -> tuple[Record, list[Any]]:

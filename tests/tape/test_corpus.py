@@ -10,7 +10,9 @@ from jointcut import aot
 from oracle import assert_same, cotangents, plain, plain_vjp, value_and_grad
 from programs import CORPUS, EVERY_PROGRAM, OF_EACH_KIND, named
 
-KINDS = [program for program in CORPUS if EVERY_PROGRAM or program.name in OF_EACH_KIND]
+REFUSED = ("internal_reference",)  # with its cure, see `test_refusals.py`
+RUN = [program for program in CORPUS if program.name not in REFUSED]
+KINDS = RUN if EVERY_PROGRAM else [program for program in RUN if program.name in OF_EACH_KIND][::4]
 LOSSES = [named(name) for name in ("two_layers", "auxiliary_output", "keyword_arguments", "none_leaves")]
 
 

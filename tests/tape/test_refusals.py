@@ -189,7 +189,7 @@ def test_a_differentiated_value_in_a_reference():
         loss.grad(X)
     assert everywhere(raised.value) == (
         "loss at FILE (loss) writes a value that is differentiated to a jax.Ref (swap), through which no gradient "
-        "flows.\nWrite jax.lax.stop_gradient(value)."
+        "flows.\nWrite jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
     )
 
 
