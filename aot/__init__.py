@@ -29,6 +29,7 @@ Files, in reading order:
     stages: Take a function through its stages: `Traced`, `Cut`, `Compiled`.
     calls: Find or compile the programs of a call, and run them.
     function: The decorator, and the object it returns.
+    tape: Run a function eagerly, and capture its whole backward as one compiled program.
     explain: Tell what any function, decorated or not, keeps for its backward, and whether it has a gradient.
     nonfinite: Find the first op of a call that makes a NaN or an infinity, and what cures it.
     command: Serve the command line: `jointcut explain`, `export`, `show`, `run` and `cache`.
@@ -66,6 +67,14 @@ from jointcut.aot.stages.compiled import Compiled as Compiled
 from jointcut.aot.stages.cut import Cut as Cut
 from jointcut.aot.stages.debug import debug as debug
 from jointcut.aot.stages.traced import Traced as Traced
+from jointcut.aot.tape.attach import hooked as hooked
+from jointcut.aot.tape.attach import on_cotangent as on_cotangent
+from jointcut.aot.tape.attach import post_accumulate as post_accumulate
+from jointcut.aot.tape.attach import saved_arrays as saved_arrays
+from jointcut.aot.tape.captures import Capture as Capture
+from jointcut.aot.tape.hooks.hook import Hook as Hook
+from jointcut.aot.tape.tape import Taped as Taped
+from jointcut.aot.tape.tape import tape as tape
 from jointcut.aot.trace.shapes import shapes as shapes
 from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
@@ -86,11 +95,13 @@ __all__ = [
     "ArtefactError",
     "BudgetError",
     "CacheError",
+    "Capture",
     "Compiled",
     "Conventions",
     "Cure",
     "Cut",
     "Function",
+    "Hook",
     "Loaded",
     "NonFinite",
     "NonFiniteError",
@@ -99,6 +110,7 @@ __all__ = [
     "PolicyError",
     "Report",
     "Stacked",
+    "Taped",
     "Traced",
     "UncheckedWarning",
     "UncutWarning",
@@ -108,12 +120,17 @@ __all__ = [
     "first_nonfinite",
     "fori_loop",
     "function",
+    "hooked",
     "is_differentiable",
     "load",
+    "on_cotangent",
+    "post_accumulate",
     "progress",
     "register_container",
+    "saved_arrays",
     "scan",
     "shapes",
+    "tape",
     "trips",
     "while_loop",
     "while_loop_stack_output",

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("jointcut")
 #: The environment variable that switches the display off, and the values that do so.
 VARIABLE, _OFF = "JOINTCUT_PROGRESS", ("0", "false", "no", "off")
 
-Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure"]
+Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture"]
 
 #: The words for each kind of stage while it runs, and when it has ended.
 WORDS: dict[Kind, tuple[str, str]] = {
@@ -48,6 +48,7 @@ WORDS: dict[Kind, tuple[str, str]] = {
     "export": ("exporting", "exported"),
     "load": ("loading", "loaded"),
     "measure": ("measuring", "measured"),
+    "capture": ("capturing the backward", "captured the backward"),
 }
 
 _DELAY_S = 0.5  # a stage is shown after this time

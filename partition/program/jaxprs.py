@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,15 +96,16 @@ def scan_layout(eqn: Equation) -> ScanLayout:
 
 def inner_jaxprs(eqn: Equation) -> Iterator[Jaxpr]:
     """Yield every jaxpr that an equation holds in its parameters."""
-    if not any(map(_may_hold_jaxpr, eqn.params.values())):
+    if not any(map(may_hold_jaxpr, eqn.params.values())):
         return
     for closed in jex.jaxprs_in_params(eqn.params):
         yield opened(closed)[0]
 
 
-def _may_hold_jaxpr(param: Any) -> bool:
+def may_hold_jaxpr(param: Any) -> bool:
+    """Whether a parameter of an equation holds a jaxpr."""
     if isinstance(param, tuple | list):
-        return any(map(_may_hold_jaxpr, param))
+        return any(map(may_hold_jaxpr, param))
     return isinstance(param, Jaxpr | ClosedJaxpr)
 
 
@@ -302,7 +304,7 @@ def _silenced(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         if not _says(eqn.effects):
             eqns.append(eqn)
-        elif any(map(_may_hold_jaxpr, eqn.params.values())):
+        elif any(map(may_hold_jaxpr, eqn.params.values())):
             effects = frozenset(e for e in eqn.effects if type(e).__name__ not in _SAYING)
             eqns.append(eqn.replace(params={k: quiet(v) for k, v in eqn.params.items()}, effects=effects))
     effects = frozenset(e for e in jaxpr.effects if type(e).__name__ not in _SAYING)
@@ -644,6 +646,13 @@ class CallRules(abc.ABC):
     def forward(self) -> CallRules:
         """The rules for `jax.linearize`, which asks for no backward."""
 
+    def halves(self, mask: tuple[bool, ...]) -> tuple[Any, Sequence[Any]] | None:
+        """The forward and backward for some differentiated inputs, and the constants that they take first.
+
+        Returns None, as it does by default, where the call is differentiated by its `jvp`.
+        """
+        del mask
+
     def nested(self) -> Any:
         """The step of a loop that is cut on its own (`bodies.Nested`), None in other calls."""
         return None
@@ -823,6 +832,14 @@ class LinearRules:
         return LinearRules(avals, apply, transpose, self.twice)
 
 
+def leaving_primitive(name: str) -> Any:
+    """A primitive `p(*values, number=int, returns=avals)` at which a program is left for something that it is not."""
+    prim = jex.Primitive(name)
+    prim.multiple_results = True
+    prim.def_abstract_eval(lambda *avals, number, returns: list(returns))
+    return prim
+
+
 def linear_primitive(name: str) -> Any:
     """A primitive `p(*residuals, *linear, rules=LinearRules, num_residuals=n)` that is linear in its last operands.
 
@@ -906,3 +923,203 @@ def _barrier_p() -> Any:
     batching.primitive_batchers[prim] = lambda xs, dims: (held(xs), dims)
     mlir.register_lowering(prim, lowering)
     return prim
+
+
+# --------------------------------------------------------------------------------------- ops that run one at a time
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One op of a function that runs eagerly: its `name`, and `bind`, which runs it on values or tracers.
+
+    `key` is equal for equal ops, None where an op has no identity. An op with a derivative of the user's has a function
+    among its `functions`, before the rules. The caller reads what the function left behind when it ran, the trees of
+    its results.
+    """
+
+    name: str
+    key: Any
+    bind: Callable[..., Any]
+    params: dict[str, Any]
+    multiple: bool
+    functions: tuple[Any, ...] = ()
+
+    def left_behind(self) -> list[Any]:
+        """What the function left behind; what its rules left is removed, since the caller reads only one of them."""
+        for rule in self.functions[1:]:
+            for store in rule.stores:
+                if store is not None:
+                    store.reset()
+        return [store for f in self.functions[:1] for store in f.stores]
+
+    def leave_behind(self, stores: Sequence[Any]) -> None:
+        """Leave the same for another caller, whose function does not run."""
+        for mine, known in zip(self.functions[0].stores, stores, strict=True):
+            if mine is not None:
+                mine.store(known.val)
+
+
+class EagerTracer(_core.Tracer[Any]):
+    """A value that ops are recorded of, and that has numbers: `value` is the array, `edge` a note of the recorder."""
+
+    __slots__ = ("edge", "value")
+
+    def __init__(self, trace: EagerTrace, value: Any, edge: Any) -> None:
+        """Wrap an array, which may be a tracer of a trace around this one."""
+        self._trace = trace
+        self.aval = _core.typeof(value)
+        self.value, self.edge = value, edge
+
+    def to_concrete_value(self) -> Any:
+        """The array."""
+        return _core.to_concrete_value(self.value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value.__array__(*args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __reduce__(self) -> Any:
+        return self.value.__reduce__()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value.__dlpack__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.value, name) if name in _OF_ARRAYS else super().__getattr__(name)
+
+
+#: What only arrays with numbers have; the same of the array inside.
+_OF_ARRAYS = (
+    *("item", "tolist", "tobytes", "block_until_ready", "copy_to_host_async", "devices", "sharding", "committed"),
+    *("device", "addressable_shards", "addressable_data", "global_shards", "is_deleted", "is_fully_addressable"),
+    *("is_fully_replicated", "unsafe_buffer_pointer", "on_device_size_in_bytes"),
+)
+
+
+def _of_array(name: str) -> property:
+    return property(lambda self: getattr(self.value, name), doc=f"As `jax.Array.{name}`.")
+
+
+for _name in _OF_ARRAYS:
+    setattr(EagerTracer, _name, _of_array(_name))
+
+
+class EagerTrace(_core.Trace):
+    """Hands each op of a running function to `recorder`, with the values and tracers that it is given."""
+
+    __slots__ = ("parent", "recorder")
+
+    def __init__(self) -> None:
+        """Start without a recorder; `eager` sets it."""
+        super().__init__()
+        self.parent: Any = None
+        self.recorder: Any = None
+
+    def stage_value(self, val: Any) -> Any:
+        """Leave a value as it is."""
+        return val
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        """Record and run an op."""
+        return self._record(primitive, params, (), tracers)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
+        """Record and run a function with a forward derivative of its own."""
+        return self._record(primitive, {"subfuns": (fun, jvp), **params}, (fun, jvp), tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        """Record and run a function with a backward of its own."""
+        return self._record(primitive, {"subfuns": (fun, fwd, bwd), **params}, (fun, fwd, bwd), tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        """Record and run a `jax.shard_map` as a jitted call."""
+        made: list[Any] = []
+
+        def call(*values: Any) -> list[Any]:
+            made[:] = [primitive.bind(*values, subfuns=(fun,), **params)]
+            return list(made[0])
+
+        with _core.set_current_trace(self):
+            flat = jax.jit(call)(*tracers)
+        return made[0].update(flat)
+
+    def _record(self, primitive: Any, params: Any, functions: tuple[Any, ...], tracers: Any) -> Any:
+        if not any(type(x) is EagerTracer and x._trace is self for x in tracers):
+            with _core.set_current_trace(self.parent):
+                return primitive.bind(*tracers, **params)
+        rest = ((k, v) for k, v in params.items() if k not in ("out_trees", "subfuns"))
+        key = (primitive, *functions[:1], *(rule.f for rule in functions[1:]), *rest)
+        try:
+            hash(key)
+        except TypeError:
+            key = None
+        bind = functools.partial(primitive.bind, **params)
+        operation = Operation(primitive.name, key, bind, params, primitive.multiple_results, functions)
+        with _core.set_current_trace(self.parent):
+            return self.recorder(operation, tracers)
+
+
+class _EagerTraces(threading.local):
+    """The eager traces of a thread, by depth. They are used again, since JAX's caches hold them as part of a key."""
+
+    def __init__(self) -> None:
+        self.made: list[EagerTrace] = []
+        self.depth = 0
+
+
+_eager_traces = _EagerTraces()
+
+
+@contextmanager
+def eager(recorder: Callable[[Operation, Sequence[Any]], Any]) -> Iterator[EagerTrace]:
+    """Hand every op that is run in the `with` to a recorder, if it reads an `EagerTracer` of the trace given."""
+    mine = _eager_traces
+    if mine.depth == len(mine.made):
+        mine.made.append(EagerTrace())
+    trace, parent = mine.made[mine.depth], _core.trace_ctx.trace
+    trace.parent, trace.recorder = parent, recorder
+    mine.depth += 1
+    try:
+        with _core.set_current_trace(trace):
+            yield trace
+    finally:
+        mine.depth -= 1
+        trace.parent = trace.recorder = None
+
+
+def eager_trace() -> EagerTrace | None:
+    """The innermost trace that runs its ops eagerly, if no other transformation is inside it."""
+    current = _core.trace_ctx.trace
+    return current if isinstance(current, EagerTrace) else None
+
+
+def runs_eagerly() -> bool:
+    """Whether ops run on numbers where the caller is: outside all transformations, or in eager traces alone."""
+    return not tracing() or eager_trace() is not None
+
+
+def source_here() -> Any:
+    """Where the user's program is: a record that `calls_at` reads."""
+    return _source.current()
+
+
+def calls_at(source: Any) -> Iterator[str]:
+    """`file:line (function)` of the calls that led to a `source_here`, the innermost first."""
+    frames = _source.user_frames(source.traceback)
+    return (call_text(f.file_name, f.start_line, f.function_name) for f in frames)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import Any
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import Equation
@@ -63,6 +64,12 @@ NOWHERE = Place()
 def line_of(eqn: Equation) -> str:
     """`file:line (function)` of the user's code that led to an equation, or else of a library's; empty if unknown."""
     return _line(list(jaxprs.calls_of(eqn)))
+
+
+def line_at(source: Any) -> str:
+    """As `line_of`, of a `jaxprs.source_here` that one of our own functions took, called by the user's code."""
+    ours = our_folders()
+    return _line(list(dropwhile(lambda call: call.startswith(ours), jaxprs.calls_at(source))))
 
 
 def place_of(eqn: Equation) -> Place:

@@ -128,6 +128,11 @@ class _Program(Program):
         outputs, move = self.halved(mask, primals)
         return outputs, move(*picked)
 
+    def halves(self, mask: Mask) -> tuple[Halves, Sequence[Any]]:
+        """As `CallRules.halves`: those of the cut."""
+        _, halves, extra = self._cut(self.closed, mask)
+        return halves, extra
+
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """Run the forward half; return its outputs, and the linear map from the given tangents to theirs."""
 

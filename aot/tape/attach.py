@@ -1,0 +1,217 @@
+"""Set hooks on values, on calls, on parameters and on what is saved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
+from jointcut.aot.tape.sweep import Packed
+from jointcut.aot.tape.traced import hooked_call, hooked_value
+from jointcut.aot.tape.walk import identity
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.places import line_at
+
+_LEAF = jax.tree.structure(0)
+
+
+def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
+    """Set a hook on the cotangent of a value; returns the value, which is to be used from there on.
+
+    `hook(cotangent)` is called once in a backward, with the whole cotangent of `x`, an array of the shape and dtype of
+    `x`. It returns an array to use instead, or None. It corresponds to PyTorch's `Tensor.register_hook`.
+
+    A hook that JAX can trace, and that changes nothing else, is part of the compiled backward; a function of `jax.jit`
+    always is. Any other hook is called back, in order and exactly once, with real arrays. On a tape the hook stands at
+    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here.
+
+    Raises `CallError` on a tape if no gradient flows to `x`, and in a backward if the hook returns another shape or
+    dtype. Where no gradient is asked for, it does nothing.
+
+    >>> import jax.numpy as jnp
+    >>> from jointcut import aot
+    >>> @aot.tape
+    ... def loss(w):
+    ...     h = aot.on_cotangent(jnp.sin(w), lambda g: 10 * g)
+    ...     return jnp.sum(h)
+    >>> loss.grad(jnp.zeros(2)).tolist()
+    [10.0, 10.0]
+    """
+    made, tape = hook_of(hook), recording_here()
+    if made.removed:
+        return x
+    if tape is not None:
+        edge = _edge(tape, x, "on_cotangent")
+        edge[0].hooks.append(_value_place("on_cotangent", made, x, edge[1]))
+        return x
+    if jaxprs.tracing():
+        return hooked_value(x, _value_place("on_cotangent", made, x, 0), isinstance(hook, Hook))
+    return x
+
+
+def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
+    """Set a hook on the gradient of a parameter, once it is complete; returns the parameter.
+
+    `x` is a differentiated array as it was passed to the function. `hook(gradient)` is called after the hooks of
+    `on_cotangent` and after the gradient was added to its reference (see `accumulate_into`), as soon as the last part
+    of it is there. It returns an array to use instead, or None. It corresponds to PyTorch's
+    `Tensor.register_post_accumulate_grad_hook`. Raises `CallError` for a value that was computed.
+    """
+    made, tape = hook_of(hook), recording_here()
+    if made.removed:
+        return x
+    if tape is not None:
+        node, i = _edge(tape, x, "post_accumulate")
+        if node.record is not None:
+            what = f"is set on {_described(x)}, which was computed by {node.record.name}."
+            raise CallError(message("post_accumulate", what, "Set it on a parameter, or use aot.on_cotangent."))
+        node.hooks.append(_value_place("post_accumulate", made, x, i))
+        return x
+    if jaxprs.tracing():
+        return hooked_value(x, _value_place("post_accumulate", made, x, 0), isinstance(hook, Hook))
+    return x
+
+
+def hooked(
+    function: Callable[..., Any],
+    *,
+    pre_hook: Callable[[Any], Any] | Hook | None = None,
+    post_hook: Callable[[Any, Any], Any] | Hook | None = None,
+) -> Callable[..., Any]:
+    """A function whose calls have hooks before and after their backward.
+
+    `pre_hook(cotangents)` is called before the backward of a call, with the cotangents of its output in the output's
+    tree, zeros included. It returns such a tree to use instead, or None. `post_hook(gradients, cotangents)` is called
+    after it, with a tuple of the gradients of the positional arguments (None for what is not differentiated), and with
+    the cotangents that the backward started from. It returns such a tuple to use instead, or None. They correspond to
+    PyTorch's `Module.register_full_backward_pre_hook` and `register_full_backward_hook`.
+
+    Args:
+        function: any function of arrays. On a tape it runs eagerly like the rest.
+        pre_hook: what is called before the backward.
+        post_hook: what is called after it.
+
+    Raises `CallError` at a call on a tape if no gradient flows to an argument.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(function, **kwargs)
+        tape = recording_here()
+        if tape is not None:
+            return _called(tape, bound, args, pre_hook, post_hook)
+        if jaxprs.tracing():
+            return hooked_call(bound, args, pre_hook, post_hook)
+        return bound(*args)
+
+    return call
+
+
+@contextmanager
+def saved_arrays(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
+    """Keep what a tape saves in another form: ops inside the `with` save `pack(array)` and read `unpack` of that.
+
+    `pack` is called with each array as it is saved, and may return anything, such as an array in half precision or the
+    name of a file. `unpack` is called when the backward of the op runs, and returns an array of the same shape and
+    dtype. It corresponds to PyTorch's `torch.autograd.graph.saved_tensors_hooks`. Where no gradient is recorded, it
+    does nothing. Raises `CallError` inside a transformation, where nothing is saved yet.
+    """
+    tape = recording_here()
+    if tape is None:
+        if jaxprs.tracing():
+            what = "is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet."
+            raise CallError(message("saved_arrays", what, "Use it in a function of aot.tape, around such calls."))
+        yield
+        return
+    tape.packing.append(_Packing(pack, hook_of(unpack)))
+    try:
+        yield
+    finally:
+        tape.packing.pop()
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """The two functions of `saved_arrays`."""
+
+    pack: Callable[[Any], Any]
+    unpack: Hook
+
+    def packed(self, x: Any) -> Packed:
+        """An array in its other form."""
+        leaves, tree = jax.tree.flatten(self.pack(x))
+        are_arrays = all(isinstance(leaf, jax.Array) for leaf in leaves)
+        types = tuple(map(jax.typeof, leaves)) if are_arrays else ()
+        aval: Any = jax.typeof(x)
+        place = Place("unpack", self.unpack, types, (tree,), (aval,), _LEAF, f"{aval.str_short()} that was saved")
+        return Packed(tuple(leaves), place)
+
+
+def _called(tape: Recording, function: Callable[..., Any], args: Sequence[Any], pre_hook: Any, post_hook: Any) -> Any:
+    """A call on a tape, between two nodes that hand its cotangents on."""
+    entered, arguments, tree = _passed(tape, args)
+    if entered is None:
+        what = "is called with arguments to which no gradient flows, so its backward never runs."
+        name = getattr(function.func, "__name__", "a call")  # pyright: ignore[reportFunctionMemberAccess]
+        raise CallError(message(f"hooked {name}", what, "Pass it something that is computed from a parameter."))
+    left, result, out_tree = _passed(tape, function(*arguments))
+    types = tuple(jaxprs.cotangent_aval(aval) for aval in _types(entered))
+    where = f"a call at {line_at(entered.source)}"
+    cotangents = () if left is None else tuple(jaxprs.cotangent_aval(aval) for aval in _types(left))
+    if pre_hook is not None and left is not None and not hook_of(pre_hook).removed:
+        outputs = tuple(range(len(cotangents)))
+        made = Place("pre_hook", hook_of(pre_hook), cotangents, (out_tree,), cotangents, out_tree, where, outputs)
+        left.hooks.append(made)
+    if post_hook is not None and not hook_of(post_hook).removed:
+        both, trees, outputs = (*types, *cotangents), (tree, out_tree), tuple(range(len(types)))
+        made = Place("post_hook", hook_of(post_hook), both, trees, types, tree, where, outputs, left)
+        entered.hooks.append(made)
+    return result
+
+
+def _passed(tape: Recording, values: Any) -> tuple[Node | None, Any, Any]:
+    """A node that hands on what is differentiated in a tree; the tree behind it, and that of its cotangents."""
+    leaves, tree = jax.tree.flatten(values)
+    edges = [tape.edge(x) for x in leaves]
+    moving: list[Edge] = [edge for edge in edges if edge is not None]
+    cotangents = jax.tree.structure(jax.tree.unflatten(tree, [None if edge is None else 0 for edge in edges]))
+    if not moving:
+        return None, values, cotangents
+    node = Node(tape, identity(len(moving)), moving, ())
+    node.source = jaxprs.source_here()
+    node.types = tuple(jax.typeof(x) for x, edge in zip(leaves, edges, strict=True) if edge is not None)
+    numbers = iter(range(len(moving)))
+    behind = [
+        x if edge is None else jaxprs.EagerTracer(tape.trace, x.value, (node, next(numbers)))
+        for x, edge in zip(leaves, edges, strict=True)
+    ]
+    return node, jax.tree.unflatten(tree, behind), cotangents
+
+
+def _types(node: Node) -> tuple[Any, ...]:
+    return node.types
+
+
+def _edge(tape: Recording, x: Any, kind: str) -> Edge:
+    edge = tape.edge(x)
+    if edge is None:
+        what = f"is set on {_described(x)}, to which no gradient flows: it is not computed from a parameter."
+        raise CallError(message(kind, what, "Set it on a value that depends on a differentiated argument."))
+    return edge
+
+
+def _value_place(kind: str, hook: Hook, x: Any, output: int) -> Place:
+    types = (jaxprs.cotangent_aval(jax.typeof(x)),)
+    where = f"{_described(x)} at {line_at(jaxprs.source_here())}"
+    return Place(kind, hook, types, (_LEAF,), types, _LEAF, where, (output,))
+
+
+def _described(x: Any) -> str:
+    return jax.typeof(x).str_short() if hasattr(x, "dtype") else f"a {type(x).__name__}"

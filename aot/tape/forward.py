@@ -1,0 +1,169 @@
+"""Run a function on a tape, eagerly, and take its result apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jointcut.aot.tape.nodes import Edge, Recording, value_of
+from jointcut.aot.tape.records import Records
+from jointcut.aot.trace.blame import explained
+from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.paths import tree_paths
+from jointcut.wrappers.arguments.tree import is_array_like
+from jointcut.wrappers.metadata.convention import is_inexact
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a function.
+
+    Attributes:
+        tape: what was recorded.
+        value: the output, in its tree.
+        aux: the second result of a function with `has_aux`.
+        tree: the tree of the output.
+        avals: the types of the flat output.
+        seeds: for each flat output, the node that made it; None if no gradient flows from it.
+        arguments: the differentiated arguments, flattened.
+    """
+
+    tape: Recording
+    value: Any
+    aux: Any
+    tree: Any
+    avals: tuple[Any, ...]
+    seeds: tuple[Edge | None, ...]
+    arguments: Sequence[Flattened]
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """One differentiated argument: its tree, its leaves, and the place of each among the leaves of the tape.
+
+    A leaf that is not floating point has no place, None, and is handed to the function as it is.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    places: tuple[int | None, ...]
+
+    def gradients(self, flat: Sequence[Any]) -> Any:
+        """The gradients in the tree of the argument: zeros where none flows, `float0` for other arrays than floats."""
+        pairs = zip(self.leaves, self.places, strict=True)
+        return jax.tree.unflatten(self.tree, [_gradient(x, None if p is None else flat[p], p) for x, p in pairs])
+
+
+def ran(
+    name: str,
+    function: Callable[..., Any],
+    records: Records,
+    positions: Sequence[int] | None,
+    has_aux: bool,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    check: bool = False,
+) -> Ran:
+    """Run a function on a tape.
+
+    `positions` are the arguments whose leaves must be floating point and are differentiated; None means every
+    floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that
+    is not made of arrays. With `check`, it raises `NonFiniteError` for the first op that makes a NaN or an infinity.
+    """
+    refuse_eager(name)
+    tape = Recording(name, records, jaxprs.trace_context(), check)
+    with jaxprs.eager(tape) as trace, explained(name, function):
+        tape.trace = trace
+        given, arguments = list(args), []
+        for place in range(len(args)) if positions is None else positions:
+            argument = _flattened(tape, f"args[{place}]", args[place], positions is not None)
+            arguments.append(argument)
+            leaves = zip(argument.leaves, argument.places, strict=True)
+            tracers = [x if at is None else tape.tracers[at] for x, at in leaves]
+            given[place] = jax.tree.unflatten(argument.tree, tracers)
+        out = function(*given, **kwargs)
+        if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
+            cure = "Return (output, aux), or leave has_aux out."
+            raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
+        main, aux = out if has_aux else (out, None)
+        leaves, tree = jax.tree.flatten(main)
+        refuse_others(name, leaves, tree)
+        seeds = tuple(map(tape.edge, leaves))
+    values = [value_of(x) if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
+    avals: tuple[Any, ...] = tuple(map(jax.typeof, values))
+    value = jax.tree.unflatten(tree, values)
+    return Ran(tape, value, jax.tree.map(value_of, aux), tree, avals, seeds, arguments)
+
+
+def refuse_eager(name: str) -> None:
+    """Raise `CallError` under `jax.disable_jit`, where nothing is compiled."""
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        what = "is called under jax.disable_jit, and a tape compiles its backward."
+        raise CallError(message(name, what, "Leave it out: a taped function runs op by op already, on numbers."))
+
+
+def refuse_others(name: str, leaves: Sequence[Any], tree: Any) -> None:
+    """Raise `TraceError` for a result that is not an array."""
+    for path, leaf in zip(tree_paths("result", tree), leaves, strict=True):
+        if not is_array_like(leaf):
+            what = f"returned a {type(leaf).__name__} ({path}), not an array."
+            raise TraceError(message(name, what, "Return arrays, or other things as aux with has_aux=True."))
+
+
+def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> Flattened:
+    leaves, tree = jax.tree.flatten(argument)
+    places: list[int | None] = []
+    for at, leaf in zip(tree_paths(path, tree), leaves, strict=True):
+        if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
+            places.append(len(tape.leaves))
+            tape.leaf(as_array(leaf), at)
+        elif must_differ:
+            kind = jax.typeof(leaf).str_short() if is_array_like(leaf) else f"a {type(leaf).__name__}"
+            what = f"is {kind}: value_and_grad differentiates floating-point arguments."
+            raise TraceError(message(at, what, "Leave its argument out of argnums, convert it, or use vjp."))
+        else:
+            places.append(None)
+    return Flattened(tree, tuple(leaves), tuple(places))
+
+
+def as_array(leaf: Any) -> Any:
+    """The leaf as an array of JAX, which nobody writes to; one that the user holds stays the same object."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
+
+
+def _gradient(leaf: Any, gradient: Any, place: int | None) -> Any:
+    if gradient is not None:
+        return gradient
+    if place is not None:
+        return jnp.zeros_like(leaf)
+    return np.zeros(np.shape(leaf), jax.dtypes.float0) if is_array_like(leaf) else None
+
+
+def _shown(out: Any) -> str:
+    if isinstance(out, jax.Array):
+        return f"one array, {jax.typeof(out).str_short()}"
+    return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+
+
+def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
+    """The references for the leaves of a tape; `places` is the tree of gradients, with the place of each leaf."""
+    numbers, tree = jax.tree.flatten(places)
+    given, other = jax.tree.flatten(refs)
+    if other != tree:
+        what = f"was given references in the structure {other}, the gradients are {tree}."
+        raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
+    flat: list[Any] = [None] * len(made.tape.leaves)
+    for place, ref in zip(numbers, given, strict=True):
+        path, leaf = made.tape.paths[place], made.tape.tracers[place]
+        if not isinstance(ref, jax.Ref) or (ref.shape, ref.dtype) != (leaf.shape, leaf.dtype):
+            kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
+            what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
+            raise CallError(message("accumulate_into", what, "Make it with jax.new_ref(jnp.zeros_like(array))."))
+        flat[place] = ref
+    return flat

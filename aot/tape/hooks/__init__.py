@@ -1,0 +1,7 @@
+"""Hold hooks, and tell which of them can be traced.
+
+Files, in reading order:
+
+    looks: Tell whether a hook can be traced into a program, or must be called back.
+    hook: Hold the functions that are called with cotangents, and check what they return.
+"""

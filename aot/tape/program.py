@@ -1,0 +1,174 @@
+"""Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
+
+Without hooks that are called back there is one part. With such a hook the program is left: the part before it runs, the
+hook is called with real arrays on the caller's thread, and the part after it takes what it returned. So hooks are
+called in order and exactly once, and what they raise reaches the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jointcut.aot.tape.walk import Structure, Walk
+from jointcut.partition.nesting.read import read
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.roles import Role, Roles
+
+_left_p = jaxprs.leaving_primitive("jointcut_hook")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the program: it reads and makes some variables; then a hook is called, unless it is the last.
+
+    Attributes:
+        run: the compiled stretch.
+        reads, makes: numbers of the values that it takes and returns.
+        hook: the number of the hook, None at the end.
+        given, returned: numbers of the values that the hook takes, and that it returns.
+    """
+
+    run: Callable[..., list[Any]]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    hook: int | None = None
+    given: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The program of one structure.
+
+    Attributes:
+        structure: what it runs.
+        closed: the jaxpr `(constants, references, residuals, cotangents) -> gradients`.
+        consts: arrays that hooks close over.
+        reached: the leaves that have a gradient.
+        count: the number of its residuals.
+        num_refs: the number of its references.
+        donated: inputs that it may overwrite, if no hook divides it.
+    """
+
+    structure: Structure
+    closed: Any
+    consts: tuple[Any, ...]
+    reached: tuple[int, ...]
+    count: int
+    num_refs: int
+    donated: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, structure: Structure, flat: Sequence[Any], cotangents: Sequence[Any], refs: Sequence[Any]) -> Backward:
+        """Trace the backward for residuals and cotangents of these types."""
+        reached: list[int] = []
+        there = [ref for ref in refs if ref is not None]
+
+        def whole(there: Sequence[Any], flat: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            given = iter(there)
+            walk = Walk(structure, flat, leave, refs=[None if ref is None else next(given) for ref in refs])
+            results = walk(cotangents)
+            reached[:] = [i for i, x in enumerate(results) if x is not None]
+            return [results[i] for i in reached]
+
+        structs = [[jaxprs.struct(jax.typeof(x)) for x in xs] for xs in (there, flat, cotangents)]
+        traced = jax.make_jaxpr(whole)(*structs)
+        jaxpr, consts = jaxprs.opened(traced)
+        closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+        return cls(structure, closed, tuple(consts), tuple(reached), len(flat), len(there))
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The compiled parts, made at the first run."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        numbers = {v: i for i, v in enumerate(jaxpr.invars)}
+        return _parts(jaxpr, numbers, tuple(len(self.consts) + i for i in self.donated))
+
+    def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
+        """Run it on references, residuals and cotangents; `hooks` are those of this run, by number."""
+        parts = self.parts
+        if len(parts) == 1:
+            return parts[0].run(*self.consts, *inputs)
+        values: dict[int, Any] = dict(enumerate((*self.consts, *inputs)))
+        for part in parts:
+            values.update(zip(part.makes, part.run(*(values[i] for i in part.reads)), strict=True))
+            if part.hook is not None:
+                results = hooks[part.hook]([values[i] for i in part.given])
+                values.update(zip(part.returned, results, strict=True))
+        return [values[i] for i in parts[-1].makes]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The program as ops and values; residuals and references are its primals, the arguments of the tape."""
+        jaxpr, _ = jaxprs.opened(self.closed)
+        named = {"constant": len(self.consts), "reference": self.num_refs, "residual": self.count}
+        primals = [f"{name} {i}" for name, count in named.items() for i in range(count)]
+        cotangents = [f"cotangent {i}" for i in range(len(jaxpr.invars) - len(primals))]
+        inputs = (Role.PRIMAL,) * len(primals) + (Role.COTANGENT,) * len(cotangents)
+        outputs = (Role.GRADIENT,) * len(jaxpr.outvars)
+        return read(self.closed, Roles(inputs, outputs, 0, (*primals, *cotangents)))
+
+
+def leave(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
+    """Leave the program that is traced, for the hook with a number."""
+    return _left_p.bind(*arrays, number=number, returns=tuple(returns))
+
+
+def _parts(jaxpr: Any, numbers: dict[Any, int], donated: tuple[int, ...]) -> list[Part]:
+    """The stretches of a jaxpr between the hooks that are called back."""
+    ends = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is _left_p]
+    parts: list[Part] = []
+    start, atoms = 0, list(jaxpr.outvars)
+    for end in ends:
+        eqn, stretch = jaxpr.eqns[end], jaxpr.eqns[start:end]
+        needed = _vars([*(v for later in jaxpr.eqns[end:] for v in later.invars), *atoms])
+        outputs = [*(v for v in _made(stretch) if v in needed), *(v for v in eqn.invars if not _is_var(v))]
+        parts.append(_part(stretch, outputs, numbers, eqn))
+        start = end + 1
+    last = jaxpr.eqns[start:]
+    if not ends:
+        program = jaxprs.build(jaxpr.invars, atoms, last)
+        return [Part(_compiled(program, donated), tuple(numbers.values()), ())]
+    parts.append(_part(last, atoms, numbers, None))
+    return parts
+
+
+def _part(eqns: Sequence[Any], outputs: Sequence[Any], numbers: dict[Any, int], eqn: Any) -> Part:
+    made = set(_made(eqns))
+    read = dict.fromkeys(v for e in eqns for v in e.invars if _is_var(v) and v not in made)
+    read.update(dict.fromkeys(v for v in outputs if _is_var(v) and v not in made))
+    reads = tuple(numbers[v] for v in read)
+    program = jaxprs.build(list(read), outputs, eqns)
+    makes = tuple(_number(v, numbers) for v in outputs)
+    if eqn is None:
+        return Part(_compiled(program), reads, makes)
+    given = tuple(_number(v, numbers) for v in eqn.invars)
+    returned = tuple(_number(v, numbers) for v in eqn.outvars)
+    return Part(_compiled(program), reads, makes, eqn.params["number"], given, returned)
+
+
+def _compiled(program: Any, donated: tuple[int, ...] = ()) -> Callable[..., list[Any]]:
+    return jax.jit(lambda *flat: jaxprs.evaluate(program, *flat), donate_argnums=donated)
+
+
+def _number(v: Any, numbers: dict[Any, int]) -> int:
+    key = v if _is_var(v) else id(v)
+    return numbers.setdefault(key, len(numbers))
+
+
+def _made(eqns: Sequence[Any]) -> list[Any]:
+    return [v for eqn in eqns for v in eqn.outvars]
+
+
+def _vars(atoms: Sequence[Any]) -> set[Any]:
+    return {v for v in atoms if _is_var(v)}
+
+
+def _is_var(v: Any) -> bool:
+    return not isinstance(v, jaxprs.Literal)

@@ -1,0 +1,176 @@
+"""Cut each kind of op that runs on a tape: its forward, what it keeps, and its backward.
+
+An op is a primitive, a call of a `jax.jit` function, or a call of an `aot.function`. The first time an op of a kind
+runs, forward and backward are traced and cut as one joint program, by the plan of the `aot.function` if it is one. So a
+tape keeps of each op only what its backward reads, and that is an input, an output, or what the forward saves for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jointcut.aot.cache.fingerprint import fingerprint, foreign_rules
+from jointcut.aot.trace.analyse import depending
+from jointcut.aot.trace.joint import joint
+from jointcut.partition.errors import IdentityError
+from jointcut.partition.lower.emit import Halves
+from jointcut.partition.program import jaxprs
+from jointcut.partition.split import split
+from jointcut.wrappers.built_in.zeros import Backwards
+from jointcut.wrappers.metadata.convention import is_inexact
+from jointcut.wrappers.table import Table
+
+KEPT_RECORDS = 4096
+
+_count = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One kind of op: for one set of types of its inputs, and of differentiated ones among them.
+
+    Attributes:
+        id: a number of its own.
+        name: of the op, `tanh`, or of the function that is called.
+        run: from the flat inputs to the outputs and what is saved.
+        num_outputs: the number of outputs.
+        routes: where each residual comes from: `"constant"`, `"input"`, `"output"` or `"saved"`, and its place there.
+        consts: the arrays that the op closes over.
+        wanted: positions of the inputs that get a gradient.
+        moving: for each output, whether a gradient depends on it.
+        cotangents: positions of the outputs that have a cotangent, in the order of the backward.
+        backward: from residuals and cotangents (None: zero) to the gradients of the inputs in `wanted`.
+        types: of the residuals.
+    """
+
+    id: int
+    name: str
+    run: Callable[..., list[Any]]
+    num_outputs: int
+    routes: tuple[tuple[str, int], ...]
+    consts: tuple[Any, ...]
+    wanted: tuple[int, ...]
+    moving: tuple[bool, ...]
+    cotangents: tuple[int, ...]
+    backward: Callable[[Sequence[Any], Sequence[Any | None]], list[Any | None]]
+    types: tuple[Any, ...]
+
+
+class Records:
+    """The kinds of ops that have run on a tape, and what their functions left behind."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._known: Table[tuple[Record, list[Any]]] = Table(KEPT_RECORDS)
+        self._alike: Table[Record] = Table(KEPT_RECORDS)
+
+    def of(self, op: jaxprs.Operation, inputs: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+        """The record of an op for some inputs, differentiated by `mask`."""
+        avals = tuple(map(jax.typeof, inputs))
+        if op.key is None:
+            record = self._made(op, avals, mask, context)
+            op.left_behind()
+            return record
+        ran: list[bool] = []
+
+        def make() -> tuple[Record, list[Any]]:
+            record = self._made(op, avals, mask, context)
+            ran.append(True)
+            return record, op.left_behind()
+
+        record, stores = self._known.of((op.key, avals, mask, context), make)
+        if op.functions and not ran:
+            op.leave_behind(stores)
+        return record
+
+    def _made(self, op: jaxprs.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+        """A new record, or that of an op with an equal program."""
+        closed = _program(op, avals)
+        if foreign_rules(closed) or not (op.functions or any(map(jaxprs.may_hold_jaxpr, op.params.values()))):
+            return _record(op, closed, avals, mask)
+        try:
+            key = fingerprint(program=closed, mask=mask)
+        except IdentityError:
+            return _record(op, closed, avals, mask)
+        return self._alike.of((key, context), lambda: _record(op, closed, avals, mask))
+
+
+def _program(op: jaxprs.Operation, avals: Sequence[Any]) -> Any:
+    """The op as a closed jaxpr."""
+
+    def whole(*flat: Any) -> list[Any]:
+        out = op.bind(*flat)
+        return list(out) if op.multiple else [out]
+
+    return jax.make_jaxpr(whole)(*map(jaxprs.struct, avals))
+
+
+def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:
+    halves, consts, outputs = _halves(op, closed, avals, mask)
+    backward, _ = jaxprs.opened(halves.backward)
+    count = len(halves.residuals)
+    moved = depending(backward.eqns, backward.invars[count:])
+    carried = [not isinstance(v, jaxprs.Literal) and v in moved for v in backward.outvars]
+    differentiated = [i for i, on in enumerate(mask) if on]
+    kept = [n for n, on in enumerate(carried) if on]
+    halves = replace(halves, backward=jaxprs.build(backward.invars, [backward.outvars[n] for n in kept], backward.eqns))
+    backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
+    cotangents = tuple(i for i, aval in enumerate(outputs) if is_inexact(aval.dtype))
+    read = dict(zip(cotangents, backwards.read, strict=True))
+    return Record(
+        next(_count),
+        op.params.get("name") or op.name,
+        jax.jit(functools.partial(jaxprs.evaluate, halves.forward)),
+        len(outputs),
+        tuple(_route(r, len(consts)) for r in halves.residuals),
+        tuple(consts),
+        tuple(differentiated[n] for n in kept),
+        tuple(read.get(i, False) for i in range(len(outputs))),
+        cotangents,
+        backwards,
+        tuple(v.aval for v in backward.invars[:count]),
+    )
+
+
+def _halves(
+    op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]
+) -> tuple[Halves, Sequence[Any], Sequence[Any]]:
+    """The two halves of an op, the constants that they take first, and the types of its outputs."""
+    rules = op.params.get("rules")
+    known = rules.halves(mask) if isinstance(rules, jaxprs.CallRules) else None
+    if known is not None:
+        halves, consts = known
+        return halves, consts, [v.aval for v in jaxprs.opened(op.params["jaxpr"])[0].outvars]
+    paths = [f"operand {i}" for i in range(len(avals))]
+    whole = functools.partial(jaxprs.evaluate, closed)
+    program = joint(whole, [jaxprs.struct(aval) for aval in avals], False, mask, paths)
+    cut = split(program.to_cut, program.roles, "min_cut")
+    return _unheld(cut.halves), program.consts, program.results.avals
+
+
+def _unheld(halves: Halves) -> Halves:
+    """The halves without barriers: what one op computes again is small, and the backward is compiled as a whole."""
+    backward, _ = jaxprs.opened(halves.backward)
+    names: dict[Any, Any] = {}
+    eqns = []
+    for eqn in backward.eqns:
+        invars = [v if isinstance(v, jaxprs.Literal) else names.get(v, v) for v in eqn.invars]
+        if eqn.primitive.name == "optimization_barrier":
+            names.update(zip(eqn.outvars, invars, strict=True))
+        else:
+            eqns.append(jaxprs.rebound(eqn, invars, eqn.outvars))
+    outvars = [v if isinstance(v, jaxprs.Literal) else names.get(v, v) for v in backward.outvars]
+    return replace(halves, backward=jaxprs.build(backward.invars, outvars, eqns), waits=False)
+
+
+def _route(residual: Any, num_consts: int) -> tuple[str, int]:
+    if residual.kind != "input":
+        return residual.kind, residual.index
+    place = residual.index - num_consts
+    return ("input", place) if place >= 0 else ("constant", residual.index)

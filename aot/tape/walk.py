@@ -1,0 +1,179 @@
+"""Run the backward of a structure, step by step, on arrays or on tracers.
+
+For each step: the cotangents of its outputs, complete by now, go through the hooks on these values and through the
+`pre_hook` of a call; the residuals are unpacked; the backward of the op runs; the `post_hook` of a call sees the
+gradients; and each gradient is added to what is there for its value. A leaf's gradient goes through its hooks, is added
+to its reference and goes through `post_accumulate` as soon as its last part is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jointcut.aot.tape.records import Record
+from jointcut.aot.tape.sweep import Called, Step
+from jointcut.partition.program import jaxprs
+
+#: Calls the hook with a number, with flat values, for results of some types.
+Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a backward does, without values.
+
+    Attributes:
+        steps: the nodes, latest first.
+        leaf_hooks: the hooks of each leaf.
+        seeds: for each cotangent, the step and output that it is of.
+    """
+
+    steps: Sequence[Step]
+    leaf_hooks: Sequence[tuple[Called, ...]]
+    seeds: Sequence[tuple[int, int]]
+
+
+@dataclass
+class Walk:
+    """One run of a structure.
+
+    Attributes:
+        structure: what is run.
+        flat: the residuals.
+        call: calls a hook that is not traced.
+        looked: is called after each step with its number and the gradients, and after each hook.
+        refs: the references that gradients are added to, None for a leaf without one.
+        finish: takes the complete gradient of a leaf, by place; what it returns is the result for the leaf.
+    """
+
+    structure: Structure
+    flat: Sequence[Any]
+    call: Call
+    looked: Callable[[int, Any, Sequence[Any]], None] | None = None
+    refs: Sequence[Any] = ()
+    finish: Callable[[int, Any], Any] | None = None
+    results: list[Any] = field(default_factory=list)
+    _held: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _left: dict[int, int] = field(default_factory=dict)
+    _passed: dict[int, list[Any]] = field(default_factory=dict)
+
+    def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
+        """The gradients of the leaves for the cotangents of the seeds; None for a leaf that nothing reaches."""
+        structure = self.structure
+        self.results = [None] * len(structure.leaf_hooks)
+        edges = [*structure.seeds]
+        edges += [edge for step in structure.steps for edge in step.edges]
+        for number, _ in edges:
+            self._left[number] = self._left.get(number, 0) + 1
+        for edge, ct in zip(structure.seeds, cotangents, strict=True):
+            self._add(edge, ct)
+        for number, step in enumerate(structure.steps):
+            self._run(number, step)
+        return self.results
+
+    def pending(self) -> dict[tuple[int, int], Any]:
+        """What is there of the cotangents of later steps."""
+        return {edge: ct for edge, ct in self._held.items() if edge[0] >= 0}
+
+    def replace(self, cotangents: dict[tuple[int, int], Any]) -> None:
+        """Put other arrays in the place of pending cotangents."""
+        self._held.update(cotangents)
+
+    def _run(self, number: int, step: Step) -> None:
+        record = step.record
+        held = [self._held.pop((number, i), None) for i in range(record.num_outputs)]
+        for hook in step.hooks:
+            held = self._hooked(number, step, hook, held)
+        self._passed[number] = held
+        cotangents = [held[i] for i in record.cotangents]
+        grads: Sequence[Any] = [None] * len(step.edges)
+        if any(ct is not None for ct in cotangents):
+            saved = [self._saved(number, step, x) for x in step.saved]
+            with jax.named_scope(record.name):
+                grads = record.backward(saved, cotangents)
+        if self.looked is not None:
+            self.looked(number, None, grads)
+        for hook in step.after:
+            grads = self._hooked(number, step, hook, list(grads))
+        for edge, gradient in zip(step.edges, grads, strict=True):
+            self._add(edge, gradient)
+
+    def _saved(self, number: int, step: Step, x: int | Called) -> Any:
+        if isinstance(x, int):
+            return self.flat[x]
+        del step
+        (residual,) = self._called(number, x, [self.flat[i] for i in x.arrays])
+        return residual
+
+    def _hooked(self, number: int, step: Step, hook: Called, held: Sequence[Any]) -> list[Any]:
+        """The cotangents after a hook; zeros are made arrays for it."""
+        del step
+        place, held = hook.place, list(held)
+        if all(held[i] is None for i in place.outputs):
+            return held
+        given = [held[i] for i in place.outputs]
+        if hook.partner is not None:
+            given += self._passed.get(hook.partner, [])
+        given += [None] * (len(place.types) - len(given))
+        arrays = [jaxprs.full(aval, 0) if x is None else x for x, aval in zip(given, place.types, strict=True)]
+        for i, x in zip(place.outputs, self._called(number, hook, arrays), strict=True):
+            held[i] = x
+        return held
+
+    def _called(self, number: int, hook: Called, arrays: Sequence[Any]) -> list[Any]:
+        results = hook.place(arrays) if hook.place.is_traced else self.call(hook.number, arrays, hook.place.returns)
+        if self.looked is not None:
+            self.looked(number, hook.place, results)
+        return results
+
+    def _add(self, edge: tuple[int, int], gradient: Any) -> None:
+        """Add a part of the cotangent of a value; finish a leaf with its last part."""
+        if gradient is not None:
+            before = self._held.get(edge)
+            self._held[edge] = gradient if before is None else before + gradient
+        number = edge[0]
+        self._left[number] -= 1
+        if number < 0 and not self._left[number]:
+            self._leaf(-1 - number)
+
+    def _leaf(self, place: int) -> None:
+        gradient = self._held.pop((-1 - place, 0), None)
+        if gradient is None:
+            return
+        hooks = self.structure.leaf_hooks[place]
+        for hook in hooks:
+            if hook.place.kind == "on_cotangent":
+                (gradient,) = self._called(-1 - place, hook, [gradient])
+        ref = self.refs[place] if self.refs else None
+        if ref is not None:
+            ref[...] += gradient
+            gradient = ref[...]
+        for hook in hooks:
+            if hook.place.kind == "post_accumulate":
+                before = gradient
+                (gradient,) = self._called(-1 - place, hook, [gradient])
+                if ref is not None and gradient is not before:
+                    ref[...] = gradient
+        self.results[place] = gradient if self.finish is None else self.finish(place, gradient)
+
+
+@functools.cache
+def identity(count: int) -> Record:
+    """The record of a step that hands `count` cotangents on: the start or the end of a call with hooks."""
+    places = tuple(range(count))
+    backward = _handed_on
+    return Record(-count, "call", _not_run, count, (), (), places, (True,) * count, places, backward, ())
+
+
+def _handed_on(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    del residuals
+    return list(cotangents)
+
+
+def _not_run(*flat: Any) -> list[Any]:
+    raise AssertionError("an identity does not run")

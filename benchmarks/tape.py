@@ -1,0 +1,242 @@
+"""Measure tapes: how much faster a captured backward is than JAX's eager pullback, captures, hits, and release.
+
+    python -m benchmarks.tape          # all parts; some minutes on two cores
+    python -m benchmarks.tape --quick  # shorter rows
+
+Times are the medians of interleaved runs. Each line says what the mark is, and whether it is reached.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import wide_console
+from jointcut import aot
+from jointcut.aot.tape.sweep import Sweep
+
+Row = tuple[str, str, str, bool]
+WIDTH = 64
+
+
+def layers(count: int, width: int) -> list[Any]:
+    """Weights and biases of layers of one width."""
+    keys = jax.random.split(jax.random.key(0), count)
+    return [(jax.random.normal(key, (width, width)) / width**0.5, jnp.zeros(width)) for key in keys]
+
+
+def mlp(params: Any, x: Any) -> Any:
+    """A perceptron, and the mean of its squared output."""
+    for w, b in params:
+        x = jnp.tanh(x @ w + b)
+    return jnp.mean(x**2)
+
+
+def tree_lstm(params: Any, tree: Any) -> Any:
+    """The squared root state of a binary Tree-LSTM; a leaf of the tree is a vector, a node a pair."""
+
+    def cell(node: Any) -> tuple[Any, Any]:
+        if not isinstance(node, tuple):
+            x = params["in"] @ node
+            return jnp.tanh(x), jnp.zeros_like(x)
+        (left, c_left), (right, c_right) = map(cell, node)
+        gates = params["gates"] @ jnp.concatenate([left, right])
+        i, f, g, o, u = jnp.split(gates, 5)
+        c = jax.nn.sigmoid(i) * jnp.tanh(u) + jax.nn.sigmoid(f) * c_left + jax.nn.sigmoid(g) * c_right
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+    return jnp.sum(cell(tree)[0] ** 2)
+
+
+def rnn(w: Any, xs: Any) -> Any:
+    """A plain recurrent network, unrolled."""
+    h = jnp.zeros(w.shape[0])
+    for x in xs:
+        h = jnp.tanh(w @ h + x)
+    return jnp.sum(h**2)
+
+
+def early_exit(params: Any, x: Any, enough: float) -> Any:
+    """A perceptron that stops once its values are small enough."""
+    for w, b in params:
+        x = jnp.tanh(x @ w + b)
+        if float(jnp.max(jnp.abs(x))) < enough:
+            break
+    return jnp.mean(x**2)
+
+
+def median_ms(runs: list[Callable[[], Any]], times: int) -> list[float]:
+    """The median time of each of some functions, run in turns; each has run once before."""
+    for run in runs:
+        jax.block_until_ready(run())
+    taken: list[list[float]] = [[] for _ in runs]
+    for _ in range(times):
+        for run, own in zip(runs, taken, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            own.append(1e3 * (time.perf_counter() - start))
+    return [float(np.median(own)) for own in taken]
+
+
+def parse_tree(rng: Any, leaves: int) -> Any:
+    """A random binary tree of vectors."""
+    if leaves == 1:
+        return jnp.asarray(rng.standard_normal(WIDTH), jnp.float32)
+    left = int(rng.integers(1, leaves))
+    return parse_tree(rng, left), parse_tree(rng, leaves - left)
+
+
+def lstm_params() -> Any:
+    """Weights of the Tree-LSTM."""
+    a, b = jax.random.split(jax.random.key(1))
+    gates = jax.random.normal(a, (5 * WIDTH, 2 * WIDTH)) / (2 * WIDTH) ** 0.5
+    return {"gates": gates, "in": jax.random.normal(b, (WIDTH, WIDTH)) / WIDTH**0.5}
+
+
+def backwards(quick: bool) -> Iterator[Row]:
+    """The backward alone, beside JAX's eager pullback, and beside a jitted function's own backward."""
+    times = 5 if quick else 30
+    x, tree = jnp.ones((8, WIDTH)), parse_tree(np.random.default_rng(0), 12)
+    cases = {
+        "MLP of 40 layers": (mlp, layers(40, WIDTH), x),
+        "Tree-LSTM of 12 leaves": (tree_lstm, lstm_params(), tree),
+    }
+    for name, (function, params, data) in cases.items():
+        _, ours = aot.tape(lambda p, f=function, d=data: f(p, d)).vjp(params)
+        _, eager = jax.vjp(lambda p, f=function, d=data: f(p, d), params)
+        out, jitted = jax.vjp(jax.jit(lambda p, f=function, d=data: f(p, d)), params)
+        one = jnp.ones_like(out)
+        us, them, best = median_ms([functools.partial(p, one) for p in (ours, eager, jitted)], times)
+        yield f"{name}: eager jax.vjp's pullback", f"{them:.2f} ms", f"{us:.2f} ms, {them / us:.1f}x", them >= 5 * us
+        yield f"{name}: jax.vjp of jax.jit", f"{best:.2f} ms", f"{us:.2f} ms, {us / best:.2f}x", us <= 1.1 * best
+
+
+def forwards(quick: bool) -> Iterator[Row]:
+    """The whole step: eager forward and captured backward, beside plain eager JAX."""
+    params, x = layers(40, WIDTH), jnp.ones((8, WIDTH))
+    taped = aot.tape(mlp)
+    us, them = median_ms(
+        [lambda: taped.value_and_grad(params, x), lambda: jax.value_and_grad(mlp)(params, x)], 5 if quick else 30
+    )
+    yield "MLP of 40 layers: whole eager step", f"{them:.1f} ms", f"{us:.1f} ms, {them / us:.1f}x", us <= them
+
+
+def shape_of(tree: Any) -> Any:
+    """A tree without its vectors."""
+    return tuple(map(shape_of, tree)) if isinstance(tree, tuple) else 0
+
+
+def captures(quick: bool) -> Iterator[Row]:
+    """As many captures as structures, and the time to find one."""
+    rng = np.random.default_rng(1)
+    shapes, trees, params = (6, 20, lstm_params()) if quick else (60, 500, lstm_params())
+    kinds: dict[Any, Any] = {}
+    while len(kinds) < shapes:
+        tree = parse_tree(rng, int(rng.integers(2, 8)))
+        kinds.setdefault(shape_of(tree), tree)
+    taped, drawn = aot.tape(tree_lstm), list(kinds.values())
+    for i in range(trees):
+        taped.grad(params, jax.tree.map(lambda x, i=i: x * (1 + i), drawn[i % shapes]))
+    yield (
+        f"Tree-LSTM, {trees} trees",
+        f"{shapes} shapes",
+        f"{taped.captures.made} captures",
+        (taped.captures.made == shapes),
+    )
+    exits, network = aot.tape(early_exit), layers(8, WIDTH)
+    for enough in rng.uniform(0.2, 1.0, 10 if quick else 40):
+        exits.grad(network, jnp.ones((2, WIDTH)), float(enough))
+    depths = {capture.ops for capture in exits.captures}
+    yield (
+        "early exit, 8 layers",
+        f"{len(depths)} depths",
+        f"{exits.captures.made} captures",
+        (exits.captures.made == len(depths)),
+    )
+    most = 10 if quick else 100
+    unrolled, w = aot.tape(rnn), jnp.eye(16)
+    for length in range(1, most + 1):
+        unrolled.grad(w, list(jnp.ones((length, 16))))
+    yield (
+        f"RNN, lengths 1 to {most}",
+        f"{most} lengths",
+        f"{unrolled.captures.made} captures",
+        (unrolled.captures.made == most),
+    )
+
+
+def hits(quick: bool) -> Iterator[Row]:
+    """The time to find the program of a structure that is known."""
+    del quick
+    _, pullback = aot.tape(lambda w, xs: rnn(w, list(xs))).vjp(jnp.eye(16), jnp.ones((124, 16)))
+    ran = pullback._tape.ran
+    assert ran is not None, "a tape that was just recorded"
+    taken = []
+    for _ in range(50):
+        start = time.perf_counter()
+        sweep = Sweep.of([seed for seed in ran.seeds if seed is not None], ran.tape.leaves)
+        hash(sweep.key)
+        taken.append(1e3 * (time.perf_counter() - start))
+    ms = float(np.median(taken))
+    yield f"to find the program of {len(sweep.nodes)} ops", "1 ms", f"{ms:.2f} ms", ms <= 1.0
+
+
+def released(quick: bool) -> Iterator[Row]:
+    """XLA's peak of one step with an update, and how much of the gradients it lacks."""
+    width, x = (64, jnp.ones((16, 64))) if quick else (512, jnp.ones((16, 512)))
+    for name, optimiser in (("SGD", optax.sgd(0.1)), ("Adam", optax.adam(1e-3))):
+        params = layers(12, width)
+        state, taped = optimiser.init(params), aot.tape(mlp)
+
+        def plain(params: Any, state: Any, x: Any, optimiser: Any = optimiser) -> Any:
+            value, gradients = jax.value_and_grad(mlp)(params, x)
+            changes, state = optimiser.update(gradients, state, params)
+            return value, optax.apply_updates(params, changes), state
+
+        def ours(params: Any, state: Any, x: Any, taped: Any = taped, optimiser: Any = optimiser) -> Any:
+            return taped.value_and_update(params, state, x, update=optimiser)
+
+        peaks = [peak(jax.jit(step, donate_argnums=(0, 1)), params, state, x) for step in (plain, ours)]
+        share = (peaks[0] - peaks[1]) / sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        shown = f"{peaks[1] / 2**20:.1f} MiB, {share:+.2f} of the gradients less"
+        yield f"12 layers with {name}, peak of one jit", f"{peaks[0] / 2**20:.1f} MiB", shown, share >= 0.8
+
+
+def peak(step: Any, *arguments: Any) -> int:
+    """XLA's peak bytes of a jitted step."""
+    stats = step.lower(*arguments).compile().memory_analysis()
+    kept = stats.argument_size_in_bytes + stats.output_size_in_bytes
+    return kept + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+
+
+PARTS = (backwards, forwards, captures, hits, released)
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows, red where they miss the mark."""
+    made = Table("what", "beside", "aot.tape", "mark")
+    for what, beside, ours, reached in rows:
+        made.add_row(what, beside, ours, "reached" if reached else "missed", style=None if reached else "red")
+    return made
+
+
+def main() -> None:
+    """Measure, and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter rows")
+    quick = parser.parse_args().quick
+    console: Console = wide_console(140)
+    rows = [row for part in PARTS for row in part(quick)]
+    console.print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

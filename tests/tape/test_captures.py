@@ -1,0 +1,225 @@
+"""One capture for each structure, and the reason for it in words."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jointcut import aot
+
+WEIGHTS = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
+INPUT = jnp.ones((2, 3))
+
+
+def unrolled(w, x, steps, scale=1.0):
+    h = x
+    for _ in range(steps):
+        h = jnp.tanh(h @ w) * scale
+    return jnp.sum(h**2)
+
+
+def reasons(taped):
+    return [re.sub(r"py:\d+", "py:N", capture.why) for capture in taped.captures]
+
+
+def test_lengths_are_structures_and_values_are_not():
+    taped = aot.tape(unrolled)
+    for steps, scale in ((3, 1.0), (3, 0.5), (4, 2.0), (3, 7.0), (4, 1.5)):
+        value, grad = taped.value_and_grad(WEIGHTS, INPUT * scale, steps, scale)
+        want = jax.value_and_grad(unrolled)(WEIGHTS, INPUT * scale, steps, scale)
+        np.testing.assert_allclose(value, want[0], rtol=1e-6)
+        np.testing.assert_allclose(grad, want[1], rtol=1e-5)
+    assert reasons(taped) == ["the first call", "4 steps instead of 3 in test_captures.py:N"]
+    assert [capture.hits for capture in taped.captures] == [2, 1]
+    assert taped.captures.made == 2
+    assert str(taped.captures[0]).startswith("12 ops, 2 hits, ")
+
+
+def test_a_new_shape_says_which_argument():
+    taped = aot.tape(unrolled)
+    taped.grad(WEIGHTS, INPUT, 2)
+    taped.grad(WEIGHTS, jnp.ones((5, 3)), 2)
+    assert reasons(taped) == ["the first call", "args[1]: float32[5,3] instead of [2,3]"]
+
+
+def test_an_early_exit_sees_numbers(capsys):
+    @aot.tape
+    def loss(w, x):
+        h = x
+        for i in range(10):
+            h = jnp.tanh(h @ w)
+            sys.stdout.write(f"{i} {float(h[0, 0]):.2f} {h[0, 0] > 0.5}\n")
+            if np.asarray(h)[0, 0] < 0.5 or h.sum() > 4:
+                break
+        return h.sum()
+
+    def twice(w, x):
+        return jnp.tanh(jnp.tanh(x @ w) @ w).sum()
+
+    np.testing.assert_allclose(loss.grad(WEIGHTS / 2, INPUT), jax.grad(twice)(WEIGHTS / 2, INPUT), rtol=1e-5)
+    assert capsys.readouterr().out == "0 0.54 True\n1 0.38 False\n"
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(["sin", "mul", "relu", "dot", "branch", "where"]), min_size=1, max_size=5))
+def test_random_programs_of_branches_and_loops(ops):
+    def loss(w, is_large):
+        h, seen = jnp.ones(3), w
+        for op in ops:
+            if op == "sin":
+                h = jnp.sin(h + w[0])
+            elif op == "mul":
+                h, seen = h * seen[1], seen * 0.9
+            elif op == "relu":
+                h = jax.nn.relu(h - 0.2)
+            elif op == "dot":
+                h = h @ w
+            elif op == "where":
+                h = jnp.where(h > 0.5, h, h * w[2])
+            elif is_large(h.sum()):
+                h = h / (1 + jnp.sum(h**2))
+        return jnp.sum(h)
+
+    decisions = []
+
+    def decide(x):
+        decisions.append(float(x) > 1)
+        return decisions[-1]
+
+    got = aot.tape(loss).grad(WEIGHTS, decide)
+    known = iter(decisions)
+    want = jax.grad(lambda w: loss(w, lambda x: next(known)))(WEIGHTS)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_jitted_and_cut_calls_keep_their_backward_halves():
+    @jax.jit
+    def layer(w, h):
+        return jnp.tanh(h @ w)
+
+    @aot.function
+    def block(w, h):
+        return jax.nn.softmax(h @ w) * h
+
+    @aot.tape
+    def loss(w, x, steps):
+        for _ in range(steps):
+            x = block(w, layer(w, x))
+        return x.sum()
+
+    def plain(w, x):
+        for _ in range(2):
+            x = jnp.tanh(x @ w)
+            x = jax.nn.softmax(x @ w) * x
+        return x.sum()
+
+    np.testing.assert_allclose(loss.grad(WEIGHTS, INPUT, 2), jax.grad(plain)(WEIGHTS, INPUT), rtol=1e-4, atol=1e-6)
+    assert loss.captures[0].ops == 5
+    assert "cotangent" in loss.captures[0].text
+    assert loss.captures[0].graph.ops
+
+
+def test_a_pullback_runs_again_until_it_is_released():
+    taped = aot.tape(unrolled)
+    out, pullback = taped.vjp(WEIGHTS, INPUT, 2)
+    want_out, want = jax.vjp(lambda w, x: unrolled(w, x, 2), WEIGHTS, INPUT)
+    np.testing.assert_allclose(out, want_out, rtol=1e-6)
+    for scale in (1.0, 2.0):
+        gradients = pullback(jnp.float32(scale))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), gradients[:2], want(jnp.float32(scale)))
+        assert gradients[2].dtype == jax.dtypes.float0
+    pullback.release()
+    with pytest.raises(ValueError) as raised:
+        pullback(1.0)
+    assert str(raised.value) == (
+        "The pullback of unrolled was released, and its residuals are gone.\nCall release() after the last backward."
+    )
+
+
+def test_second_derivatives():
+    taped = aot.tape(lambda w: jnp.sum(jnp.sin(w) ** 2 * w))
+    second = aot.tape(lambda w: jnp.sum(taped.grad(w) ** 2))
+    want = jax.grad(lambda w: jnp.sum(jax.grad(lambda w: jnp.sum(jnp.sin(w) ** 2 * w))(w) ** 2))
+    np.testing.assert_allclose(second.grad(WEIGHTS[0]), want(WEIGHTS[0]), rtol=1e-5)
+    with aot.tape.disabled():
+        np.testing.assert_allclose(second.grad(WEIGHTS[0]), want(WEIGHTS[0]), rtol=1e-5)
+
+
+def test_inside_transformations_it_is_traced():
+    taped = aot.tape(lambda w: jnp.sum(jnp.sin(w)))
+    np.testing.assert_allclose(jax.jit(taped.grad)(WEIGHTS), jnp.cos(WEIGHTS), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(taped.grad)(WEIGHTS), jnp.cos(WEIGHTS), rtol=1e-6)
+    assert len(taped.captures) == 0
+
+
+def test_unused_arguments_and_zero_gradients():
+    taped = aot.tape(lambda p: jnp.sum(jax.lax.stop_gradient(p["a"])) + 0 * jnp.sum(p["b"]))
+    gradients = taped.grad({"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones((), jnp.bfloat16)})
+    assert {k: (v.tolist(), v.dtype.name) for k, v in gradients.items()} == {
+        "a": ([0.0, 0.0], "float32"),
+        "b": ([0.0, 0.0, 0.0], "float32"),
+        "c": (0.0, "bfloat16"),
+    }
+
+
+def test_threads_record_apart():
+    taped, found = aot.tape(unrolled), {}
+
+    def run(steps):
+        found[steps] = taped.grad(WEIGHTS, INPUT, steps)
+
+    threads = [threading.Thread(target=run, args=(steps,)) for steps in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for steps, gradient in found.items():
+        np.testing.assert_allclose(gradient, jax.grad(unrolled)(WEIGHTS, INPUT, steps), rtol=1e-5)
+    assert len(taped.captures) == 4
+
+
+def test_nothing_of_a_call_stays_alive():
+    kept = []
+
+    @aot.tape
+    def loss(w):
+        h = aot.on_cotangent(jnp.sin(w), kept_by_nobody)
+        kept.append(weakref.ref(h))
+        return jnp.sum(h * w)
+
+    def kept_by_nobody(g):
+        return 2 * g
+
+    for _ in range(3):
+        loss.grad(WEIGHTS)
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+
+
+def test_the_captures_are_bounded(monkeypatch):
+    taped = aot.tape(unrolled)
+    monkeypatch.setattr(taped.captures._table, "_most", 2)
+    for steps in (1, 2, 3, 1):
+        taped.grad(WEIGHTS, INPUT, steps)
+    assert len(taped.captures) == 2
+    assert taped.captures.made == 4
+
+
+def test_a_method_has_its_instance_as_argument_0():
+    class Model:
+        @aot.tape(argnums=1)
+        def loss(self, w):
+            return jnp.sum(w**2)
+
+    assert Model().loss.grad(jnp.ones(2)).tolist() == [2.0, 2.0]
+    assert len(Model.loss.captures) == 1

@@ -1,0 +1,180 @@
+"""Hooks are called in the order of eager PyTorch, once, with real arrays, or are part of the program."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jointcut import aot
+
+W = jnp.array([[0.2, 0.5], [0.3, -0.4]])
+B = jnp.array([0.1, -0.2])
+X = jnp.array([[1.0, 2.0], [0.5, -1.0]])
+
+# By the rules of PyTorch's engine: the latest node first, a leaf as soon as its last part is there; before a node the
+# hooks on its outputs, after it those of the call that ends there.
+ORDER = ["pre", "post", "h", "h again", "b", "b is complete", "w", "w is complete"]
+
+
+def noting(log):
+    def note(name):
+        def hook(*given):
+            assert all(isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given))
+            log.append(name)
+
+        return hook
+
+    return note
+
+
+def model(note):
+    def loss(w, b, x):
+        w = aot.post_accumulate(aot.on_cotangent(w, note("w")), note("w is complete"))
+        b = aot.post_accumulate(aot.on_cotangent(b, note("b")), note("b is complete"))
+        h = aot.on_cotangent(jnp.tanh(x @ w + b), note("h"))
+        h = aot.on_cotangent(h, note("h again"))
+        layer = aot.hooked(lambda h, w: jnp.sin(h @ w), pre_hook=note("pre"), post_hook=note("post"))
+        return jnp.sum(aot.on_cotangent(layer(h, w), lambda g: 2 * g) ** 2)
+
+    return loss
+
+
+def same(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
+def test_the_order_of_all_kinds_is_that_of_eager_pytorch():
+    log = []
+    taped = aot.tape(model(noting(log)), argnums=(0, 1))
+    for _ in range(2):
+        log.clear()
+        gradients = taped.grad(W, B, X)
+        assert log == ORDER
+    with aot.tape.disabled():
+        log.clear()
+        same(taped.grad(W, B, X), gradients)
+        assert log == ORDER
+    assert len(taped.captures) == 1
+    same(gradients, jax.grad(doubled, argnums=(0, 1))(W, B, X))
+
+
+def doubled(w, b, x):
+    return 2 * jnp.sum(jnp.sin(jnp.tanh(x @ w + b) @ w) ** 2)
+
+
+def test_in_a_function_hooks_are_called_back_in_the_same_order_where_values_are_passed_on():
+    log = []
+    cut = aot.function(model(noting(log)), argnums=(0, 1))
+    same(cut.grad(W, B, X), jax.grad(doubled, argnums=(0, 1))(W, B, X))
+    jax.effects_barrier()
+    assert log[:4] == ["pre", "post", "h again", "h"]
+    assert sorted(log[4:]) == sorted(ORDER[4:])
+
+
+def test_a_traced_hook_is_part_of_the_program():
+    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: jnp.clip(g, -0.5, 0.5))))
+    np.testing.assert_allclose(taped.grad(W), 0.5 * jnp.cos(W), rtol=1e-6)
+    assert "jointcut_hook" not in taped.captures[0].text
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_traced"),
+    [
+        (lambda g: 2 * g, True),
+        (lambda g: jnp.where(g > 0, g, 0), True),
+        (jax.jit(lambda g: g), True),
+        (lambda g: g if float(g.sum()) > 0 else -g, False),
+        (lambda g: SEEN.append(g), False),
+        (lambda g: None, False),
+    ],
+)
+def test_what_is_traced(hook, is_traced):
+    SEEN.clear()
+    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), hook)))
+    taped.grad(W)
+    assert ("jointcut_hook" not in taped.captures[0].text) is is_traced
+    assert all(not isinstance(x, jax.core.Tracer) for x in SEEN)
+
+
+SEEN: list[jax.Array] = []
+
+
+def test_a_hook_is_the_same_when_it_is_written_anew():
+    @aot.tape
+    def loss(w, x):
+        limit = 0.5
+        return jnp.sum(aot.on_cotangent(jnp.sin(w * x), lambda g: g * limit))
+
+    for x in (1.0, 2.0):
+        loss.grad(W, x)
+    assert len(loss.captures) == 1
+
+
+def test_a_removed_hook_is_not_called():
+    hook = aot.Hook(lambda g: 3 * g)
+    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(w, hook)))
+    cut = aot.function(lambda w: jnp.sum(aot.on_cotangent(w, hook)))
+    assert taped.grad(B).tolist() == cut.grad(B).tolist() == [3.0, 3.0]
+    hook.remove()
+    assert taped.grad(B).tolist() == cut.grad(B).tolist() == [1.0, 1.0]
+    assert "is gone" in taped.captures[1].why
+    assert repr(hook).endswith(", removed>")
+
+
+def test_what_is_saved_is_packed_and_unpacked_when_it_is_read():
+    log = []
+
+    def pack(x):
+        log.append("pack")
+        return np.asarray(x)
+
+    def unpack(x):
+        log.append("unpack")
+        return jnp.asarray(x)
+
+    @aot.tape
+    def loss(w):
+        with aot.saved_arrays(pack, unpack):
+            h = jnp.sin(w)
+        h = aot.on_cotangent(h, lambda g: log.append("h"))
+        with aot.saved_arrays(lambda x: x.astype(jnp.bfloat16), lambda x: x.astype(jnp.float32)):
+            return jnp.sum(h * h)
+
+    np.testing.assert_allclose(loss.grad(B), 2 * jnp.sin(B) * jnp.cos(B), rtol=1e-2)
+    assert log == ["pack", "h", "unpack"]
+
+
+def test_gradients_are_added_to_references():
+    taped = aot.tape(lambda p, x: jnp.sum(jnp.sin(p["w"] * x) * p["w"]) + p["b"])
+    params = {"w": W, "b": jnp.float32(1.0)}
+    refs = jax.tree.map(lambda x: jax.new_ref(jnp.zeros_like(x)), params)
+    for _ in range(3):
+        taped.accumulate_into(refs)(params, X)
+    same(jax.tree.map(lambda ref: ref[...], refs), jax.tree.map(lambda g: 3 * g, taped.grad(params, X)))
+
+
+def test_a_post_accumulate_hook_sees_the_sum():
+    seen = []
+
+    @aot.tape
+    def loss(w):
+        return jnp.sum(aot.post_accumulate(w, lambda g: seen.append(g.tolist())) * 2)
+
+    ref = jax.new_ref(jnp.zeros(2))
+    for _ in range(2):
+        loss.accumulate_into(ref)(B)
+    assert seen == [[2.0, 2.0], [4.0, 4.0]]
+
+
+def test_two_hooks_of_a_call_may_replace_what_they_see():
+    def loss(w, hook):
+        layer = aot.hooked(lambda w: {"out": jnp.sin(w)}, pre_hook=lambda ct: {"out": 3 * ct["out"]}, post_hook=hook)
+        return jnp.sum(layer(w)["out"])
+
+    def scaled(gradients, cotangents):
+        return (gradients[0] + cotangents["out"],)
+
+    for made in (aot.tape(loss).grad(B, scaled), aot.function(loss, static_argnums=1).grad(B, scaled)):
+        np.testing.assert_allclose(made, 3 * jnp.cos(B) + 3, rtol=1e-6)

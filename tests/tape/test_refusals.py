@@ -1,0 +1,202 @@
+"""Bad input to tapes and hooks is told with the place, the cause and the cure."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jointcut import aot
+
+X = jnp.ones(3)
+
+
+def shrink(g):
+    return g[:1]
+
+
+def recast(g):
+    return g.astype(jnp.int32)
+
+
+def named(g):
+    return "twice"
+
+
+KEPT: list[jax.Array] = []
+
+
+def keeps(w):
+    KEPT.append(jnp.sin(w))
+    return jnp.sum(KEPT[0] * w)
+
+
+def check(value):
+    return aot.tape(lambda x: jnp.sum(value(x)), check="nonfinite").grad
+
+
+REFUSALS = {
+    "shape of a hook": (
+        lambda: aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), shrink))).grad(X),
+        "The hook shrink at FILE returned float32[1], but is set (on_cotangent) on float32[3] at FILE (<lambda>).\n"
+        "Return float32[3], or None.",
+    ),
+    "dtype of a hook": (
+        lambda: aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), recast))).grad(X),
+        "The hook recast at FILE returned int32[3], but is set (on_cotangent) on float32[3] at FILE (<lambda>).\n"
+        "Return float32[3], or None.",
+    ),
+    "no array from a hook": (
+        lambda: aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), named))).grad(X),
+        "The hook named at FILE returned a str, but is set (on_cotangent) on float32[3] at FILE (<lambda>).\n"
+        "Return float32[3], or None.",
+    ),
+    "no gradient": (
+        lambda: aot.tape(lambda w: jnp.sum(w * aot.on_cotangent(X, named))).grad(X),
+        "on_cotangent is set on float32[3], to which no gradient flows: it is not computed from a parameter.\n"
+        "Set it on a value that depends on a differentiated argument.",
+    ),
+    "no parameter": (
+        lambda: aot.tape(lambda w: jnp.sum(aot.post_accumulate(jnp.sin(w), named))).grad(X),
+        "post_accumulate is set on float32[3], which was computed by sin.\n"
+        "Set it on a parameter, or use aot.on_cotangent.",
+    ),
+    "no function": (
+        lambda: aot.Hook("twice"),
+        "aot.Hook was given str, which cannot be called.\nGive a function of the cotangent.",
+    ),
+    "another tape": (
+        lambda: [aot.tape(keeps).grad(X) for _ in range(2)],
+        "keeps at FILE (keeps) reads float32[3] that another call recorded, whose tape has ended.\n"
+        "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function.",
+    ),
+    "no arrays": (
+        lambda: aot.tape(lambda w: {"loss": "small"}).grad(X),
+        "<lambda> returned a str (result['loss']), not an array.\n"
+        "Return arrays, or other things as aux with has_aux=True.",
+    ),
+    "no scalar": (
+        lambda: aot.tape(jnp.sin).grad(X),
+        "sin returned float32[3]: value_and_grad needs a real scalar.\n"
+        "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp.",
+    ),
+    "integers": (
+        lambda: aot.tape(lambda p: p["n"]).grad({"n": 3}),
+        "args[0]['n'] is int32[]: value_and_grad differentiates floating-point arguments.\n"
+        "Leave its argument out of argnums, convert it, or use vjp.",
+    ),
+    "no aux": (
+        lambda: aot.tape(jnp.sum, has_aux=True).grad(X),
+        "has_aux=True needs a pair, but the function returned one array, float32[].\n"
+        "Return (output, aux), or leave has_aux out.",
+    ),
+    "no argument": (
+        lambda: aot.tape(jnp.sum, argnums=2).grad(X),
+        "argnums=2 names an argument that is missing: the call has 1 by position.\n"
+        "Pass it by position, or change argnums.",
+    ),
+    "no tape of a number": (
+        lambda: aot.tape(3),
+        "aot.tape was given a int, not a function.\nPass a function: aot.tape(f), or @aot.tape above its definition.",
+    ),
+    "an unknown check": (
+        lambda: aot.tape(jnp.sum, check="nan"),
+        "check 'nan' is unknown.\nKnown names: 'nonfinite'.",
+    ),
+    "a forward that is not finite": (
+        lambda: check(jnp.log)(0 * X),
+        "The forward of <lambda> is not finite: log made an infinity at FILE (<lambda>).\n"
+        "See aot.first_nonfinite and aot.derivatives for cures; print what goes in there.",
+    ),
+    "a backward that is not finite": (
+        lambda: check(jnp.sqrt)(0 * X),
+        "The backward of <lambda> is not finite: sqrt made an infinity at FILE (<lambda>).\n"
+        "See aot.first_nonfinite and aot.derivatives for cures; print what goes in there.",
+    ),
+    "a hook that is not finite": (
+        lambda: check(lambda x: aot.on_cotangent(jnp.sin(x), lambda g: g / 0))(X),
+        "The backward of <lambda> is not finite: the hook <lambda> at FILE made an infinity at FILE (<lambda>).\n"
+        "See aot.first_nonfinite and aot.derivatives for cures; print what goes in there.",
+    ),
+    "references in another tree": (
+        lambda: aot.tape(jnp.sum).accumulate_into([])(X),
+        "accumulate_into was given references in the structure PyTreeDef([]), the gradients are PyTreeDef(*).\n"
+        "Give jax.tree.map(jax.new_ref, zeros) of what grad returns.",
+    ),
+    "a reference of another shape": (
+        lambda: aot.tape(jnp.sum).accumulate_into(jax.new_ref(jnp.ones(2)))(X),
+        "accumulate_into needs a jax.Ref of float32[3] for args[0], but was given float32[2].\n"
+        "Make it with jax.new_ref(jnp.zeros_like(array)).",
+    ),
+    "an update that joins gradients": (
+        lambda: _released(lambda g, s, p: (jax.tree.map(lambda x: x - sum(map(jnp.sum, g.values())), p), s)),
+        "update joins the gradients of args[0]['a'] and args[0]['b'] in add at FILE (<lambda>).\n"
+        "Release needs an update of each leaf alone: take value_and_grad, and update after it.",
+    ),
+    "an update of another tree": (
+        lambda: _released(lambda g, s, p: p),
+        "update does not return parameters and state in the trees that it is given.\nReturn (params, state).",
+    ),
+    "no update": (
+        lambda: _released(0.1),
+        "update is a float.\n"
+        "Give an Optax transformation, or a function (gradients, state, params) -> (params, state).",
+    ),
+    "saved inside a transformation": (
+        lambda: jax.jit(lambda x: _saved(x))(X),
+        "saved_arrays is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet.\n"
+        "Use it in a function of aot.tape, around such calls.",
+    ),
+}
+
+
+def _saved(x):
+    with aot.saved_arrays(named, named):
+        return x
+
+
+def _released(update):
+    taped = aot.tape(lambda p: jnp.sum(p["a"] * p["b"]))
+    return taped.value_and_update({"a": jnp.ones(3), "b": jnp.ones(3)}, (), update=update)
+
+
+def everywhere(error):
+    """The text of an error, without lines and without the functions around a function."""
+    text = re.sub(r"[^ ]*test_refusals\.py:\d+", "FILE", str(error))
+    return re.sub(r"([\w<>]+\.<locals>\.)+", "", text)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_the_whole_text(name):
+    KEPT.clear()
+    call, text = REFUSALS[name]
+    with pytest.raises((TypeError, ValueError, FloatingPointError)) as raised:
+        call()
+    assert everywhere(raised.value) == text
+
+
+def test_a_differentiated_value_in_a_reference():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    @aot.tape
+    def loss(w):
+        ref[...] = jnp.sum(w)
+        return jnp.sum(w)
+
+    with pytest.raises(TypeError) as raised:
+        loss.grad(X)
+    assert everywhere(raised.value) == (
+        "loss at FILE (loss) writes a value that is differentiated to a jax.Ref (swap), through which no gradient "
+        "flows.\nWrite jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
+    )
+
+
+def test_disabled_jit():
+    with jax.disable_jit(), pytest.raises(ValueError) as raised:
+        aot.tape(jnp.sum).grad(X)
+    assert str(raised.value) == (
+        "sum is called under jax.disable_jit, and a tape compiles its backward.\n"
+        "Leave it out: a taped function runs op by op already, on numbers."
+    )
