@@ -63,7 +63,7 @@ class Step:
         record: the kind of op.
         edges: the step and output of which each gradient is a part; leaf `n` is the step `-1 - n`.
         saved: places of the residuals among the flat inputs, or how they are unpacked.
-        hooks: what is called before the backward of the op.
+        hooks: what is called before the backward of the op: the hooks on its outputs, then those of a call.
         after: what is called after it.
         source: the user's line.
     """
@@ -158,9 +158,9 @@ class Sweep:
             edges = tuple((self.numbers[parent], i) for parent, i in node.edges)
             saved = tuple(x.called(known, numbers) if type(x) is Packed else known[id(x)] for x in node.saved)
             hooks = called(node)
-            before = tuple(hook for hook in hooks if hook.place.kind != "post_hook")
+            before = sorted((h for h in hooks if h.place.kind != "post_hook"), key=lambda h: h.place.kind == "pre_hook")
             after = tuple(hook for hook in hooks if hook.place.kind == "post_hook")
-            return Step(node.record, edges, saved, before, after, node.source)
+            return Step(node.record, edges, saved, tuple(before), after, node.source)
 
         return [step(node) for node in self.nodes], [tuple(called(leaf)) for leaf in self.leaves]
 
