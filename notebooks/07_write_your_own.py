@@ -192,8 +192,8 @@ tell(on_usual.partition().plan, on_usual.partition(ruled).plan)
 check(aot.function(loss, strategy=ruled), params, x)
 
 # %% [markdown]
-# Demands are kept or refused, never half kept. They go before the rules of cost, such as `min_cut`'s own that a
-# chain of transcendental functions is not run twice. Who demands two things of one value leaves nothing:
+# Demands are kept or refused, never half kept. They go before the rules of cost, such as `min_cut`'s own that
+# a chain of transcendental functions is not run twice. Who demands two things of one value leaves nothing:
 
 
 # %% tags=["raises-exception"]
@@ -211,8 +211,9 @@ def torn(graph):
 on_usual.partition(lambda graph: min_cut(Problem.of(graph, constraints=torn(graph))))
 
 # %% [markdown]
-# One demand alone has an answer: the softplus runs again. A `Planner` knows prices where `min_cut` knows rules,
-# so its plan says what that takes. (`aot.function(policy=...)` makes such demands by name, for every strategy.)
+# One demand alone has an answer: the softplus runs again. A `Planner` knows prices where `min_cut` knows
+# rules, so its plan says what that takes. (`aot.function(policy=...)` makes such demands by name, for every
+# strategy.)
 
 
 # %%

@@ -31,7 +31,8 @@ from jointcut.wrappers.metadata.schemas import TensorAlias
 class Open:
     """The halves of a cut, run on values or tracers; outputs at positions in `left_out` are not returned.
 
-    `forward` runs the forward half, `backwards` the backward.
+    `forward` runs the forward half, `backwards` the backward. Where the halves have no derivatives of their own, a step
+    evaluates both as they are (`is_plain`): `jax.jit` with `inline` would lose the source lines of their equations.
     """
 
     call: Call
@@ -39,12 +40,13 @@ class Open:
     left_out: Collection[int]
     forward: Callable[..., list[Any]]
     backwards: Backwards
+    is_plain: bool
 
     @classmethod
     def of(cls, call: Call, halves: Halves, left_out: Collection[int], wrap: Wrap = JITTED) -> Open:
         """The halves of one cut; `wrap` says how they are differentiated."""
-        forward = wrap(lambda *flat: jaxprs.evaluate(halves.forward, *flat))
-        return cls(call, halves, left_out, forward, Backwards(halves, wrap))
+        forward, is_plain = functools.partial(jaxprs.evaluate, halves.forward), wrap is JITTED
+        return cls(call, halves, left_out, forward if is_plain else wrap(forward), Backwards(halves, wrap), is_plain)
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
         """Run a program as `Programs.run` does."""
@@ -54,6 +56,8 @@ class Open:
         if which == "forward":
             return [*outputs, *results[count:]]
         residuals = verify.routed(self.halves.residuals, flat, results, count)
+        if self.is_plain:
+            return [*outputs, *verify.run_backward(self.halves, residuals, ones)]
         return [*outputs, *self.backward(residuals, ones, keep=False)]
 
     def backward(self, residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:

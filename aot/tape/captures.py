@@ -31,6 +31,8 @@ class Capture:
         why: why it was needed, in words.
         ops: the number of ops of the forward that it goes back through.
         residual_bytes: bytes of the arrays that the forward kept for it, when it was captured.
+        backward: the program.
+        sketch: what the `why` of later captures is told from.
         hits: how many later calls used it.
         holds: the update that is a part of it, if there is one.
     """
