@@ -22,6 +22,7 @@ from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import split
+from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
@@ -120,7 +121,7 @@ def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple
     differentiated = [i for i, on in enumerate(mask) if on]
     kept = [n for n, on in enumerate(carried) if on]
     halves = replace(halves, backward=jaxprs.build(backward.invars, [backward.outvars[n] for n in kept], backward.eqns))
-    backwards = Backwards(halves, functools.partial(jax.jit, inline=True))
+    backwards = Backwards(halves, JITTED)
     cotangents = tuple(i for i, aval in enumerate(outputs) if is_inexact(aval.dtype))
     read = dict(zip(cotangents, backwards.read, strict=True))
     return Record(

@@ -255,7 +255,9 @@ def test_a_must_against_a_rule_is_refused():
 
 def test_a_must_in_a_step_that_is_cut_on_its_own_is_refused():
     def stepped(w, x):
-        step = lambda h: checkpoint_name(jnp.tanh(h @ w[0]), "step")  # noqa: E731
+        def step(h):
+            return checkpoint_name(jnp.tanh(h @ w[0]), "step")
+
         return jnp.sum(aot.while_loop(lambda h: jnp.sum(h) > 0.1, step, x))
 
     assert refused({"step": aot.MUST_SAVE}, stepped).partition(" is ")[2] == (
