@@ -25,6 +25,7 @@ from jointcut.aot.cache.location import store_for
 from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
+from jointcut.aot.calls.inside import Inside
 from jointcut.aot.calls.method import Method
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
@@ -32,7 +33,6 @@ from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.choices.policies import GivenPolicy
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
-from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
@@ -40,27 +40,18 @@ from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
-from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.stages.watched import watched
-from jointcut.aot.trace import escapes
-from jointcut.aot.trace.blame import explained, for_one_example
-from jointcut.aot.trace.formulas.rewrite import with_formulas
-from jointcut.aot.trace.joint import Primal, joint, primal
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
-from jointcut.wrappers.built_in import refs
-from jointcut.wrappers.built_in.autograd import JITTED, differentiable
-from jointcut.wrappers.built_in.flatten import TreeWrapper
-from jointcut.wrappers.metadata.convention import Convention, slots
-from jointcut.wrappers.wrapper import CompilerWrapper, Target
+from jointcut.wrappers.wrapper import CompilerWrapper
 
 
 class Function:
@@ -80,6 +71,7 @@ class Function:
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         self._unchecked = Unchecked(self._name)
+        self._inside = Inside(function, self._options, self._name, self._uncut)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -100,6 +92,7 @@ class Function:
             return tree.unflatten(program(*consts, *leaves))
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing():
+            self._warn_unchecked()
             return self._inside(signature, bound)
         return self._runner("call", (), signature, bound).result(bound)
 
@@ -254,64 +247,6 @@ class Function:
 
         key = "cut", positions
         return signature.made.of(key, make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
-
-    def _inside(self, signature: Signature, bound: Bound) -> Any:
-        """Run inside a transformation, which may differentiate the call."""
-        self._warn_unchecked()
-
-        def make() -> tuple[Primal, Callable[..., list[Any]]]:
-            with (
-                explained(self._name, self._function, bound.paths(), bound),
-                escapes.refused(self._function, self._name, bound),
-            ):
-                source = primal(TreeWrapper(bound, self._options.around).flat(self._function), bound.leaves, False)
-            return source, self._call_inside(source, bound.abstract())
-
-        source, call = signature.made.of(
-            "inside", make, keeps=lambda pair: not any(map(jaxprs.is_tracer, pair[0].consts))
-        )
-        with for_one_example(bound.leaves):
-            outputs = call(*source.consts, *bound.leaves)
-        return source.results.given_back(outputs, bound)[0]
-
-    def _call_inside(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
-        """A flat function whose derivative is the halves, and in forward mode that of its formulas."""
-        closed = with_formulas(source.closed, self._options.conventions)
-        if has_symbolic_sizes(bound.leaves):
-            self._uncut.symbolic()
-            return functools.partial(jaxprs.evaluate, closed)
-        paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
-        again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
-        twice = self._uncut.twice if again is JITTED else lambda: None
-        how = functools.partial(self._cut_inside, paths), twice, again
-        if not source.has_references:
-            return differentiable(closed, *how)
-        wrapper = refs.RefsWrapper(closed)
-        if wrapper.pure is None:  # leave the derivative to JAX
-            self._uncut.references()
-            return functools.partial(jaxprs.evaluate, closed)
-        run = differentiable(wrapper.pure, *how)
-        inputs = slots(paths, jaxprs.input_structs(wrapper.pure))
-        target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, closed), Convention(inputs, ())))
-        write = wrapper.post_compile(run, target)
-
-        def call(*flat: Any) -> list[Any]:
-            with explained(self._name, self._function):
-                return write(*flat)
-
-        return call
-
-    def _cut_inside(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
-        structs = jaxprs.input_structs(closed)
-        more = len(mask) - len(paths)  # constants of `jax.vmap`
-        paths = [*(f"constant {i}" for i in range(more)), *paths]
-        with Stage("inside", self._name):
-            with explained(self._name, self._function):
-                flat = functools.partial(jaxprs.evaluate, closed)
-                program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
-            split = cut_inside(program, self._options, self._name)
-            self._uncut.closed(split.graph, split.plan)
-        return split.graph, split.halves, program.consts
 
 
 def function(

@@ -1,14 +1,15 @@
 """Find or compile the programs of a call, and run them.
 
 `alone` runs a function without its gradient. `cached` looks up programs that another process compiled, as an `Entry`,
-and compiles missing ones through the stages. `flow` answers whether a gradient can flow at all. `method` binds a
-function to an instance.
+and compiles missing ones through the stages. `inside` is the call within a transformation of JAX. `flow` answers
+whether a gradient can flow at all. `method` binds a function to an instance.
 
 Files, in reading order:
 
     alone: Run a function forward only, without derivative or cut.
     entry: Run programs that another process compiled.
     cached: Look up programs that another process compiled, and compile missing ones.
+    inside: Run a function inside a transformation, which may differentiate it.
     flow: Find out whether a gradient can flow through a function, and where it stops.
     method: Bind a `Function` to an instance.
 """
