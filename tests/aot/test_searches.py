@@ -284,7 +284,7 @@ def test_inside_a_transformation_a_program_is_known_as_the_same(program, monkeyp
         cuts.append(joint)
         return cut_inside(joint, options, name)
 
-    monkeypatch.setattr(import_module("jointcut.aot.function"), "cut_inside", spy)
+    monkeypatch.setattr(import_module("jointcut.aot.calls.inside"), "cut_inside", spy)
     function = aot.function(program.function, argnums=program.argnums, cost=ROOFLINE)
     with program.precision():
         traced = function.trace(*program.args, **program.kwargs)
