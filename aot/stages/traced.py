@@ -293,8 +293,8 @@ class Traced:
             smallest = sorted(menu, key=lambda c: c.peak_bytes)[: 2 * self.planner.looks]
             front = ranked([*ranked(menu), *smallest], lambda c: c.predicted_bytes)
             candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
-            of_jax = menu if self.as_jax is self else self.as_jax.planner.menu
-            plain = next((c for c in of_jax if c.plan.strategy == "save_all"), None)
+            of_jax = self.as_jax.planner
+            plain = None if (everything := of_jax.everything()) is None else of_jax.known(everything)
             now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(front)} on the front")
         points = tuple(map(self._point, front))
         common = self.planner.common_seconds

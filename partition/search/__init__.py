@@ -12,6 +12,7 @@ Files, in reading order:
     front: Find the cheapest cut at every price of a second.
     stretches: Divide the forward into stretches at narrow places, and say in which stretch each value is made and read.
     undo: Count the bytes and seconds that one stretch takes while the backward undoes it.
+    alike: Find stretches that are alike, so that figures are counted once for all of them.
     chain: Divide a chain of layers: what to save of each, and which to run again together.
     copies: Choose what waits in host memory: how long the copies take, and how much of that hides behind computing.
     between: Mix two plans: what one saves of the beginning, and the other of the end.

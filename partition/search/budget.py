@@ -9,10 +9,9 @@ peak from a replay. Where a budget falls between two plans that lie far apart, `
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
 from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.lower.schedule import schedule
+from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
@@ -29,7 +29,7 @@ from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import mixed
-from jointcut.partition.search.candidates import Candidate, is_between, ranked
+from jointcut.partition.search.candidates import Candidate, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
@@ -131,7 +131,10 @@ class Planner:
         the bound is one on plans that offload, too.
         """
         seconds, on_device = self._again(plan, self.problem.seconds), plan.bytes_saved + plan.bytes_spared
-        rate, bounds = self.host_bytes_per_s, self._bounds
+        rate = self.host_bytes_per_s
+        if not seconds and not plan.offloaded:
+            return replace(plan, seconds=seconds, bound_seconds=seconds)
+        bounds = self._bounds
         if rate is None:
             bound = bounds.bound_seconds(on_device)
         else:
@@ -182,7 +185,7 @@ class Planner:
         with paused_collection():
             steps = schedule(self.problem, plan)
             plan = spared(self.graph, plan, steps)
-            follow = self._followed if self.problem.backend.is_followed else None
+            follow = partial(self._followed, plan.key, steps) if self.problem.backend.is_followed else None
             seconds, peak = self.weighed_seconds(plan), self._replayer.rows(steps).peak_bytes
             return Candidate(plan, peak, seconds, follow, seconds - self.step_seconds(plan))
 
@@ -198,10 +201,10 @@ class Planner:
     def _follower(self) -> Replayer:
         return Replayer(self.graph, self.problem.backend)
 
-    def _followed(self, plan: Plan) -> float:
-        if (key := plan.key) not in self._predicted:
+    def _followed(self, key: PlanKey, steps: Schedule) -> float:
+        if key not in self._predicted:
             with paused_collection():
-                self._predicted[key] = float(self.rows(plan).peak_bytes)
+                self._predicted[key] = float(self._follower.rows(steps).peak_bytes)
         return self._predicted[key]
 
     # ------------------------------------------------------------------------------------------------- the menu
@@ -218,9 +221,8 @@ class Planner:
     def _plans(self) -> Iterator[Plan]:
         if (default := self.default()) is not None:
             yield default
-        if not any(c.demand.is_must for c in self.problem.constraints):
-            everything = save_all(self.problem)
-            yield self.priced(everything)
+        if (everything := self.everything()) is not None:
+            yield everything
             if default is not None and len(self.graph.loops) > 1:
                 yield self.loops_kept(default, everything)
         ops = len(self.graph.ops)
@@ -235,6 +237,11 @@ class Planner:
             return self.priced(min_cut(self.problem))
         except PlanError:
             return None
+
+    def everything(self) -> Plan | None:
+        """The plan that saves what plain JAX saves; None where a demand may forbid it."""
+        is_free = not any(c.demand.is_must for c in self.problem.constraints)
+        return self.priced(save_all(self.problem)) if is_free else None
 
     def loops_kept(self, outside: Plan, inside: Plan) -> Plan:
         """A plan that saves what `outside` saves outside loops and `inside` saves in loops, to be run in segments."""
@@ -331,7 +338,7 @@ class Planner:
         than the fastest one found so, a few are looked at. By these peaks, more bytes never give a slower plan.
         """
         row = self.ranked
-        k = bisect_left(row, True, key=lambda c: expected(c) <= most_bytes)
+        k = first_within(row, most_bytes, expected)
         faster = range(max(0, k - self.looks), k)
         k = next((i for i in faster if expected(row[i]) <= most_bytes), k)
         if k == len(row):
@@ -343,7 +350,7 @@ class Planner:
             if not found:
                 break
             row = ranked([row[k - 1], *found, row[k]])
-            k = bisect_left(row, True, hi=len(row) - 1, key=lambda c: expected(c) <= most_bytes)
+            k = first_within(row[:-1], most_bytes, expected)
         return row[k]
 
     def between(self, large: Candidate, small: Candidate) -> list[Candidate]:

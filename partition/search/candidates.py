@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -10,6 +10,9 @@ from jointcut.partition.plans.plan import Plan
 
 #: The compiler's bytes for each byte of a replay: about the median on CPU.
 CALIBRATION = 1.25
+
+#: So many guesses by the peak are made; then halves of what is left are looked at.
+_MOST_GUESSES = 4
 
 _PEAK = attrgetter("peak_bytes")
 
@@ -20,13 +23,13 @@ class Candidate:
 
     `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
     values; the time that every plan takes is not in it, but `preferred_seconds` are: what preferences weigh in the
-    comparison with other plans. `follow` replays the plan as the compiler runs it.
+    comparison with other plans. `follow` replays the plan's schedule as the compiler runs it.
     """
 
     plan: Plan
     peak_bytes: int
     step_seconds: float
-    follow: Callable[[Plan], float] | None = field(default=None, compare=False, repr=False)
+    follow: Callable[[], float] | None = field(default=None, compare=False, repr=False)
     preferred_seconds: float = 0.0
 
     @property
@@ -36,7 +39,7 @@ class Candidate:
         Where the backend is followed, this takes several times as long as the replay that gives `peak_bytes`, which is
         enough to compare plans.
         """
-        return CALIBRATION * self.peak_bytes if self.follow is None else self.follow(self.plan)
+        return CALIBRATION * self.peak_bytes if self.follow is None else self.follow()
 
 
 def is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:
@@ -52,3 +55,19 @@ def ranked(menu: Iterable[Candidate], peak: Callable[[Candidate], float] = _PEAK
         if not best or peak(c) < peak(best[-1]):
             best.append(c)
     return best
+
+
+def first_within(row: Sequence[Candidate], most_bytes: float, expected: Callable[[Candidate], float]) -> int:
+    """The place of the first of some ranked candidates that is `expected` to take at most so many bytes; else the end.
+
+    To expect something may take long. So the next one asked is where the bytes would be reached if they were the same
+    share of the peak as they were last. If two neighbours are asked, that is the answer.
+    """
+    first, end, guesses, share = 0, len(row), 0, 1.0
+    while first < end:
+        guess = (i for i in range(first, end - 1) if share * row[i].peak_bytes <= most_bytes)
+        at = next(guess, end - 1) if guesses < _MOST_GUESSES else (first + end) // 2
+        bytes_expected, guesses = expected(row[at]), guesses + 1
+        share = bytes_expected / max(row[at].peak_bytes, 1)
+        first, end = (first, at) if bytes_expected <= most_bytes else (at + 1, end)
+    return end

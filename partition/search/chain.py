@@ -25,9 +25,10 @@ import numpy as np
 from jointcut.partition.figures import counted
 from jointcut.partition.plans.plan import needed
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.search.alike import Alike
 from jointcut.partition.search.front import Front
 from jointcut.partition.search.stretches import Stretches
-from jointcut.partition.search.undo import Figures, figures
+from jointcut.partition.search.undo import Figures
 
 #: Into how many stretches the forward is divided at most; and how many times the bytes that pass its ends a stretch
 #: makes at least. The forward is divided twice: the larger factor makes it worth to save those bytes, the smaller one
@@ -236,7 +237,7 @@ class Chain:
         nodes = [front.net.value_in[values] for values in self.cuttable]
         # A cut of the front saves a value if it lies between these two ranks.
         self.ranks = [(front.ranks[n].tolist(), front.ranks[n + 1].tolist()) for n in nodes]
-        self.known: dict[tuple[Any, ...], Figures] = {}
+        self.counted, self.known = Alike(row), dict[tuple[Any, ...], Figures]()
         self.passing: dict[tuple[int, int], frozenset[int]] = {}  # what a stretch exports to others from `stop` on
 
     @cached_property
@@ -313,7 +314,7 @@ class Chain:
         inner = asked.intersection(exports) - outer if asked else asked
         key = number, inside, outer, inner, drops and bool(inner)  # nothing is dropped where nothing is handed on
         if key not in self.known:
-            self.known[key] = figures(self.row, self.row.stretches[number], *key[1:])
+            self.known[key] = self.counted.figures(*key)
         return self.known[key]
 
     def at(self, number: int, level: int) -> frozenset[int]:

@@ -30,7 +30,7 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from jointcut.partition.program.primitives import COLLECTIVES
 from jointcut.partition.search.budget import Planner
-from jointcut.partition.search.candidates import Candidate, ranked
+from jointcut.partition.search.candidates import Candidate, first_within, ranked
 from jointcut.partition.search.front import Choice, sampled, spread
 from programs import CORPUS
 
@@ -92,6 +92,21 @@ def test_ranking_leaves_what_no_other_betters(menu, order):
         assert any(f.peak_bytes <= c.peak_bytes and f.step_seconds <= c.step_seconds for f in found)
     order.shuffle(menu)
     assert [(c.peak_bytes, c.step_seconds) for c in ranked(menu)] == [(c.peak_bytes, c.step_seconds) for c in found]
+
+
+@quick
+@given(st.sets(st.integers(1, 1000), max_size=12), st.floats(0.3, 3), st.floats(0, 3000))
+def test_the_first_that_fits_is_found_in_three_looks_where_peaks_tell_what_is_expected(peaks, share, most):
+    row = [Candidate(Plan("", (), (), ()), peak, 0.0) for peak in sorted(peaks, reverse=True)]
+    looks: list[int] = []
+
+    def expected(candidate):
+        looks.append(candidate.peak_bytes)
+        return share * candidate.peak_bytes
+
+    at = first_within(row, most, expected)
+    assert at == next((i for i, c in enumerate(row) if share * c.peak_bytes <= most), len(row))
+    assert len(looks) == len(set(looks)) <= 3
 
 
 @some_programs

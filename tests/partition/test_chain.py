@@ -19,9 +19,11 @@ from jointcut.partition import Plan, parse, split
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
+from jointcut.partition.search.alike import Alike
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.chain import Chain, Piece, Programme, divisions, peak_bytes
 from jointcut.partition.search.stretches import Stretches, narrow_places, places
+from jointcut.partition.search.undo import figures
 from programs import CORPUS
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
@@ -396,3 +398,25 @@ def test_the_peak_of_a_division_is_near_that_of_its_plan():
     for division in found:
         peak = mine.replay(Plan.of(mine.graph, division.saved, dropped=division.dropped)).peak_bytes
         assert 0.85 * peak <= division.peak_bytes <= 1.25 * peak
+
+
+# ------------------------------------------------------------------------------------------------ equal stretches
+
+
+def test_the_figures_of_alike_stretches_are_those_that_each_has_by_itself():
+    def loss(layers, x):
+        for w in layers:
+            x = x + jnp.tanh(x @ w) @ w.T
+        return jnp.sum(x**2)
+
+    graph = aot.function(loss).trace(jnp.ones((6, 8, 8)), jnp.ones((16, 8))).graph
+    row = Stretches(Problem.of(graph).timed(ROOFLINE), 20, 0.0)
+    alike = Alike(row)
+    assert len(set(alike.first)) < 0.6 * len(alike.first)
+    for number, stretch in enumerate(row.stretches):
+        exports = frozenset(stretch.exports)
+        for inside in (frozenset(), frozenset(stretch.values[:1]), frozenset(stretch.values)):
+            for outer, inner in ((exports, frozenset()), (frozenset(), exports)):
+                for drops in (False, True):
+                    mine = figures(row, stretch, inside, outer, inner, drops)
+                    assert alike.figures(number, inside, outer, inner, drops) == mine
