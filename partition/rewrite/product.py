@@ -35,9 +35,19 @@ class Product:
     params: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *factors: Any) -> Any:
-        """The product."""
+        """The product.
+
+        Zero is put for what a zero meets, not for the product, which XLA can then still add in the same instruction.
+        """
         result = self.primitive.bind(*factors, **dict(self.params))
-        return lax.select(self._is_guarded(factors, result), lax.full_like(result, 0), result)
+        is_guarded, zero = self._is_guarded(factors, result), lax.full_like(result, 0)
+        if self.primitive is lax.div_p:
+            return lax.select(is_guarded, zero, result)
+        calm = list(factors)
+        for i in range(len(factors)):
+            if any(place != i for place in self.zeros):
+                calm[i] = lax.select(is_guarded, zero, jnp.broadcast_to(factors[i], result.shape))
+        return self.primitive.bind(*calm, **dict(self.params))
 
     def is_guarded(self, *factors: Any) -> Any:
         """Where the product is zero in the place of NaN."""
