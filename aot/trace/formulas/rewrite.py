@@ -170,6 +170,8 @@ def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str]
     """A bound or a maximum, with the slope that is chosen for it."""
     at_bound, ties = chosen.get("clamp_at_bound", "jax"), chosen.get("max_ties", "jax")
     operands, formula, rule = eqn.invars, None, "clamp_at_bound"
+    if inside in _MEDIANS:  # which bound the place of the middle
+        return eqn
     if name in ("max", "min"):
         numbers = [isinstance(known, float) for known in now]
         if sum(numbers) == 1 and at_bound != "jax":

@@ -189,7 +189,8 @@ def shared_in_order(axis: int, x: Array) -> Array:
 @shared_in_order.defjvp
 def _shared_slope(axis: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (tangent,) = primals, tangents
-    ordered, moved = lax.sort((lax.stop_gradient(x), tangent), dimension=axis, num_keys=1)
+    order = jnp.argsort(lax.stop_gradient(x), axis=axis)
+    ordered, moved = (jnp.take_along_axis(a, order, axis=axis) for a in (lax.stop_gradient(x), tangent))
     rows, moves = (jnp.moveaxis(a, axis, -1).reshape(-1, x.shape[axis]) for a in (ordered, moved))
     shared = jax.vmap(_mean_of_equal)(rows, moves)
     shape = [size for place, size in enumerate(x.shape) if place != axis]
@@ -200,5 +201,5 @@ def _mean_of_equal(ordered: Array, moved: Array) -> Array:
     """For each element of a sorted row the mean of what stands at elements equal to it."""
     count = ordered.shape[0]
     groups = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])[:count])
-    sizes = jax.ops.segment_sum(jnp.ones_like(moved), groups, count)
+    sizes = jax.ops.segment_sum(jnp.ones(count, moved.dtype), groups, count)
     return (jax.ops.segment_sum(moved, groups, count) / jnp.maximum(sizes, 1))[groups]

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jointcut.aot.derivatives import linalg
+from jointcut.aot.derivatives.linalg.solves import adjoint
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 
@@ -62,7 +63,7 @@ def values_alone(eqn: Any) -> Callable[[jax.Array], Any]:
         (a,), (da,) = points, tangents
         s, u, vh = value(a)
         count = s.shape[-1]
-        turned = da @ _adjoint(vh[..., :count, :])
+        turned = da @ adjoint(vh[..., :count, :])
         return [s, u, vh], [jnp.sum(jnp.conj(u[..., :count]) * turned, -2).real, jnp.zeros_like(u), jnp.zeros_like(vh)]
 
     return value
@@ -79,9 +80,10 @@ def complete_qr(eqn: Any) -> Callable[[jax.Array], Any]:
     def _(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[Any, Any]:
         _, (dq, dr) = jax.jvp(functools.partial(linalg.qr, mode="complete"), points, tangents)
         q, r = value(*points)
-        pivots = jnp.diagonal(r, axis1=-2, axis2=-1)
-        is_full = jnp.all(pivots != 0, axis=-1)[..., None, None]
-        scale = jnp.where(is_full, 1, jnp.nan).astype(r.dtype)
+        pivots = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
+        least = r.shape[-1] * jnp.finfo(r.dtype).eps * jnp.max(pivots, axis=-1, initial=0)
+        has_rank = jnp.min(pivots, axis=-1, initial=jnp.inf) > least
+        scale = jnp.where(has_rank, 1, jnp.nan)[..., None, None].astype(r.dtype)
         return [q, r], [dq * scale, dr * scale]
 
     return value
@@ -100,7 +102,7 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
         return jaxprs.evaluate(body, *operands)
 
     @value.defjvp
-    def _(points: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    def _(points: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         (a, b, *bound), (da, db, *_) = points, tangents
 
         def smooth(a: jax.Array, b: jax.Array) -> Any:
@@ -112,8 +114,8 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
         _, (dx, d_left, ds) = _without_zero_divisors(smooth, (a, b), (da, db))
         inverse = jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
         rest, change = b - a @ x, db - da @ x
-        along = _adjoint(inverse) @ (_adjoint(da) @ rest)
-        across = _adjoint(da) @ (_adjoint(inverse) @ x)
+        along = adjoint(inverse) @ (adjoint(da) @ rest)
+        across = adjoint(da) @ (adjoint(inverse) @ x)
         moved = inverse @ (change + along) + across - inverse @ (a @ across)
         is_singular = (rank < min(a.shape)) | jnp.any(s[1:] == s[:-1])
         squares = 2 * jnp.sum(jnp.real(jnp.conj(rest) * change), 0).reshape(left.shape)
@@ -127,16 +129,12 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
 def _against(results: Any, da: jax.Array) -> list[jax.Array]:
     """What JAX's tangents lack: how vectors u and v of equal singular values turn against each other."""
     s, u, vh = results
-    p = _adjoint(u) @ da @ _adjoint(vh)
+    p = adjoint(u) @ da @ adjoint(vh)
     total = s[..., None, :] + s[..., :, None]
     is_equal = (s[..., None, :] == s[..., :, None]) & (total != 0) & ~jnp.eye(s.shape[-1], dtype=bool)
-    skew = (p - _adjoint(p)) / 2
+    skew = (p - adjoint(p)) / 2
     turn = jnp.where(is_equal, skew / jnp.where(is_equal, total, 1).astype(p.dtype), 0)
     return [jnp.zeros_like(s), u @ turn, turn @ vh]
-
-
-def _adjoint(x: jax.Array) -> jax.Array:
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 def _without_zero_divisors(function: Callable[..., Any], points: Any, tangents: Any) -> tuple[Any, Any]:

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot.derivatives.linalg.solves import adjoint
+
 Array = jax.Array
 
 
@@ -98,8 +100,3 @@ def _turned(pair: Pair, da: Array, s: Array, u: Array, v: Array, f: Array, slope
     if v.shape[-2] > v.shape[-1]:
         moved += u * outward[..., None, :] @ (adjoint(u) @ da - p @ adjoint(v))
     return moved
-
-
-def adjoint(x: Array) -> Array:
-    """The conjugate transpose of the last two axes."""
-    return jnp.conj(jnp.swapaxes(x, -1, -2))

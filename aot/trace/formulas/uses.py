@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jointcut.aot.derivatives.linalg.solves import adjoint
 from jointcut.aot.trace.formulas import spectra
 from jointcut.aot.trace.formulas.changes import is_ruled, ruled
-from jointcut.aot.trace.formulas.turns import Pair, adjoint, function_of
+from jointcut.aot.trace.formulas.turns import Pair, function_of
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import ELEMENTWISE, OPENED
 from jointcut.partition.rewrite import simplify
