@@ -41,6 +41,9 @@ _CALLS = {"fmax": "fmax_ties", "fmin": "fmax_ties", "_lstsq": "equal_eigenvalues
 
 _MEDIANS = ("median", "nanmedian")
 
+#: Functions of JAX's in which bounds stay: for the place of the middle, and two whose slopes add up to that of `celu`.
+_BOUNDS_STAY = (*_MEDIANS, "celu")
+
 #: Functions of JAX's whose calls are not opened, since a rule asks for their names.
 _STAY = frozenset({*_CALLS, *_MEDIANS, "clip"})
 
@@ -170,7 +173,7 @@ def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str]
     """A bound or a maximum, with the slope that is chosen for it."""
     at_bound, ties = chosen.get("clamp_at_bound", "jax"), chosen.get("max_ties", "jax")
     operands, formula, rule = eqn.invars, None, "clamp_at_bound"
-    if inside in _MEDIANS:  # which bound the place of the middle
+    if inside in _BOUNDS_STAY:
         return eqn
     if name in ("max", "min"):
         numbers = [isinstance(known, float) for known in now]

@@ -30,6 +30,23 @@ _DIAGONAL = "_diag"  # the name of what `jnp.diag` calls
 
 
 @dataclass(frozen=True)
+class _Scale:
+    """Numbers along an axis of a matrix of this shape, by which vectors are scaled: a value, or one number for all."""
+
+    value: Any
+    axis: int
+    shape: tuple[int, ...]
+
+    def row(self, x: Any) -> Any:
+        """The numbers, once the value is known; a value with one axis has them as they are."""
+        if x.ndim == 1:
+            return x
+        last = len(self.shape) - 1
+        other = last if self.axis == last - 1 else last - 1
+        return lax.index_in_dim(jnp.broadcast_to(x, self.shape), 0, other, keepdims=False)
+
+
+@dataclass(frozen=True)
 class _Vectors:
     """Vectors of a decomposition, numbered along an axis, left ones "u" or right ones "v", each scaled by numbers."""
 
@@ -37,7 +54,11 @@ class _Vectors:
     side: str
     is_conjugate: bool
     axis: int
-    scales: tuple[Any, ...] = ()
+    scales: tuple[_Scale, ...] = ()
+
+    def scaled(self, value: Any, aval: Any) -> _Vectors:
+        """The same vectors, scaled once more."""
+        return replace(self, scales=(*self.scales, _Scale(value, self.axis, aval.shape)))
 
 
 @dataclass(frozen=True)
@@ -179,7 +200,7 @@ class _Search:
             fits = known.source is vectors.source and known.axis == vectors.axis
         else:
             fits = scale.aval.ndim == 0
-        return replace(vectors, scales=(*vectors.scales, scale)) if fits else None
+        return vectors.scaled(scale, eqn.outvars[0].aval) if fits else None
 
     def _multiplied(self, eqn: Any, now: Sequence[Any]) -> _Vectors | None:
         """Vectors scaled by a product with a diagonal matrix, or by one with a row of values that sums over nothing."""
@@ -197,7 +218,7 @@ class _Search:
             fits, axis, scale = mine == ((vectors.axis,), ()), 1 - place, other.values
         else:
             fits, axis, scale = (mine, its) == (((), (vectors.axis,)), ((), (0,))), 0, eqn.invars[1 - place]
-        return replace(vectors, axis=axis, scales=(*vectors.scales, scale)) if fits else None
+        return replace(vectors, axis=axis).scaled(scale, eqn.outvars[0].aval) if fits else None
 
     def _spread(self, eqn: Any, values: _Values) -> _Values | None:
         """Values along an axis of a result with more axes."""
@@ -261,14 +282,9 @@ class _Search:
             left, right, is_transposed = first, second, False
         pair = Pair(left.side, right.side, is_symmetric, is_transposed)
         values = source.outvars[1 if is_symmetric else 0]
-        scales = [
-            (v, known.axis, operand.aval)
-            for known, operand in zip((first, second), eqn.invars, strict=True)
-            for v in known.scales
-        ]
-        closed, more = self._chain(values, [v for v, _, _ in scales])
+        scales = (*first.scales, *second.scales)
+        closed, more = self._chain(values, [scale.value for scale in scales])
         product = functools.partial(eqn.primitive.bind, **eqn.params)
-        ends = [(axis, aval.shape) for _, axis, aval in scales]
 
         def formula(a: Any, b: Any, matrix: Any, *rest: Any) -> Any:
             results, given = rest[: len(source.outvars)], rest[len(source.outvars) :]
@@ -277,8 +293,8 @@ class _Search:
             )
 
             def f(s: Any) -> Any:
-                rows = [_row(x, *end) for x, end in zip(jaxprs.evaluate(closed, s, *given), ends, strict=True)]
-                return functools.reduce(operator.mul, rows, jnp.ones_like(s))
+                pairs = zip(scales, jaxprs.evaluate(closed, s, *given), strict=True)
+                return functools.reduce(operator.mul, (scale.row(x) for scale, x in pairs), jnp.ones_like(s))
 
             at = lax.stop_gradient(s)
             return function_of(pair, product)(a, b, matrix, s, u, v, *jax.jvp(f, (at,), (jnp.ones_like(at),)))
@@ -316,14 +332,6 @@ def _results(eqn: Any) -> dict[Any, _Vectors | _Values]:
     if both:
         known |= {both[0]: _Vectors(eqn, "u", False, last + 1), both[1]: _Vectors(eqn, "v", True, last)}
     return known
-
-
-def _row(x: Any, axis: int, shape: tuple[int, ...]) -> Any:
-    """The numbers along an axis of an array that is the same along the other one of the last two; of a row, all."""
-    if x.ndim == 1:
-        return x
-    other = len(shape) - 1 if axis == len(shape) - 2 else len(shape) - 2
-    return lax.index_in_dim(jnp.broadcast_to(x, shape), 0, other, keepdims=False)
 
 
 def _is_square(eqn: Any) -> bool:
