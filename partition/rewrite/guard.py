@@ -5,7 +5,11 @@ it does, since zero times infinity is not a number. So `where(x > 0, sqrt(x), 0.
 branch that was not taken gets a cotangent of zero, and multiplies it with infinity. TorchScript's `GradOf` skips a
 backward whose gradients are all undefined; here each element counts for itself.
 
-A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits.
+A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits. A
+program may still round differently when it is compiled: XLA fuses it into other loops, and in one loop a product is
+added to a number with one rounding, where in two loops there are two. Run op by op, the gradients of the benchmark's
+programs are those of the backward without guards.
+
 Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
 have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
 it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the

@@ -12,6 +12,8 @@ from benchmarks.derivatives.guards import GUARDS
 from benchmarks.eagerly import evaluate
 from jointcut import aot
 from jointcut.partition.errors import TraceError
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite.product import Product
 from programs import named
 
 every_guard = pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
@@ -112,3 +114,12 @@ def test_an_unknown_name_gets_the_nearest():
         "derivatives 'finit' is unknown.\nKnown names: 'finite', 'jax', 'pytorch'. Did you mean 'finite'? "
         "A choice of your own is made by aot.conventions(...)."
     )
+
+
+def test_a_guarded_product_ends_in_a_product_that_xla_may_add_with_one_rounding():
+    """As it does without guards: a choice between a product and a sum would part the two."""
+    x = jnp.array([0.0, 0.0, 2.0])
+    product = Product(lax.mul_p, (0,))
+    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(product)(x, x))
+    assert jaxpr.eqns[-1].primitive is lax.mul_p and jaxpr.eqns[-1].outvars == jaxpr.outvars
+    np.testing.assert_array_equal(product(x, jnp.array([np.inf, -3.0, np.inf])), [0.0, -0.0, np.inf])
