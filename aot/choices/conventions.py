@@ -65,8 +65,8 @@ class Conventions(Record):
             `aot.derivatives.linalg.lstsq`). All other uses of vectors keep JAX's NaN, since no formula is right for
             them: at the identity two functions f with the same f(1) have the same values and vectors, and not the same
             slope. "zero" takes what is divided by zero as zero there. That is right for the space that vectors of equal
-            values span, and wrong for functions of the values with these vectors; so no named set has it. JAX and
-            PyTorch give NaN.
+            values span, and wrong for functions of the values with these vectors that are not found; so no named set
+            has it. Second derivatives of functions that are found are NaN there. JAX and PyTorch give NaN.
         no_derivative: functions that JAX cannot differentiate: "formula" gives singular values of
             `svd(full_matrices=True)` whose vectors are not used their derivative, and `qr(mode="complete")` that of
             `aot.derivatives.linalg.qr`. Where a column depends on those before it, Q and R have no derivative, and

@@ -58,6 +58,24 @@ class Product:
         return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
 
 
+@dataclass(frozen=True)
+class Solve:
+    """A solution x of a·x = b, or of x·a = b, for a triangular matrix a, as the primitive `triangular_solve` has it.
+
+    Where it would be NaN, and the column of b (without `left_side`, the row) is zero, it is zero.
+    """
+
+    primitive: Any
+    left_side: bool
+    params: tuple[tuple[str, Any], ...]
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        """The solution."""
+        result = self.primitive.bind(a, b, **dict(self.params))
+        is_zero = jnp.all(b == 0, axis=-2 if self.left_side else -1, keepdims=True)
+        return jnp.where(is_zero & (result != result), 0, result)
+
+
 @functools.lru_cache(maxsize=4096)
 def named(product: Callable[..., Any]) -> Callable[..., Any]:
     """A product under the name by which reports find it."""
