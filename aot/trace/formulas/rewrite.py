@@ -45,7 +45,7 @@ _MEDIANS = ("median", "nanmedian")
 _BOUNDS_STAY = (*_MEDIANS, "celu")
 
 #: Functions of JAX's whose calls are not opened, since a rule asks for their names.
-_STAY = frozenset({*_CALLS, *_MEDIANS, "clip"})
+_STAY = frozenset({*_CALLS, *_BOUNDS_STAY, "clip"})
 
 #: What holds programs that are looked into.
 _LOOKED_INTO = LOOPS | OPENED | {"cond", "remat2", "checkpoint"}

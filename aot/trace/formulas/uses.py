@@ -22,7 +22,7 @@ from jointcut.aot.trace.formulas import spectra
 from jointcut.aot.trace.formulas.changes import is_ruled, ruled
 from jointcut.aot.trace.formulas.turns import Pair, function_of
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import ELEMENTWISE, OPENED
+from jointcut.partition.program.primitives import ELEMENTWISE
 from jointcut.partition.rewrite import simplify
 
 _DECOMPOSITIONS = frozenset({"eigh", "svd"})
@@ -77,7 +77,7 @@ class _Diagonal:
     values: Any
 
 
-def with_turns(jaxpr: Any, chosen: Mapping[str, str], stays: Callable[[Any], bool]) -> tuple[Any, dict[int, Any]]:
+def with_turns(jaxpr: Any, chosen: Mapping[str, str], stays: Callable[[str], bool]) -> tuple[Any, dict[int, Any]]:
     """The jaxpr with calls around decompositions opened, and new equations by the `id` of those that they replace.
 
     Calls of functions of JAX's are not opened if `stays` is true of the name.
@@ -85,20 +85,20 @@ def with_turns(jaxpr: Any, chosen: Mapping[str, str], stays: Callable[[Any], boo
     if not {"equal_eigenvalues", "no_derivative"} & set(chosen):
         return jaxpr, {}
 
-    def is_opened(eqn: Any) -> bool:
+    def inside(eqn: Any) -> Any:
+        """The jaxpr of a call that is opened, or None."""
         name = jaxprs.call_of_jax(eqn)
-        return not (name == _DIAGONAL or stays(name) or is_ruled(eqn) or jaxprs.opened(eqn.params["jaxpr"])[1])
+        return None if name == _DIAGONAL or stays(name) or is_ruled(eqn) else simplify.callee(eqn)
 
-    calls = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in OPENED and "jaxpr" in eqn.params and is_opened(eqn)]
-    if any(_DECOMPOSITIONS & jaxprs.inner_primitives(eqn) for eqn in calls):
-        jaxpr = _opened(jaxpr, is_opened)
+    if any(inside(eqn) and _DECOMPOSITIONS & jaxprs.inner_primitives(eqn) for eqn in jaxpr.eqns):
+        jaxpr = _opened(jaxpr, inside)
     elif not any(eqn.primitive.name in _DECOMPOSITIONS for eqn in jaxpr.eqns):
         return jaxpr, {}
     return jaxpr, _Search(jaxpr).replaced(chosen)
 
 
-def _opened(jaxpr: Any, is_opened: Callable[[Any], bool]) -> Any:
-    """The jaxpr with all calls opened of which `is_opened` is true; what is inside has the line of the call."""
+def _opened(jaxpr: Any, inside: Callable[[Any], Any]) -> Any:
+    """The jaxpr with calls opened for which `inside` has a jaxpr; what stands there has the line of the call."""
     eqns: list[Any] = []
 
     def visit(body: Any, names: dict[Any, Any], caller: Any) -> list[Any]:
@@ -106,9 +106,8 @@ def _opened(jaxpr: Any, is_opened: Callable[[Any], bool]) -> Any:
             return v if isinstance(v, jaxprs.Literal) else names.get(v, v)
 
         for eqn in body.eqns:
-            invars, around = [read(v) for v in eqn.invars], caller or eqn.source_info
-            if eqn.primitive.name in OPENED and "jaxpr" in eqn.params and is_opened(eqn):
-                inner = jaxprs.opened(eqn.params["jaxpr"])[0]
+            invars, around, inner = [read(v) for v in eqn.invars], caller or eqn.source_info, inside(eqn)
+            if inner is not None:
                 results = visit(inner, dict(zip(inner.invars, invars, strict=True)), around)
                 names.update(zip(eqn.outvars, results, strict=True))
                 continue
@@ -234,9 +233,9 @@ class _Search:
 
     def _is_uniform(self, v: Any, axis: int) -> bool:
         """Whether a value is the same along an axis."""
-        if isinstance(v, jaxprs.Literal) or v.aval.ndim == 0 or v.aval.shape[axis] == 1:
+        if v.aval.ndim == 0 or v.aval.shape[axis] == 1:
             return True
-        eqn = self._makers.get(v)
+        eqn = None if isinstance(v, jaxprs.Literal) else self._makers.get(v)
         if eqn is None:
             return False
         if eqn.primitive.name == "broadcast_in_dim":
