@@ -26,7 +26,7 @@ _GIVES: Mapping[tuple[str, str], str] = {
     ("arc_at_one", "zero"): "arc of a cosine that is 1: 0 where JAX gives NaN or infinity",
     ("equal_eigenvalues", "known"): "equal eigenvalues: the derivative of a function of the matrix where JAX gives NaN",
     ("equal_eigenvalues", "zero"): "equal eigenvalues: no turn of their vectors where JAX gives NaN",
-    ("no_derivative", "formula"): "full matrices: the formula of aot.derivatives.linalg where JAX has none",
+    ("no_derivative", "formula"): "singular values of a full svd: the derivative of svdvals where JAX has none",
     ("abs_at_zero", "zero"): "absolute value of zero: 0 where JAX gives 1",
     ("clamp_at_bound", "one"): "on the bound of a clamp: 1 where JAX gives 1/2, or 0 for lax.clamp",
     ("clamp_at_bound", "zero"): "on the bound of a clamp: 0 where JAX gives 1/2",

@@ -176,13 +176,3 @@ def test_values_of_full_matrices_have_a_derivative_and_vectors_have_none():
     np.testing.assert_allclose(mine.grad(WEIGHTS[:2]), 2 * WEIGHTS[:2], rtol=1e-12)
     with pytest.raises(NotImplementedError, match="full matrices"):
         aot.function(lambda x: jnp.sum(jnp.linalg.svd(x)[0]), derivatives="finite").grad(WEIGHTS[:2])
-
-
-def test_a_complete_qr_has_a_derivative_where_the_columns_are_independent():
-    def function(x):
-        q, r = jnp.linalg.qr(x, mode="complete")
-        return weighed(q[:, :2] @ r[:2])
-
-    mine = aot.function(function, derivatives="finite")
-    np.testing.assert_allclose(mine.grad(WEIGHTS[:, :2]), WEIGHTS[:, :2], atol=1e-12)
-    assert np.isnan(mine.grad(np.ones((4, 2)))).any()

@@ -139,15 +139,12 @@ def _root(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
 
 
 def _singular(eqn: Any, name: str) -> tuple[str, Formula] | None:
-    """An absolute value, a decomposition with values that may be equal, or a factor with more columns than rank."""
+    """An absolute value, or a decomposition with values that may be equal."""
     if name == "abs":
         is_complex = jnp.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating)
         return ("norm_at_zero", angles.abs) if is_complex else ("abs_at_zero", slopes.flat_abs)
     if name in ("eigh", "svd") and eqn.params["subset_by_index"] is None:
         return "equal_eigenvalues", spectra.with_equal_values(eqn)
-    if name == "qr" and eqn.params["full_matrices"] and not eqn.params["pivoting"]:
-        rows, columns = eqn.invars[0].aval.shape[-2:]
-        return ("no_derivative", spectra.complete_qr(eqn)) if rows > columns else None
     return None
 
 

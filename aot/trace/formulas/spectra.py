@@ -69,26 +69,6 @@ def values_alone(eqn: Any) -> Callable[[jax.Array], Any]:
     return value
 
 
-def complete_qr(eqn: Any) -> Callable[[jax.Array], Any]:
-    """The `qr` of an equation, with more rows than columns and all of q; NaN where a column depends on others."""
-
-    @jax.custom_jvp
-    def value(a: jax.Array) -> Any:
-        return eqn.primitive.bind(a, **eqn.params)
-
-    @value.defjvp
-    def _(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[Any, Any]:
-        _, (dq, dr) = jax.jvp(functools.partial(linalg.qr, mode="complete"), points, tangents)
-        q, r = value(*points)
-        pivots = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
-        least = r.shape[-1] * jnp.finfo(r.dtype).eps * jnp.max(pivots, axis=-1, initial=0)
-        has_rank = jnp.min(pivots, axis=-1, initial=jnp.inf) > least
-        scale = jnp.where(has_rank, 1, jnp.nan)[..., None, None].astype(r.dtype)
-        return [q, r], [dq * scale, dr * scale]
-
-    return value
-
-
 def least_squares(eqn: Any) -> Callable[..., Any]:
     """The `lstsq` of an equation, as a function of a, b and, if it was given, the bound of small singular values.
 
