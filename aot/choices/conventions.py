@@ -21,10 +21,15 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "power_at_zero": ("jax", "limit"),
     "xlogy_at_zero": ("jax", "zero"),
     "empty_logsumexp": ("jax", "zero"),
-    "equal_eigenvalues": ("jax", "zero"),
+    "arc_at_one": ("jax", "zero"),
+    "equal_eigenvalues": ("jax", "known", "zero"),
+    "no_derivative": ("jax", "formula"),
     "abs_at_zero": ("jax", "zero"),
     "clamp_at_bound": ("jax", "one", "zero"),
     "max_ties": ("jax", "shared", "first"),
+    "fmax_ties": ("jax", "first"),
+    "cumulative_ties": ("jax", "last"),
+    "median_ties": ("jax", "shared"),
 }
 
 
@@ -45,24 +50,42 @@ class Conventions(Record):
             subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.
         angle_at_origin: the angle of the point (0, 0): "zero", as in PyTorch (`atan2_backward`). JAX gives NaN.
         power_at_zero: a power of zero: "limit" has the slopes of `aot.derivatives.power`, as PyTorch's `pow_backward`.
-            JAX gives NaN at x = 0, y = 0. Incomplete gamma functions have the limit at a = 1, too.
+            JAX gives NaN at x = 0, y = 0. So have incomplete gamma and beta functions where they have a power of zero
+            with the exponent 0, and the cube root of a whole power of 3 or more.
         xlogy_at_zero: `jax.scipy.special.xlogy` and `xlog1py` where x is 0 and the logarithm is not finite: "zero" for
             both arguments; PyTorch has it for x alone (`xlogy`). JAX gives -inf and NaN.
         empty_logsumexp: the logarithm of a sum of exponentials that are all zero, as in a row of -inf, and
             `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN.
-        equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0:
-            "zero" takes what is divided by zero as zero. That is right for values, for the space that vectors of equal
-            values span, and for u·vh. It is wrong for functions of the values with these vectors, such as a root of a
-            matrix or `lstsq`, whose slope gets lost; so no named set has it. No formula is right for both: at the
-            identity two functions f with the same f(1) have the same values and vectors, and not the same slope. Then
-            `svd(full_matrices=True)` has a derivative, too. JAX and PyTorch give NaN.
+        arc_at_one: `arccos` and `arcsin` of a cosine or a sine that is 1 or -1: "zero", the middle of the slopes -1 and
+            1. JAX and PyTorch give NaN or infinity.
+        equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0, and
+            `lstsq`, which JAX computes by `svd`. "known" has the derivative in first order where all that is made of
+            the vectors is a function of the matrix: v·f(w)·v*, u·f(s)·vh, u·f(s)·u* or v·f(s)·v*, for f that works on
+            each value alone. A root of a matrix and the nearest rotation are such, and least squares are too (see
+            `aot.derivatives.linalg.lstsq`). All other uses of vectors keep JAX's NaN, since no formula is right for
+            them: at the identity two functions f with the same f(1) have the same values and vectors, and not the same
+            slope. "zero" takes what is divided by zero as zero there. That is right for the space that vectors of equal
+            values span, and wrong for functions of the values with these vectors that are not found; so no named set
+            has it. Second derivatives of functions that are found are NaN there. JAX and PyTorch give NaN.
+        no_derivative: singular values of `svd(full_matrices=True)`, the default, where the vectors are not used:
+            "formula" has the derivative of `aot.derivatives.linalg.svdvals`. For a matrix that is not square JAX raises
+            `NotImplementedError`, and so it does where the vectors are used, unless `equal_eigenvalues` is "zero". The
+            factors of `qr` have JAX's derivative; where a column depends on those before it they have none, and there
+            it is NaN.
         abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
         clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
             `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX
-            gives 1/2 for the first and the last two, and 0 for `lax.clamp`.
+            gives 1/2 for the first and the last two, and 0 for `lax.clamp`. A bound of `jnp.clip` that is an array has
+            the rest of the slope.
         max_ties: equal elements in `max` and `min` over axes, and equal arguments of `jnp.maximum` and `jnp.minimum`:
             "shared" evenly, as in JAX and in PyTorch's `amax` and `maximum`, or all to the "first", as in PyTorch's
-            `max` over an axis and in `fmax`.
+            `max` over an axis.
+        fmax_ties: equal arguments of `jnp.fmax` and `jnp.fmin`: all to the "first", as in PyTorch. JAX gives all to the
+            second.
+        cumulative_ties: equal elements in `lax.cummax` and `lax.cummin`: all to the "last", as in PyTorch
+            (`cummaxmin_backward`). JAX shares, by the order in which it compares them.
+        median_ties: elements equal to that in the middle, for `jnp.median` and `jnp.nanmedian`: "shared" evenly, as in
+            PyTorch's median of all (`evenly_distribute_backward`). JAX gives all to one.
     """
 
     zero_cotangent: str = "jax"
@@ -71,10 +94,15 @@ class Conventions(Record):
     power_at_zero: str = "jax"
     xlogy_at_zero: str = "jax"
     empty_logsumexp: str = "jax"
+    arc_at_one: str = "jax"
     equal_eigenvalues: str = "jax"
+    no_derivative: str = "jax"
     abs_at_zero: str = "jax"
     clamp_at_bound: str = "jax"
     max_ties: str = "jax"
+    fmax_ties: str = "jax"
+    cumulative_ties: str = "jax"
+    median_ties: str = "jax"
 
     def __post_init__(self) -> None:
         """Refuse unknown values, with the nearest known one."""
@@ -99,13 +127,25 @@ _WHERE_JAX_HAS_NONE = {
     "power_at_zero": "limit",
     "xlogy_at_zero": "zero",
     "empty_logsumexp": "zero",
+    "arc_at_one": "zero",
+    "equal_eigenvalues": "known",
+    "no_derivative": "formula",
+}
+
+_AS_PYTORCH = {
+    "abs_at_zero": "zero",
+    "clamp_at_bound": "one",
+    "max_ties": "shared",
+    "fmax_ties": "first",
+    "cumulative_ties": "last",
+    "median_ties": "shared",
 }
 
 #: Sets of conventions by name: JAX's, those that are finite where JAX's are not, and PyTorch's where they are finite.
 NAMED: Mapping[str, Conventions] = {
     "jax": JAX,
     "finite": Conventions(**_WHERE_JAX_HAS_NONE),
-    "pytorch": Conventions(**_WHERE_JAX_HAS_NONE, abs_at_zero="zero", clamp_at_bound="one", max_ties="shared"),
+    "pytorch": Conventions(**_WHERE_JAX_HAS_NONE, **_AS_PYTORCH),
 }
 
 

@@ -28,6 +28,7 @@ from jointcut.aot.trace.joint import constant_key
 from jointcut.partition.errors import ArtefactError, choices, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import struct
+from jointcut.wrappers.built_in.autograd import JITTED
 
 if TYPE_CHECKING:
     from jointcut.aot.stages.traced import Traced
@@ -43,9 +44,10 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
     """
     platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
+    _refuse_symbolic_halves(pair, order)
     _refuse_same_keys(pair)
     with Stage("export", pair.traced.name) as now:
-        programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair)}
+        programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair, order)}
         now.says(lambda: "writing")
         files = {name: data for program in programs.values() for name, data in program.files.items()}
         if pair.constants:
@@ -123,6 +125,15 @@ def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
             yield eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line"
 
 
+def _refuse_symbolic_halves(pair: Pair, order: int) -> None:
+    """Raise `ArtefactError` where halves of symbolic sizes are to have derivatives that are not JAX's."""
+    is_symbolic = any(type(d) is not int for s in pair.traced.bound.unique for d in jax.typeof(s).shape)
+    if order > 1 and is_symbolic and pair.again is not JITTED:
+        what = f"is {order}, for symbolic sizes and derivatives that are not JAX's: halves are cut again for that."
+        cure = "Export with numbers for all sizes, with order=1, or with derivatives='jax'."
+        raise ArtefactError(message("order", what, cure))
+
+
 def _refuse_same_keys(pair: Pair) -> None:
     """Raise `ArtefactError` where a class gives two of its parts the same keys, by which the contract finds them."""
     returned = [output for output in pair.outputs if output.kind != "state"]
@@ -153,25 +164,26 @@ class _Lowered:
     entry: dict[str, Any]
 
 
-def _programs(pair: Pair) -> Iterator[_Program]:
+def _programs(pair: Pair, order: int) -> Iterator[_Program]:
+    """The programs; if `order` asks for derivatives of the halves, these follow the conventions of the function."""
     traced, name = pair.traced, _identifier(pair.traced.name)
+    again = pair.again if order > 1 else JITTED
     structs = [*map(struct, pair.constants), *traced.bound.unique]
-    yield _picking("inference", name, pair.alone.closed, pair.alone.consts, pair, structs)
+    alone, halves = pair.alone, pair.halves
+    yield _named("inference", name, _picking(alone.closed, alone.consts, pair), structs)
     if not traced.program.is_train:
         return
-    halves = pair.halves
-    yield _picking("forward", name, halves.forward, traced.consts, pair, structs)
+    yield _named("forward", name, again(_picking(halves.forward, traced.consts, pair)), structs)
     backward = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
-    yield _named("backward", name, lambda *flat: jaxprs.evaluate(halves.backward, *flat), backward)
+    yield _named("backward", name, again(lambda *flat: jaxprs.evaluate(halves.backward, *flat)), backward)
 
 
-def _picking(
-    program: str, name: str, closed: Any, consts: Sequence[Any], pair: Pair, structs: Sequence[Any]
-) -> _Program:
-    """A program that takes all constants of the pair and uses its own."""
+def _picking(closed: Any, consts: Sequence[Any], pair: Pair) -> Callable[..., list[Any]]:
+    """A function that takes all arguments and constants of the pair, and uses its own constants."""
     places = {constant_key(c): i for i, c in enumerate(pair.constants)}
-    read = [*(places[constant_key(c)] for c in consts), *range(len(pair.constants), len(structs))]
-    return _named(program, name, lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read)), structs)
+    count = len(pair.constants)
+    read = [places[constant_key(c)] for c in consts]
+    return lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read), *flat[count:])
 
 
 def _identifier(name: str) -> str:
@@ -179,7 +191,10 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
-def _named(program: str, name: str, run: Callable[..., list[Any]], structs: Sequence[Any]) -> _Program:
+def _named(program: str, name: str, function: Callable[..., list[Any]], structs: Sequence[Any]) -> _Program:
+    def run(*flat: Any) -> list[Any]:
+        return function(*flat)
+
     run.__name__ = f"{name}_{program}"
     return _Program(program, run, structs)
 

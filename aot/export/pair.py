@@ -36,6 +36,7 @@ from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.saved import Saved
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import struct
+from jointcut.wrappers.built_in.autograd import Wrap
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class Pair:
         paths = [slot.path for slot in target.convention.inputs]
         has_aux = self.traced.options.has_aux
         return joint(target.function, leaves, has_aux, [False] * len(leaves), paths, target.places)
+
+    @property
+    def again(self) -> Wrap:
+        """How the halves are differentiated once more."""
+        return self.cut._again
 
     @cached_property
     def constants(self) -> list[Any]:

@@ -23,11 +23,17 @@ _GIVES: Mapping[tuple[str, str], str] = {
     ("power_at_zero", "limit"): "power of zero: its limit where JAX gives NaN",
     ("xlogy_at_zero", "zero"): "xlogy at zero: 0 where JAX gives -inf or NaN",
     ("empty_logsumexp", "zero"): "logsumexp of nothing but -inf: 0 where JAX gives NaN",
+    ("arc_at_one", "zero"): "arc of a cosine that is 1: 0 where JAX gives NaN or infinity",
+    ("equal_eigenvalues", "known"): "equal eigenvalues: the derivative of a function of the matrix where JAX gives NaN",
     ("equal_eigenvalues", "zero"): "equal eigenvalues: no turn of their vectors where JAX gives NaN",
+    ("no_derivative", "formula"): "singular values of a full svd: the derivative of svdvals where JAX has none",
     ("abs_at_zero", "zero"): "absolute value of zero: 0 where JAX gives 1",
     ("clamp_at_bound", "one"): "on the bound of a clamp: 1 where JAX gives 1/2, or 0 for lax.clamp",
     ("clamp_at_bound", "zero"): "on the bound of a clamp: 0 where JAX gives 1/2",
     ("max_ties", "first"): "equal elements of a maximum: all to the first where JAX shares evenly",
+    ("fmax_ties", "first"): "equal arguments of fmax or fmin: all to the first where JAX gives all to the second",
+    ("cumulative_ties", "last"): "equal elements of cummax or cummin: all to the last where JAX shares by its order",
+    ("median_ties", "shared"): "elements equal to the median: shared evenly where JAX gives all to one",
 }
 
 

@@ -49,6 +49,11 @@ def _rotation(x: Any) -> Any:
     return jnp.sum(_WEIGHTS * (u @ vh))
 
 
+def _soft_threshold(x: Any) -> Any:
+    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    return jnp.sum(_WEIGHTS * ((u * jnp.maximum(s - 0.3, 0)) @ vh))
+
+
 def _solved(x: Any) -> Any:
     return jnp.linalg.lstsq(x, jnp.array([1.0, 2.0, 3.0]))[0][0]
 
@@ -111,6 +116,10 @@ SINGULAR = tuple(
         ("bounded logarithm", lambda x: jnp.maximum(jnp.log(x[0]), -5.0), [0.0], [0.0]),
         ("unit vector or zero", lambda x: jnp.sum(x / _or_one(jnp.linalg.norm(x))), _TWO, [1.0, 1.0]),
         ("arc cosine of a cosine", lambda x: jnp.arccos(jnp.cos(x[0])), _ONE, _ONE),
+        ("arc sine of a cosine", lambda x: jnp.arcsin(jnp.cos(x[0])), _ONE, _ONE),
+        ("incomplete beta", lambda x: special.betainc(1.0, 3.0, x[0]), [0.0], [3.0]),
+        ("its other end", lambda x: special.betainc(2.0, 1.0, x[0]), [1.0], [2.0]),
+        ("soft threshold", _soft_threshold, _EYE, _WEIGHTS - 0.3 * _SKEW),
         ("cube root of a cube", lambda x: jnp.cbrt(x[0] ** 3), [0.0], [1.0]),
     )
 )

@@ -166,9 +166,17 @@ def dtype_bytes(dtype: Any) -> int:
 
 def rule_of_jax(eqn: Equation) -> str:
     """The name of JAX's own function with a derivative rule that an equation calls, `xlogy`; empty for a user's."""
-    if eqn.primitive.name != "custom_jvp_call":
-        return ""
-    info = opened(eqn.params["call_jaxpr"])[0].debug_info
+    return _name_if_of_jax(eqn.params["call_jaxpr"]) if eqn.primitive.name == "custom_jvp_call" else ""
+
+
+def call_of_jax(eqn: Equation) -> str:
+    """The name of JAX's own jitted function that an equation calls, `clip`; empty for a user's and for what is none."""
+    return _name_if_of_jax(eqn.params["jaxpr"]) if eqn.primitive.name in ("jit", "pjit") else ""
+
+
+def _name_if_of_jax(body: Any) -> str:
+    """The name of the function that was traced to a jaxpr, if it is one of JAX's own."""
+    info = opened(body)[0].debug_info
     is_jax = str(info.func_filename or "").startswith(_JAX_FOLDER)
     return info.func_name if is_jax else ""
 

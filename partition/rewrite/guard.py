@@ -5,11 +5,16 @@ it does, since zero times infinity is not a number. So `where(x > 0, sqrt(x), 0.
 branch that was not taken gets a cotangent of zero, and multiplies it with infinity. TorchScript's `GradOf` skips a
 backward whose gradients are all undefined; here each element counts for itself.
 
-A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits.
+A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits. A
+program may still round differently when it is compiled: XLA fuses it into other loops, and in one loop a product is
+added to a number with one rounding, where in two loops there are two. Run op by op, the gradients of the benchmark's
+programs are those of the backward without guards.
+
 Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
 have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
 it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the
-derivative rules of foreign calls.
+derivative rules of foreign calls. Solutions of triangular systems are, where a right side is all zero, for the sake of
+QR, whose derivative divides by R, which may be singular.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from jointcut.partition.program.jaxprs import (
 )
 from jointcut.partition.program.primitives import MOVEMENT, OPENED
 from jointcut.partition.rewrite import simplify
-from jointcut.partition.rewrite.product import Product, named
+from jointcut.partition.rewrite.product import Product, Solve, named
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -184,6 +189,9 @@ def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
 
 def _product(eqn: Equation, now: Sequence[Known]) -> Equation:
     """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite."""
+    if eqn.primitive.name == "triangular_solve" and now[0] < Known.COTANGENT:
+        params = tuple(sorted(eqn.params.items()))
+        return simplify.instead(eqn, named(Solve(eqn.primitive, eqn.params["left_side"], params)))
     places = [i for i in _LINEAR_IN.get(eqn.primitive.name, ()) if now[i] is Known.WITH_ZEROS]
     is_linear = len(places) == 1 and sum(one >= Known.COTANGENT for one in now) == 1
     if not is_linear or not _is_inexact(eqn.outvars[0]) or _is_finite(eqn.invars[1 - places[0]], eqn):

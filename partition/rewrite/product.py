@@ -35,9 +35,19 @@ class Product:
     params: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *factors: Any) -> Any:
-        """The product."""
+        """The product.
+
+        Zero is put for what a zero meets, not for the product, which XLA can then still add in the same instruction.
+        """
         result = self.primitive.bind(*factors, **dict(self.params))
-        return lax.select(self._is_guarded(factors, result), lax.full_like(result, 0), result)
+        is_guarded, zero = self._is_guarded(factors, result), lax.full_like(result, 0)
+        if self.primitive is lax.div_p:
+            return lax.select(is_guarded, zero, result)
+        calm = list(factors)
+        for i in range(len(factors)):
+            if any(place != i for place in self.zeros):
+                calm[i] = lax.select(is_guarded, zero, jnp.broadcast_to(factors[i], result.shape))
+        return self.primitive.bind(*calm, **dict(self.params))
 
     def is_guarded(self, *factors: Any) -> Any:
         """Where the product is zero in the place of NaN."""
@@ -46,6 +56,24 @@ class Product:
     def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
         zeros = [lax.eq(factors[i], lax.full_like(factors[i], 0)) for i in self.zeros]
         return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
+
+
+@dataclass(frozen=True)
+class Solve:
+    """A solution x of a·x = b, or of x·a = b, for a triangular matrix a, as the primitive `triangular_solve` has it.
+
+    Where it would be NaN, and the column of b (without `left_side`, the row) is zero, it is zero.
+    """
+
+    primitive: Any
+    left_side: bool
+    params: tuple[tuple[str, Any], ...]
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        """The solution."""
+        result = self.primitive.bind(a, b, **dict(self.params))
+        is_zero = jnp.all(b == 0, axis=-2 if self.left_side else -1, keepdims=True)
+        return jnp.where(is_zero & (result != result), 0, result)
 
 
 @functools.lru_cache(maxsize=4096)

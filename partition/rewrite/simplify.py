@@ -154,6 +154,12 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
     return out, visit(jaxpr, rename, None, None)
 
 
+def callee(eqn: Equation) -> Jaxpr | None:
+    """The jaxpr, without constants, of a call that may be opened in place, or None."""
+    found = _callee(eqn, None)
+    return None if found is None else found[0]
+
+
 def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
     """The jaxpr of a call that may be opened in place, or None."""
     if eqn.primitive.name not in OPENED:

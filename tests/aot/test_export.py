@@ -173,6 +173,26 @@ def test_hessian_vector_products_of_order_two_are_those_of_the_live_function(nam
     assert_same(product(loaded), product(function), program, slack=10)
 
 
+@pytest.mark.parametrize("order", [2, 3])
+def test_derivatives_of_every_order_follow_the_conventions_of_the_function(order, tmp_path):
+    def loss(x):
+        return jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * jnp.sum(x), 0.0)) ** 2
+
+    def safe(x):
+        return jnp.sum(jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)) * jnp.sum(x), 0.0)) ** 2
+
+    def derived(f):
+        for _ in range(order):
+            f = jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))
+        return f
+
+    x = jnp.array([0.0, 1.0, 2.0])
+    function = aot.function(loss, derivatives="finite")
+    loaded = aot.load(function.export(tmp_path / "finite", x, platforms="cpu", order=order))
+    assert not np.isfinite(derived(loss)(x)).all(), "JAX's own would do"
+    np.testing.assert_allclose(derived(loaded)(x), derived(safe)(x), rtol=1e-4)
+
+
 # --------------------------------------------------------------------------------------------- trees and arguments
 
 

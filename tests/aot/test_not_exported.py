@@ -146,3 +146,15 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_is_traced(optio
         raise AssertionError("traced")
 
     assert refusal(lambda: aot.function(never).export(tmp_path / "model", X, **options)) == told
+
+
+def test_orders_of_symbolic_sizes_are_refused_where_derivatives_are_not_those_of_jax(tmp_path):
+    function = aot.function(lambda x: jnp.sum(jnp.sqrt(x)), derivatives="finite")
+    given = {"sizes": {"n": 3}, "platforms": "cpu"}
+    told = refusal(lambda: function.export(tmp_path / "model", aot.shapes("n", "float32"), order=2, **given))
+    assert told == (
+        "order is 2, for symbolic sizes and derivatives that are not JAX's: halves are cut again for that.\n"
+        "Export with numbers for all sizes, with order=1, or with derivatives='jax'."
+    )
+    assert not list(tmp_path.iterdir())
+    assert function.export(tmp_path / "model", aot.shapes("n", "float32"), **given).exists()

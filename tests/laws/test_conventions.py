@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy import special
 
 from benchmarks.eagerly import evaluate
 from jointcut import aot
@@ -21,6 +22,11 @@ WEIGHTS = np.arange(9.0, dtype=np.float32).reshape(3, 3)
 def rotation(x):
     u, _, vh = jnp.linalg.svd(x, full_matrices=False)
     return jnp.sum(WEIGHTS * (u @ vh))
+
+
+def root(x):
+    values, vectors = jnp.linalg.eigh(x)
+    return jnp.sum(WEIGHTS * ((vectors * jnp.sqrt(values)) @ vectors.T))
 
 
 # A field, a value, a function, a point, and the gradient there: JAX's, and the chosen one.
@@ -42,6 +48,28 @@ CHOSEN = {
     "angle": ("angle_at_origin", "zero", lambda x: jnp.arctan2(x[0], x[1]), [0.0, 0], [np.nan, np.nan], [0, 0]),
     "power": ("power_at_zero", "limit", lambda x: x[0] ** x[1], [0.0, 0], [np.nan, 0], [0, 0]),
     "rotation": ("equal_eigenvalues", "zero", rotation, EYE, EYE * np.nan + np.nan, (WEIGHTS - WEIGHTS.T) / 2),
+    "known rotation": ("equal_eigenvalues", "known", rotation, EYE, EYE * np.nan + np.nan, (WEIGHTS - WEIGHTS.T) / 2),
+    "root of a matrix": ("equal_eigenvalues", "known", root, EYE, EYE * np.nan + np.nan, (WEIGHTS + WEIGHTS.T) / 4),
+    "arc cosine": ("arc_at_one", "zero", lambda x: jnp.sum(jnp.arccos(jnp.cos(x))), [0.0], [np.nan], [0]),
+    "arc sine": ("arc_at_one", "zero", lambda x: jnp.sum(jnp.arcsin(-jnp.clip(jnp.cos(x), -1, 1))), [0.0], [np.nan],
+                 [0]),
+    "cube root": ("power_at_zero", "limit", lambda x: jnp.cbrt(x[0] ** 3) + jnp.cbrt(x[1] ** 4), [0.0, 0], [np.nan] * 2,
+                  [1, 0]),
+    "incomplete beta": ("power_at_zero", "limit", lambda x: special.betainc(1.0, 3.0, x[0]), [0.0], [np.nan], [3]),
+    "its other end": ("power_at_zero", "limit", lambda x: special.betainc(2.0, 1.0, 1 - x[0]), [0.0], [np.nan], [-2]),
+    "first of two": ("fmax_ties", "first", lambda x: jnp.fmax(x[0], x[1]), [1.0, 1], [0, 1], [1, 0]),
+    "second of two": ("fmax_ties", "first", lambda x: jnp.fmin(x[0], x[1]), [1.0, 1], [0, 1], [1, 0]),
+    "largest so far": ("cumulative_ties", "last", lambda x: lax.cummax(x)[2], TIES, [0, 0.5, 0.5], [0, 0, 1]),
+    "smallest from the end": ("cumulative_ties", "last", lambda x: lax.cummin(-x, reverse=True)[0], TIES,
+                              [0, -0.5, -0.5], [0, -1, 0]),
+    "median": ("median_ties", "shared", jnp.median, TIES, [0, 1, 0], [0, 0.5, 0.5]),
+    "median of what is known": ("median_ties", "shared", lambda x: jnp.sum(jnp.nanmedian(x.reshape(1, 3, 1), (1, 2))),
+                                TIES, [0, 1, 0], [0, 0.5, 0.5]),
+    "clip to arrays": ("clamp_at_bound", "one", lambda x: jnp.sum(jnp.clip(x[:2], x[2:4], x[4:])), [0.0, 1, 0, 0, 1, 1],
+                       [0.5, 0.5, 0.5, 0, 0, 0.5], [1, 1, 0, 0, 0, 0]),
+    "clip flat to arrays": ("clamp_at_bound", "zero", lambda x: jnp.sum(jnp.clip(x[:2], x[2:4], x[4:])),
+                            [0.0, 1, 0, 0, 1, 1], [0.5, 0.5, 0.5, 0, 0, 0.5], [0, 0, 1, 0, 0, 1]),
+    "a smooth sum of bounds": ("clamp_at_bound", "one", lambda x: jnp.sum(jax.nn.celu(x)), [0.0], [1], [1]),
     "left out": ("zero_cotangent", "zero", lambda x: jnp.sum(jnp.where(x > 0, jnp.sqrt(x), 0)), [0.0, 1],
                  [np.nan, 0.5], [0, 0.5]),
 }  # fmt: skip

@@ -12,6 +12,8 @@ from benchmarks.derivatives.guards import GUARDS
 from benchmarks.eagerly import evaluate
 from jointcut import aot
 from jointcut.partition.errors import TraceError
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite.product import Product
 from programs import named
 
 every_guard = pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
@@ -112,3 +114,27 @@ def test_an_unknown_name_gets_the_nearest():
         "derivatives 'finit' is unknown.\nKnown names: 'finite', 'jax', 'pytorch'. Did you mean 'finite'? "
         "A choice of your own is made by aot.conventions(...)."
     )
+
+
+def test_a_guarded_product_ends_in_a_product_that_xla_may_add_with_one_rounding():
+    """As it does without guards: a choice between a product and a sum would part the two."""
+    x = jnp.array([0.0, 0.0, 2.0])
+    product = Product(lax.mul_p, (0,))
+    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(product)(x, x))
+    assert jaxpr.eqns[-1].primitive is lax.mul_p and jaxpr.eqns[-1].outvars == jaxpr.outvars
+    np.testing.assert_array_equal(product(x, jnp.array([np.inf, -3.0, np.inf])), [0.0, -0.0, np.inf])
+
+
+def test_a_factorisation_that_was_not_chosen_takes_no_part():
+    """The derivative of QR divides by R, which is singular here."""
+
+    def triangle(x):
+        return jnp.sum(jnp.abs(jnp.linalg.qr(x)[1]))
+
+    def guarded(x):
+        return jnp.where(jnp.abs(x[0, 0] - x[0, 1]) < 1e-6, jnp.sum(x), triangle(x))
+
+    for x in (jnp.ones((3, 2)).at[1:].set(0), jnp.array([[1.0, 2.0], [0.5, 4.0], [1.0, -1.0]])):
+        want = jnp.ones((3, 2)) if x[0, 0] == x[0, 1] else jax.grad(guarded)(x)
+        assert np.isfinite(jax.grad(guarded)(x)).all() == (x[0, 0] != x[0, 1])
+        np.testing.assert_allclose(finite(guarded).grad(x), want, rtol=1e-6)

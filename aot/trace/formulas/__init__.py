@@ -6,8 +6,10 @@ name of JAX's own function. Each is replaced by a call of the same function with
 Files, in reading order:
 
     slopes: Functions of JAX's whose slopes at singular points are chosen.
-    spectra: Eigenvalues and singular values that may be equal, with JAX's derivatives elsewhere.
-    known: Find sums of squares, sums of exponentials, masks and numbers in a jaxpr.
+    spectra: Decompositions of matrices that may be singular, with JAX's derivatives elsewhere.
+    turns: Differentiate a function of a matrix that is made of its eigenvalues and vectors, where values are equal.
+    known: Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
     changes: List the rules that changed derivatives, with their source lines.
+    uses: Find what is made of eigenvalues and vectors, and whether it is a function of the matrix.
     rewrite: Put formulas into a traced function, by the conventions.
 """

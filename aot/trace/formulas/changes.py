@@ -38,6 +38,11 @@ def ruled(function: Callable[..., Any], rule: str) -> Callable[..., Any]:
     return formula
 
 
+def is_ruled(eqn: Any) -> bool:
+    """Whether an equation calls a formula or a guarded product."""
+    return str(eqn.params.get("name", "")).startswith(_PREFIX)
+
+
 def formulas_in(closed: Any) -> tuple[Change, ...]:
     """The formulas in a function, by rule and line, in the order found; one in a loop counts once."""
     return _counted(rule for rule in _found(jaxprs.opened(closed)[0], "") if rule[0] != _GUARDED)
@@ -56,7 +61,7 @@ def _found(jaxpr: Any, caller: str) -> Iterator[tuple[str, str]]:
     """Rules with their lines; one without a line of the user's has that of the call around it."""
     for eqn in jaxpr.eqns:
         name, line = str(eqn.params.get("name", "")), jaxprs.source_of(eqn) or caller
-        if name.startswith(_PREFIX):
+        if is_ruled(eqn):
             yield name.removeprefix(_PREFIX), line
         else:
             for body in jaxprs.inner_jaxprs(eqn):

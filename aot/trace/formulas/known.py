@@ -1,4 +1,4 @@
-"""Find sums of squares, sums of exponentials, masks and numbers in a jaxpr.
+"""Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
 
 A sum of squares, or of higher powers of sizes, is zero only where its slope is zero, and so is a sum of exponentials.
 Elements may be moved, added, scaled by a positive number, masked, or bounded from below; the sum stays one.
@@ -24,6 +24,7 @@ class Kind(Enum):
     SQUARES = "a sum of squares of real numbers, or of higher powers of sizes, or one over something"
     EXPONENTIALS = "a sum of exponentials of real numbers"
     MASK = "zeros and ones"
+    COSINES = "a cosine or a sine of real numbers, which is 1 or -1 only where its slope is 0"
 
 
 #: What is known of a value: its kind, the one number that all its elements are, or nothing.
@@ -44,6 +45,9 @@ _KEEPS = MOVEMENT | {
 
 #: What keeps a mask one.
 _KEEPS_MASKS = MOVEMENT | {"convert_element_type", "copy", "mul", "stop_gradient"}
+
+#: What keeps a cosine one, with numbers beside it.
+_KEEPS_COSINES = MOVEMENT | {"clamp", "convert_element_type", "copy", "max", "min", "neg"}
 
 #: Functions of numbers that are followed, since JAX divides a variance by such a number.
 _OF_NUMBERS: Mapping[str, Callable[..., float]] = {
@@ -74,6 +78,10 @@ def made(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> Known:
         return Kind.SQUARES
     if name in ("exp", "exp2"):
         return Kind.EXPONENTIALS
+    if name in ("cos", "sin"):
+        return Kind.COSINES
+    if name in _KEEPS_COSINES and Kind.COSINES in now:
+        return Kind.COSINES if all(known is Kind.COSINES or isinstance(known, float) for known in now) else None
     if name in _KEEPS_MASKS and all(known is Kind.MASK for known in now) and now:
         return Kind.MASK
     return next((kind for kind in (Kind.SQUARES, Kind.EXPONENTIALS) if kind in now and _is_sum(name, now, kind)), None)

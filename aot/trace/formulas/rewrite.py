@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.choices.conventions import Conventions
-from jointcut.aot.derivatives.elementwise import angles, powers
-from jointcut.aot.trace.formulas import slopes
+from jointcut.aot.derivatives.elementwise import angles, bounds, powers
+from jointcut.aot.trace.formulas import slopes, spectra, uses
 from jointcut.aot.trace.formulas.changes import ruled
 from jointcut.aot.trace.formulas.known import Kind, Known, made, number_of
-from jointcut.aot.trace.formulas.spectra import with_equal_values
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import LOOPS, OPENED
 from jointcut.partition.rewrite import simplify
@@ -29,12 +28,24 @@ _ALWAYS: Mapping[str, tuple[str, Formula]] = {
     "pow": ("power_at_zero", powers.power),
     "igamma": ("power_at_zero", slopes.igamma),
     "igammac": ("power_at_zero", slopes.igammac),
+    "regularized_incomplete_beta": ("power_at_zero", slopes.betainc),
     "atan2": ("angle_at_origin", slopes.turned),
     "xlogy": ("xlogy_at_zero", slopes.xlogy),
     "xlog1py": ("xlogy_at_zero", slopes.xlog1py),
     "logaddexp": ("empty_logsumexp", slopes.logaddexp),
     "logaddexp2": ("empty_logsumexp", slopes.logaddexp2),
 }
+
+#: Jitted functions of JAX's that are replaced as a whole, and the rules.
+_CALLS = {"fmax": "fmax_ties", "fmin": "fmax_ties", "_lstsq": "equal_eigenvalues"}
+
+_MEDIANS = ("median", "nanmedian")
+
+#: Functions of JAX's in which bounds stay: for the place of the middle, and two whose slopes add up to that of `celu`.
+_BOUNDS_STAY = (*_MEDIANS, "celu")
+
+#: Functions of JAX's whose calls are not opened, since a rule asks for their names.
+_STAY = frozenset({*_CALLS, *_BOUNDS_STAY, "clip"})
 
 #: What holds programs that are looked into.
 _LOOKED_INTO = LOOPS | OPENED | {"cond", "remat2", "checkpoint"}
@@ -48,8 +59,14 @@ def with_formulas(closed: Any, conventions: Conventions) -> Any:
     return jaxprs.ClosedJaxpr(_rewritten(jaxpr, [None] * len(jaxpr.invars), conventions.chosen)[0], consts)
 
 
-def _rewritten(jaxpr: Any, given: Sequence[Known], chosen: Mapping[str, str]) -> tuple[Any, list[Known]]:
-    """The jaxpr with formulas, and what is known of its outputs, given that of its inputs."""
+def _rewritten(
+    jaxpr: Any, given: Sequence[Known], chosen: Mapping[str, str], inside: str = ""
+) -> tuple[Any, list[Known]]:
+    """The jaxpr with formulas, and what is known of its outputs, given that of its inputs.
+
+    `inside` is the name of the function of JAX's whose body it is.
+    """
+    jaxpr, turned = uses.with_turns(jaxpr, chosen, _STAY.__contains__)
     known: dict[Any, Known] = dict(zip(jaxpr.invars, given, strict=True))
     makers: dict[Any, Any] = {}
 
@@ -59,47 +76,65 @@ def _rewritten(jaxpr: Any, given: Sequence[Known], chosen: Mapping[str, str]) ->
     eqns = []
     for eqn in jaxpr.eqns:
         now = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in _LOOKED_INTO:
-            eqn, ends = _nested(eqn, now, chosen)
+        whole = turned.get(id(eqn)) or _call(eqn, chosen)
+        if whole is None and eqn.primitive.name in _LOOKED_INTO:
+            whole, ends = _nested(eqn, now, chosen, inside or jaxprs.call_of_jax(eqn))
             known.update(zip(eqn.outvars, ends, strict=True))
-        else:
+        elif whole is None:
             known.update(dict.fromkeys(eqn.outvars, made(eqn, now, makers)))
             makers.update(dict.fromkeys(eqn.outvars, eqn))
-            eqn = _with_formula(eqn, now, chosen)
-        eqns.append(eqn)
+            whole = _with_formula(eqn, now, chosen, makers, inside)
+        eqns.append(whole)
     return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
 
-def _nested(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str]) -> tuple[Any, list[Known]]:
+def _nested(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], inside: str) -> tuple[Any, list[Known]]:
     """An equation with formulas in its bodies, and what is known of its results: of those of calls, all of it."""
     is_call = eqn.primitive.name in OPENED
     ends: list[list[Known]] = []
 
     def change(jaxpr: Any) -> Any:
-        new, after = _rewritten(jaxpr, now if is_call else [None] * len(jaxpr.invars), chosen)
+        new, after = _rewritten(jaxpr, now if is_call else [None] * len(jaxpr.invars), chosen, inside)
         ends.append(after)
         return new
 
     return simplify.with_bodies(eqn, change), ends[0] if is_call else [None] * len(eqn.outvars)
 
 
-def _with_formula(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str]) -> Any:
-    if not eqn.invars or not all(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars):
+def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
+    """A call of another function in the place of one of JAX's; None where that stays."""
+    name = jaxprs.call_of_jax(eqn)
+    if _CALLS.get(name) not in chosen or not _are_inexact(eqn):
+        return None
+    formula = spectra.least_squares(eqn) if name == "_lstsq" else getattr(bounds, name)
+    return simplify.instead(eqn, ruled(formula, _CALLS[name]))
+
+
+def _are_inexact(eqn: Any) -> bool:
+    return bool(eqn.invars) and all(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars)
+
+
+def _with_formula(
+    eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], makers: Mapping[Any, Any], inside: str
+) -> Any:
+    if not _are_inexact(eqn):
         return eqn
     name = jaxprs.rule_of_jax(eqn) or eqn.primitive.name
-    found = _root(name, now) or _singular(eqn, name) or _ALWAYS.get(name)
-    if found is not None and found[0] in chosen:
+    found = _root(name, now) or _singular(eqn, name) or _in_order(eqn, name, inside) or _ALWAYS.get(name)
+    if found is not None and chosen.get(found[0]) not in (None, "known"):
         rule, formula = found
         return simplify.instead(eqn, ruled(formula, rule))
-    return _corner(eqn, name, now, chosen)
+    return _of_power(eqn, name, chosen, makers) or _corner(eqn, name, now, chosen, inside)
 
 
 def _root(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
-    """The root of a sum of squares, or the logarithm of a sum of exponentials."""
+    """The root of a sum of squares, the logarithm of a sum of exponentials, or the arc of a cosine."""
     if name == "sqrt" and now[0] is Kind.SQUARES:
         return "norm_at_zero", functools.partial(slopes.root_of_squares, None)
     if name == "pow" and now[0] is Kind.SQUARES and isinstance(now[1], float) and 0 < now[1] < 1:
         return "norm_at_zero", lambda total, _: slopes.root_of_squares(now[1], total)
+    if name in ("acos", "asin") and now[0] is Kind.COSINES:
+        return "arc_at_one", slopes.arc_cosine if name == "acos" else slopes.arc_sine
     return ("empty_logsumexp", slopes.log_of_exponentials) if name == "log" and now[0] is Kind.EXPONENTIALS else None
 
 
@@ -109,18 +144,40 @@ def _singular(eqn: Any, name: str) -> tuple[str, Formula] | None:
         is_complex = jnp.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating)
         return ("norm_at_zero", angles.abs) if is_complex else ("abs_at_zero", slopes.flat_abs)
     if name in ("eigh", "svd") and eqn.params["subset_by_index"] is None:
-        return "equal_eigenvalues", with_equal_values(eqn)
+        return "equal_eigenvalues", spectra.with_equal_values(eqn)
     return None
 
 
-def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str]) -> Any:
+def _in_order(eqn: Any, name: str, inside: str) -> tuple[str, Formula] | None:
+    """The largest element so far, or the elements in order, of which a median is the middle."""
+    if name in ("cummax", "cummin"):
+        return "cumulative_ties", slopes.last_so_far(name, eqn.params["axis"], eqn.params["reverse"])
+    if name == "sort" and len(eqn.invars) == 1 and inside in _MEDIANS:
+        return "median_ties", functools.partial(slopes.shared_in_order, eqn.params["dimension"])
+    return None
+
+
+def _of_power(eqn: Any, name: str, chosen: Mapping[str, str], makers: Mapping[Any, Any]) -> Any:
+    """The cube root of a whole power; None where it is none, or stays."""
+    maker = makers.get(eqn.invars[0]) if name == "cbrt" and not isinstance(eqn.invars[0], jaxprs.Literal) else None
+    if maker is None or maker.primitive.name != "integer_pow" or maker.params["y"] < 3 or "power_at_zero" not in chosen:
+        return None
+    formula = ruled(slopes.cube_root(maker.params["y"]), "power_at_zero")
+    return simplify.instead(eqn, formula, [eqn.invars[0], maker.invars[0]])
+
+
+def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str], inside: str) -> Any:
     """A bound or a maximum, with the slope that is chosen for it."""
     at_bound, ties = chosen.get("clamp_at_bound", "jax"), chosen.get("max_ties", "jax")
     operands, formula, rule = eqn.invars, None, "clamp_at_bound"
+    if inside in _BOUNDS_STAY:
+        return eqn
     if name in ("max", "min"):
         numbers = [isinstance(known, float) for known in now]
         if sum(numbers) == 1 and at_bound != "jax":
             formula, operands = slopes.bounded(name, at_bound), operands[:: -1 if numbers[0] else 1]
+        elif inside == "clip" and not any(numbers) and at_bound != "jax":  # the bound stands first
+            formula, operands = slopes.bounded(name, at_bound), operands[::-1]
         elif not any(numbers) and ties == "first":
             formula, rule = slopes.bounded(name, "one"), "max_ties"
     elif name == "clamp" and at_bound == "one":

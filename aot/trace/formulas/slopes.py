@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from jointcut.aot.derivatives.reductions import cumulative
+
 Array = jax.Array
 Function = Callable[..., Any]
 
@@ -56,7 +58,7 @@ def _turned_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -
 
 
 def mended(function: Function, is_singular: Function, calm: tuple[float, ...], slope: Function) -> Function:
-    """The function with JAX's derivative, but where `is_singular(*points)`: there it is `slope(*tangents)`.
+    """The function with JAX's derivative, but where `is_singular(*points)`: there it is `slope(points, *tangents)`.
 
     JAX's derivative is taken at the points `calm` in place of singular ones.
     """
@@ -76,15 +78,15 @@ def mended(function: Function, is_singular: Function, calm: tuple[float, ...], s
 
         tangent = jax.jvp(along, [away[i] for i in moved], [tangents[i] for i in moved])[1]
         full = (0 if isinstance(t, SymbolicZero) else t for t in tangents)
-        return value(*points), jnp.where(singular, slope(*full), tangent)
+        return value(*points), jnp.where(singular, slope(points, *full), tangent)
 
     value.defjvp(jvp, symbolic_zeros=True)
     return value
 
 
-def zero(*tangents: Any) -> Any:
+def zero(points: tuple[Array, ...], *tangents: Any) -> Any:
     """The slope that is zero."""
-    del tangents
+    del points, tangents
     return 0
 
 
@@ -96,9 +98,25 @@ logaddexp2 = mended(jnp.logaddexp2, lambda x1, x2: (x1 == -jnp.inf) & (x2 == -jn
 flat_abs = mended(lax.abs, lambda x: x == 0, (1.0,), zero)
 
 # The slope for x of the incomplete gamma function is x^(a-1)·exp(-x)/gamma(a), that of the beta function
-# x^(a-1)·(1-x)^(b-1)/beta(a, b): 1, and a or b, where the exponent is 0 and its base too.
-igamma = mended(lax.igamma, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, dx: dx)
-igammac = mended(lax.igammac, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, dx: -dx)
+# x^(a-1)·(1-x)^(b-1)/beta(a, b): 1, and b or a, where a power of zero has the exponent 0.
+igamma = mended(lax.igamma, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, da, dx: dx)
+igammac = mended(lax.igammac, lambda a, x: (a == 1) & (x == 0), (1.0, 1.0), lambda _, da, dx: -dx)
+betainc = mended(
+    lax.betainc,
+    lambda a, b, x: ((a == 1) & (x == 0)) | ((b == 1) & (x == 1)),
+    (1.0, 1.0, 0.5),
+    lambda points, da, db, dx: jnp.where(points[2] == 0, points[1], points[0]) * dx,
+)
+
+# The arc cosine of cos(x) is the distance of x to the next multiple of 2·pi: its slope jumps between -1 and 1.
+arc_cosine = mended(lax.acos, lambda x: lax.abs(x) == 1, (0.0,), zero)
+arc_sine = mended(lax.asin, lambda x: lax.abs(x) == 1, (0.0,), zero)
+
+
+def cube_root(exponent: int) -> Function:
+    """The cube root of x to this exponent, 3 or more, as a function of the power and of x."""
+    slope = (lambda _, d_power, dx: dx) if exponent == 3 else zero
+    return mended(lambda power, x: lax.cbrt(power), lambda power, x: power == 0, (1.0, 1.0), slope)
 
 
 # ----------------------------------------------------------------------------------------------- bounds and ties
@@ -150,3 +168,38 @@ def _first_slope(
     rows, moved = (a.transpose(order).reshape(*shape, -1) for a in (x, tangent))
     place = (jnp.argmax if name == "reduce_max" else jnp.argmin)(lax.stop_gradient(rows), axis=-1, keepdims=True)
     return first_along(name, axes, x), jnp.take_along_axis(moved, place, axis=-1)[..., 0]
+
+
+def last_so_far(name: str, axis: int, reverse: bool) -> Function:
+    """`lax.cummax` or `lax.cummin`, where the last of equal elements so far has all the slope."""
+    function = cumulative.cummax if name == "cummax" else cumulative.cummin
+
+    def value(x: Array) -> Array:
+        return lax.rev(function(lax.rev(x, (axis,)), axis), (axis,)) if reverse else function(x, axis)
+
+    return value
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def shared_in_order(axis: int, x: Array) -> Array:
+    """Elements sorted along an axis; equal ones share their slopes evenly."""
+    return lax.sort(x, dimension=axis)
+
+
+@shared_in_order.defjvp
+def _shared_slope(axis: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    order = jnp.argsort(lax.stop_gradient(x), axis=axis)
+    ordered, moved = (jnp.take_along_axis(a, order, axis=axis) for a in (lax.stop_gradient(x), tangent))
+    rows, moves = (jnp.moveaxis(a, axis, -1).reshape(-1, x.shape[axis]) for a in (ordered, moved))
+    shared = jax.vmap(_mean_of_equal)(rows, moves)
+    shape = [size for place, size in enumerate(x.shape) if place != axis]
+    return shared_in_order(axis, x), jnp.moveaxis(shared.reshape(*shape, x.shape[axis]), -1, axis)
+
+
+def _mean_of_equal(ordered: Array, moved: Array) -> Array:
+    """For each element of a sorted row the mean of what stands at elements equal to it."""
+    count = ordered.shape[0]
+    groups = jnp.cumsum(jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])[:count])
+    sizes = jax.ops.segment_sum(jnp.ones(count, moved.dtype), groups, count)
+    return (jax.ops.segment_sum(moved, groups, count) / jnp.maximum(sizes, 1))[groups]

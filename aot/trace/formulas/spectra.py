@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values that may be equal, with JAX's derivatives elsewhere.
+"""Decompositions of matrices that may be singular, with JAX's derivatives elsewhere.
 
 JAX divides by differences of values. Its own rule is taken as a jaxpr, in which what is divided by exactly zero is
 zero. So all that was finite keeps its bits, and the common turn of vectors with equal values counts as zero, as in
@@ -13,15 +13,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jointcut.aot.derivatives import linalg
+from jointcut.aot.derivatives.linalg.solves import adjoint
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 
 
-def with_equal_values(eqn: Any) -> Callable[[jax.Array], Any]:
-    """The `eigh` or `svd` of an equation, as a function of the matrix."""
+def with_equal_values(eqn: Any, turns: bool = True) -> Callable[[jax.Array], Any]:
+    """The `eigh` or `svd` of an equation, as a function of the matrix.
+
+    `turns` says whether left and right vectors of equal singular values turn against each other.
+    """
     primitive, params = eqn.primitive, eqn.params
 
     def function(a: jax.Array) -> Any:
@@ -38,10 +43,65 @@ def with_equal_values(eqn: Any) -> Callable[[jax.Array], Any]:
         if has_vectors and params["full_matrices"] and a.shape[-2] != a.shape[-1]:
             (u, s, vh), (du, ds, dvh) = jax.jvp(linalg.svd, (a,), (da,))
             return [s, u, vh], [ds, du, dvh]
-        results, changes = _without_zero_divisors(function, a, da)
-        if has_vectors:
+        results, changes = _without_zero_divisors(function, points, tangents)
+        if has_vectors and turns:
             changes = [sum(pair) for pair in zip(changes, _against(results, da), strict=True)]
         return results, changes
+
+    return value
+
+
+def values_alone(eqn: Any) -> Callable[[jax.Array], Any]:
+    """The `svd` of an equation whose vectors nothing reads: those have the slope 0."""
+
+    @jax.custom_jvp
+    def value(a: jax.Array) -> Any:
+        return eqn.primitive.bind(a, **eqn.params)
+
+    @value.defjvp
+    def _(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[Any, Any]:
+        (a,), (da,) = points, tangents
+        s, u, vh = value(a)
+        count = s.shape[-1]
+        turned = da @ adjoint(vh[..., :count, :])
+        return [s, u, vh], [jnp.sum(jnp.conj(u[..., :count]) * turned, -2).real, jnp.zeros_like(u), jnp.zeros_like(vh)]
+
+    return value
+
+
+def least_squares(eqn: Any) -> Callable[..., Any]:
+    """The `lstsq` of an equation, as a function of a, b and, if it was given, the bound of small singular values.
+
+    Where singular values are equal or count as zero, or nothing is left over, the derivative is that of
+    `aot.derivatives.linalg.lstsq`, with the rank that JAX found.
+    """
+    body = eqn.params["jaxpr"]
+
+    @jax.custom_jvp
+    def value(*operands: jax.Array) -> Any:
+        return jaxprs.evaluate(body, *operands)
+
+    @value.defjvp
+    def _(points: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        (a, b, *bound), (da, db, *_) = points, tangents
+
+        def smooth(a: jax.Array, b: jax.Array) -> Any:
+            x, left, _, s = jaxprs.evaluate(body, a, b, *bound)
+            return x, left, s
+
+        results = value(*points)
+        x, left, rank, s = results
+        _, (dx, d_left, ds) = _without_zero_divisors(smooth, (a, b), (da, db))
+        inverse = jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
+        rest, change = b - a @ x, db - da @ x
+        along = adjoint(inverse) @ (adjoint(da) @ rest)
+        across = adjoint(da) @ (adjoint(inverse) @ x)
+        moved = inverse @ (change + along) + across - inverse @ (a @ across)
+        is_singular = (rank < min(a.shape)) | jnp.any(s[1:] == s[:-1])
+        squares = 2 * jnp.sum(jnp.real(jnp.conj(rest) * change), 0).reshape(left.shape)
+        dx = jnp.where(is_singular, moved, dx)
+        d_left = jnp.where(is_singular | (left == 0), squares, d_left).astype(left.dtype)
+        return results, [dx, d_left, np.zeros(rank.shape, jax.dtypes.float0), ds]
 
     return value
 
@@ -49,28 +109,24 @@ def with_equal_values(eqn: Any) -> Callable[[jax.Array], Any]:
 def _against(results: Any, da: jax.Array) -> list[jax.Array]:
     """What JAX's tangents lack: how vectors u and v of equal singular values turn against each other."""
     s, u, vh = results
-    p = _adjoint(u) @ da @ _adjoint(vh)
+    p = adjoint(u) @ da @ adjoint(vh)
     total = s[..., None, :] + s[..., :, None]
     is_equal = (s[..., None, :] == s[..., :, None]) & (total != 0) & ~jnp.eye(s.shape[-1], dtype=bool)
-    skew = (p - _adjoint(p)) / 2
+    skew = (p - adjoint(p)) / 2
     turn = jnp.where(is_equal, skew / jnp.where(is_equal, total, 1).astype(p.dtype), 0)
     return [jnp.zeros_like(s), u @ turn, turn @ vh]
 
 
-def _adjoint(x: jax.Array) -> jax.Array:
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
-
-
-def _without_zero_divisors(function: Callable[..., Any], a: jax.Array, da: jax.Array) -> tuple[Any, Any]:
+def _without_zero_divisors(function: Callable[..., Any], points: Any, tangents: Any) -> tuple[Any, Any]:
     """JAX's results and tangents of a function, in which a quotient with exactly zero below is zero."""
 
-    def both(a: jax.Array, da: jax.Array) -> Any:
-        return jax.jvp(function, (a,), (da,))
+    def both(points: Any, tangents: Any) -> Any:
+        return jax.jvp(function, points, tangents)
 
-    closed = jax.make_jaxpr(both)(a, da)
+    closed = jax.make_jaxpr(both)(points, tangents)
     for name in ("eigh", "svd", "div", "integer_pow"):
         closed = simplify.replaced(closed, name, _mended)
-    flat = jaxprs.evaluate(closed, a, da)
+    flat = jaxprs.evaluate(closed, *points, *tangents)
     return flat[: len(flat) // 2], flat[len(flat) // 2 :]
 
 
