@@ -46,6 +46,7 @@ from jointcut.aot.choices.policies import MUST_SAVE as MUST_SAVE
 from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
 from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
+from jointcut.aot.choices.policies import SAVE_AS as SAVE_AS
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
@@ -92,6 +93,7 @@ __all__ = [
     "PREFER_OFFLOAD",
     "PREFER_RECOMPUTE",
     "PREFER_SAVE",
+    "SAVE_AS",
     "ArtefactError",
     "BudgetError",
     "CacheError",

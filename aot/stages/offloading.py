@@ -19,6 +19,7 @@ from jax import lax
 from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
+from jointcut.aot.choices.policies import stored_forms
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower import verify
@@ -46,7 +47,8 @@ def problem_for(graph: Graph, options: Options) -> Problem:
 
     Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come back wrong.
     """
-    problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here())
+    forms = stored_forms(options.policy, graph)
+    problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here(), forms=forms)
     if (problem.to_host or options.offload) and options.check_offload:
         check()
     return problem

@@ -13,6 +13,7 @@ from typing import Self
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
+from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
@@ -36,6 +37,7 @@ class Problem:
         seconds: for each op the time that running it again takes; empty where ops have no prices. Without prices, an op
             that a rule of cost forbids to run again is never run again; with prices, it costs its seconds.
         model: the cost model that gave these seconds, None where ops have no prices.
+        forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
     """
 
     graph: Graph
@@ -46,6 +48,7 @@ class Problem:
     backend: Backend = PORTABLE
     seconds: tuple[float, ...] = ()
     model: CostModel | None = None
+    forms: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def of(
@@ -54,6 +57,7 @@ class Problem:
         model: CostModel | None = None,
         constraints: Iterable[Constraint] = (),
         backend: Backend = PORTABLE,
+        forms: Iterable[tuple[int, str]] = (),
     ) -> Self:
         """Return the problem of a graph; with a cost model its ops have prices in seconds.
 
@@ -62,9 +66,9 @@ class Problem:
         """
         sides, demands = classify(graph), tuple(constraints)
         prices, verdicts = saving_bytes(graph, sides), judge(graph, sides, demands)
-        made = cls(graph, sides, tuple(prices), tuple(verdicts), demands, backend)
-        if made.to_host:
-            made = replace(made, prices=tuple(0 if v in made.to_host else p for v, p in enumerate(prices)))
+        made = cls(graph, sides, tuple(prices), tuple(verdicts), demands, backend, forms=tuple(forms))
+        if made.to_host or made.forms:
+            made = replace(made, prices=tuple(0 if v in made.to_host else p for v, p in enumerate(made.on_device)))
         return made if model is None else made.timed(model)
 
     def timed(self, model: CostModel) -> Self:
@@ -90,7 +94,20 @@ class Problem:
     @cached_property
     def on_device(self) -> tuple[int, ...]:
         """For each value the bytes that saving it in the device's memory keeps alive, whatever is demanded."""
-        return tuple(saving_bytes(self.graph, self.sides)) if self.to_host else self.prices
+        if not self.to_host and not self.forms:
+            return self.prices
+        plain, forms = saving_bytes(self.graph, self.sides), self.form_of
+        return tuple(self.bytes_as(v, forms[v]) if price and v in forms else price for v, price in enumerate(plain))
+
+    @cached_property
+    def form_of(self) -> dict[int, str]:
+        """The form of each value that has one."""
+        return dict(self.forms)
+
+    def bytes_as(self, v: int, form: str) -> int:
+        """Bytes of all copies of a value in a form; with the empty name as they are."""
+        value = self.graph.values[v]
+        return value.copies * FORMS[form].bytes(value.shape, value.dtype) if form else value.saved_bytes
 
     @cached_property
     def weighed(self) -> tuple[float, ...]:

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plans.plan import Plan, needed
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.plans.problem import Problem
 
 
