@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jointcut.partition.errors import PolicyError, choices, message
 from jointcut.partition.prices.policies import Key, Policy, forms_of, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
-from jointcut.partition.prices.stored import FORMS, SaveAs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.stored.forms import FORMS, SaveAs
 from jointcut.wrappers.record import Record, choice
 
 #: In a policy: never computed again, and saved wherever the backward has a use for it. Refused for values in a step of
@@ -49,21 +49,21 @@ MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
 PREFER_OFFLOAD = CheckpointPolicy.PREFER_OFFLOAD
 
 
-
 @dataclass(frozen=True)
 class SAVE_AS(SaveAs, Record):
     """In a policy: where these values are saved they wait for the backward in another dtype, which takes fewer bytes.
 
-    `aot.SAVE_AS("bfloat16")`; also `"float16"`, `"float8_e4m3fn"` (or `"float8_e4m3"`), `"float8_e5m2"` and `"int8"`, or
-    such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to their
-    own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). In eight bits there is a scale
-    for each place on the last axis, or one for an array of fewer than 64 numbers for each; a NaN or an infinity there
-    becomes NaN in its whole channel, and the gradient cannot be differentiated again.
+    `aot.SAVE_AS("bfloat16")`; also `"float16"`, `"float8_e4m3fn"` (or `"float8_e4m3"`), `"float8_e5m2"` and `"int8"`,
+    or such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to
+    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). In eight bits the numbers
+    are divided by a scale, one for each place on the last axis, or one for the whole array where there are fewer than
+    64 numbers for each. There a NaN or an infinity makes all numbers of its scale NaN, and the gradient cannot be
+    differentiated again.
 
     Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
-    aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on values
-    that it would not make smaller, on arguments and outputs of the function, on values in a conditional or in a step
-    of `aot.while_loop`, and on what a loop in segments keeps of its carries.
+    aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on
+    values that it would not make smaller, on arguments and outputs of the function, on values in a conditional or in a
+    step of `aot.while_loop`, and on what a loop in segments keeps of its carries.
 
     Raises `PolicyError` for an unknown dtype.
     """

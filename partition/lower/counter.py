@@ -11,9 +11,9 @@ from typing import Any
 from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Segments
-from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program.graph import TOP, Graph, Op, Region, Value
 from jointcut.partition.program.primitives import RENAMING, UPDATING
+from jointcut.partition.stored.forms import FORMS
 
 
 def segments_of(graph: Graph, step: Keep) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.follow import Followed, lengths_between
-from jointcut.partition.lower.packing import Packed, Packings
 from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
@@ -22,6 +21,7 @@ from jointcut.partition.program.bodies import Apart, Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.simplify import renamed
+from jointcut.partition.stored.packing import Packed, Packings
 
 #: A value of a loop in segments, and whether its stack of the last steps is meant, or else the starts of segments.
 _Key = tuple[int, bool]
@@ -120,9 +120,7 @@ def _backward(
     return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
 
 
-def _residuals(
-    graph: Graph, schedule: Schedule, kept: Iterable[int], counts: Mapping[int, int]
-) -> Iterator[Residual]:
+def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int], counts: Mapping[int, int]) -> Iterator[Residual]:
     """Where the forward has what is handed over, the program's inputs, and what it keeps of loops in segments.
 
     `counts` are how many arrays there are of a value in another form.

@@ -159,7 +159,7 @@ class Followed(ABC, Generic[Atom]):
         return self.left.get(v, ()) if v in self.copies else self.forms.get(v, ())
 
     def stack(self, values: Iterable[int], inner: Self) -> None:
-        """Note where and in which forms the stacks are that a loop's body, one level further in, makes of its values."""
+        """Note where, and in which forms, the stacks are that a loop makes of values; `inner` is its body."""
         for v in values:
             if v in (inner.away if v in inner.copies else inner.on_host):
                 self.on_host.add(v)
@@ -222,7 +222,6 @@ class Followed(ABC, Generic[Atom]):
             atom = self.after(atom, step.cotangent)
         self.on_host.discard(step.value)
         self.define(step.value, self.copied_in(step.value, atom))
-
 
     def store(self, v: int, form: str) -> None:
         """Bring what leaves of a value to a form."""

@@ -16,8 +16,8 @@ from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
 from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write, runs
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.primitives import MOVEMENT
 from jointcut.partition.program.roles import Role

@@ -21,11 +21,11 @@ from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
 from jointcut.partition.plans.saved import DEVICE, Saved, in_smaller_forms, listed
 from jointcut.partition.prices.rules import not_offloaded
-from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
 from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.notebook import Shown
+from jointcut.partition.stored.forms import FORMS
 
 #: The values that a plan saves, its loops in segments, the kept steps of these, the values that it drops, those that it
 #: offloads, and those that wait in another form.
@@ -226,7 +226,8 @@ class Plan(Shown):
         """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
         The other arguments fill the fields of the same names; unless told, those of the saved values are `offloaded` of
-        which the problem's constraints demand it, and `stored` in another form which have one there. Raises `PlanError` where the plan does not close.
+        which the problem's constraints demand it, and those are `stored` in another form that have one in the problem.
+        Raises `PlanError` where the plan does not close.
         """
         problem = as_problem(program)
         graph, sides = problem.graph, problem.sides

@@ -39,11 +39,11 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import DEVICE, Saved
 from jointcut.partition.plans.twins import in_order, twins
-from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.text import parse, show
+from jointcut.partition.stored.forms import FORMS
 
 #: The values of `format` and `version` that are written, and the only ones that are read.
 FORMAT, VERSION = "jointcut plan", 1

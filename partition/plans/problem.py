@@ -13,10 +13,10 @@ from typing import Self
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
-from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
+from jointcut.partition.stored.forms import FORMS
 
 #: How many times what saving a value takes a preference weighs. It is a guess: a plan that has to break some preference
 #: breaks the one on the fewest bytes, and a plan that has to break none breaks none.

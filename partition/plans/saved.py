@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.prices.stored import plain_bytes
+from jointcut.partition.stored.forms import plain_bytes
 
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 

@@ -10,7 +10,6 @@ Files, in reading order:
 
     counts: Count what a primitive computes on arrays of given shapes.
     flops: Count what one equation computes and moves.
-    stored: Say in which forms an array may wait for the backward: smaller ones, which are not exact.
     rules: Decide what may be saved and what may be recomputed, with a reason.
     policies: Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
     cost: Price every value in bytes and every op in seconds.

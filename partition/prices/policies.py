@@ -31,13 +31,13 @@ import jax
 from jointcut.partition.errors import PolicyError, message, nearest
 from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
-from jointcut.partition.prices.stored import FORMS, SaveAs
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
 from jointcut.partition.program.jaxprs import HOST, Jaxpr, asked, build, inner_jaxprs, opened
 from jointcut.partition.program.places import modules_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
+from jointcut.partition.stored.forms import FORMS, SaveAs
 
 Key = str | Callable[[Op, Value], Any]
 

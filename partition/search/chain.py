@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.figures import counted
-from jointcut.partition.plans.runs import needed
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.search.front import Front
 from jointcut.partition.search.stretches import Stretches
 from jointcut.partition.search.undo import Figures, figures

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import jax
 
-from jointcut.partition.prices.stored import FORMS
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite.simplify import call_of
+from jointcut.partition.stored.forms import FORMS
 
 
 class Packing(Protocol):
