@@ -180,7 +180,7 @@ class Cut:
 
     def _storing(self, forms: Mapping[int, str]) -> Cut:
         """The same cut with other values in smaller forms."""
-        plan, problem = self.plan, replace(self.split.problem, forms=())
+        plan, problem = self.plan, self.split.problem.without_forms
         kept = {"segments": plan.segments, "kept_steps": plan.kept_steps, "dropped": plan.dropped}
         other = Plan.of(problem, plan.values, offloaded=plan.offloaded, stored=forms, **kept)
         return Cut(self.traced, halved(problem, lambda graph: other, self.split.passes))

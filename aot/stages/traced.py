@@ -231,7 +231,7 @@ class Traced:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
-        return problem_for(self.graph, self.options)
+        return problem_for(self.graph, self.options, self.program.differentiated)
 
     @cached_property
     def planner(self) -> Planner:

@@ -38,14 +38,14 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     if how.budget is None:
         is_as_jax = how.strategy == "save_all" and options.policy is None
         graph = read(program.closed, program.roles) if is_as_jax else formed(read(program.to_cut, program.roles))
-        return halved(problem_for(graph, options), how.strategy, options.passes)
+        return halved(problem_for(graph, options, program.differentiated), how.strategy, options.passes)
     budget = limit(how.budget)
     return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
 
 
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
     """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
-    problem = problem_for(formed(read(program.to_cut, program.roles)), options)
+    problem = problem_for(formed(read(program.to_cut, program.roles)), options, program.differentiated)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:

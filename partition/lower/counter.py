@@ -118,7 +118,6 @@ class Counter(Followed[int | None]):
     def converted(self, v: int, atom: int | None, forms: Sequence[str]) -> int:
         """Count a conversion of a value to other forms."""
         maker, lengths = self.graph.maker_of(v), lengths_between(self.graph, v, self.region.loop)
-        assert maker is not None, "an input of the program is not stored"
         value = in_forms(self.graph.values[v], forms)
         made = self.level.buffer(value.bytes * math.prod(lengths), Stack(value, tuple(lengths)) if lengths else value)
         self.row([atom], [made], None, maker, 1, "convert_element_type")
@@ -154,7 +153,7 @@ class Counter(Followed[int | None]):
         reads: Iterable[int | None],
         makes: Iterable[int],
         inside: Level | None,
-        source: Op,
+        source: Op | None,
         trips: int,
         name: str,
         carries: Iterable[tuple[int, int | None]] = (),

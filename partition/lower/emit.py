@@ -86,7 +86,7 @@ def emit(graph: Graph, schedule: Schedule, packings: Packings | None = None) -> 
 def _forward(graph: Graph, schedule: Schedule, top: _Writer) -> tuple[Any, list[tuple[_Key, Any]]]:
     """The forward, and what it hands over of loops in segments, each with its type."""
     outputs = graph.role_outputs(Role.OUTPUT)
-    handed = [v for v in schedule.handed if v not in outputs]
+    handed = [v for v in schedule.handed if v not in outputs or v in schedule.stored]
     primals = graph.role_inputs(Role.PRIMAL)
     invars = [top.define(v, top.fresh(v, TOP)) for v in primals]
     top.run(schedule.forward)
@@ -101,7 +101,7 @@ def _backward(
     graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]], top: _Writer
 ) -> tuple[Any, tuple[Residual, ...]]:
     primals = graph.role_inputs(Role.PRIMAL)
-    values = [*schedule.handed, *primals]
+    values = [*schedule.handed, *(v for v in primals if v not in schedule.stored)]
     top.on_host.update(schedule.offloaded)
     top.forms.update(schedule.stored)
     fed = [top.define(v, top.fresh(v, TOP)) for v in values]
@@ -128,14 +128,15 @@ def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int], counts: Ma
     outputs = graph.role_outputs(Role.OUTPUT)
     saved = 0
     for v in schedule.handed:
-        if v in outputs:
+        if v in outputs and v not in schedule.stored:
             yield Residual("output", outputs.index(v), v)
         else:
             count = counts.get(v, 1)
             yield from (Residual("saved", i, v) for i in range(saved, saved + count))
             saved += count
     for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
-        yield Residual("input", i, v)
+        if v not in schedule.stored:
+            yield Residual("input", i, v)
     for i, v in enumerate(kept, saved):
         yield Residual("saved", i, v)
 
@@ -189,6 +190,8 @@ class _Writer(Followed[Any]):
         """The form of each array of a value, as it is seen here, that is in forms `before`."""
         lengths = lengths_between(self.graph, v, self.region.loop)
         types = self.packings.types(self.graph.values[v].payload, before)
+        for aval in types:
+            self.packings.named(form).check(aval, lambda: self.graph.where(v))
         return [self.packings.of(form, jaxprs.stacked(aval, lengths), len(lengths)) for aval in types]
 
     def called(self, v: int, call: Any, invars: Sequence[Any]) -> list[Any]:

@@ -224,7 +224,7 @@ class _Fetches:
 
     def latest(self, step: Step) -> int | None:
         """Of the values that a step reads and that only the backward has, the one that is made last."""
-        if isinstance(step, Wait):
+        if isinstance(step, Wait | Restore):
             return step.cotangent
         first = next(iter(runs([step])), None)
         reads = () if first is None else self.graph.ops[first.op].inputs

@@ -152,7 +152,11 @@ def _in_order(arranged: Arranged, level: Level, forward: int) -> Rows:
 def handed_bytes(graph: Graph, schedule: Schedule) -> int:
     """Bytes alive between the halves, beyond what the caller holds."""
     outputs = graph.role_outputs(Role.OUTPUT)
-    handed = [(graph.values[v], schedule.stored.get(v, ())) for v in schedule.handed if v not in outputs]
+    handed = [
+        (graph.values[v], schedule.stored.get(v, ()))
+        for v in schedule.handed
+        if v not in outputs or v in schedule.stored
+    ]
     total = sum(value.copies * in_forms(value, forms).bytes for value, forms in handed)
     for step in schedule.forward:
         if isinstance(step, Keep):

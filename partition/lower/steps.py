@@ -195,7 +195,8 @@ class Schedule:
 
     Attributes:
         forward: steps of the forward.
-        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed.
+        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed,
+            unless they are stored in another form.
         backward: steps of the backward.
         graph: the graph that the ids are of. It names the ops when the schedule prints, and is not compared.
     """

@@ -166,8 +166,11 @@ class Plan(Shown):
         dropped = f"drops {counted(len(self.dropped), 'value')} between its readers and computes each once more"
         away = f"offloads {counted(len(self.offloaded), 'value')}, and the policy below keeps them on the device"
         notes = [*(f"runs {text}" for text in in_segments(self.loops_in_segments))]
-        notes += [*[dropped] * bool(self.dropped), *[away] * bool(self.offloaded)]
-        return to_policy(self.problem, self.values, notes)
+        forms = (
+            f"keeps {counted(len(self.stored), 'value')} in smaller forms, and the policy below keeps them as they are"
+        )
+        notes += [*[dropped] * bool(self.dropped), *[away] * bool(self.offloaded), *[forms] * bool(self.stored)]
+        return to_policy(self.problem.without_forms, self.values, notes)
 
     def __str__(self) -> str:
         """The summary, then the saved values, the largest first; those that read the same share a line."""

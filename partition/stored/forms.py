@@ -52,7 +52,7 @@ class StoredForm:
         if not self.is_scaled:
             return (_clipped(x, self.dtype),)
         x = _differentiated_once(x, self.dtype).astype(_wide(x.dtype.name))
-        axes = tuple(i for i, (one, size) in enumerate(zip(_scales(x.shape), x.shape, strict=True)) if one < size)
+        axes = tuple(i for i, (one, size) in enumerate(zip(_scales(x.shape), x.shape, strict=True)) if one != size)
         scales = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0) / self._largest
         scales = jnp.where(scales == 0, jnp.ones_like(scales), scales)
         numbers = x / scales
@@ -83,7 +83,8 @@ FORMS = {
 def _scales(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the scales: one for each channel, or one for all."""
     ones = (1,) * len(shape)
-    return (*ones[1:], shape[-1]) if shape and math.prod(shape[:-1]) >= LEAST_CHANNEL else ones
+    is_known = all(isinstance(size, int) for size in shape)  # else it has names in the place of sizes
+    return (*ones[1:], shape[-1]) if shape and (not is_known or math.prod(shape[:-1]) >= LEAST_CHANNEL) else ones
 
 
 def _wide(dtype: str) -> Any:

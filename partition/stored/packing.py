@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Value
 from jointcut.partition.rewrite.simplify import call_of
 from jointcut.partition.stored.forms import FORMS
 
@@ -28,6 +29,36 @@ class Packing(Protocol):
     def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
         """The array of which they were made; `aval` is its type."""
         ...
+
+    def check(self, aval: Any, where: Callable[[], str]) -> None:
+        """Raise if another shape or dtype comes back than was packed; `where` says of which value."""
+        ...
+
+
+#: The name in schedules of the form that a user's functions make.
+HOOK = "hook"
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A user's functions, through which passes what is saved.
+
+    Attributes:
+        packing: the functions.
+        which: `"intermediates"` for what the program computes, `"no_params"` also for its inputs but for `params`,
+            `"all"` for those too.
+        params: ids of the inputs that are differentiated.
+    """
+
+    packing: Packing
+    which: str
+    params: frozenset[int]
+
+    def takes(self, value: Value) -> bool:
+        """Whether a value passes through the functions."""
+        if value.maker is not None or self.which == "all":
+            return True
+        return self.which == "no_params" and value.id not in self.params
 
 
 @dataclass(frozen=True)
@@ -92,6 +123,9 @@ class _Stored:
     def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
         return FORMS[self.name].unpack(aval.dtype, arrays)
 
+    def check(self, aval: Any, where: Callable[[], str]) -> None:
+        """Each of them gives back what it was given."""
+
 
 @dataclass(frozen=True)
 class Packings:
@@ -101,7 +135,11 @@ class Packings:
 
     def of(self, form: str, aval: Any, depth: int = 0) -> Packed:
         """A form for arrays of a type, its leading axes those of `depth` loops."""
-        return _packed(self.more[form] if form in self.more else _Stored(form), aval, depth)
+        return _packed(self.named(form), aval, depth)
+
+    def named(self, form: str) -> Packing:
+        """The form of a name."""
+        return self.more[form] if form in self.more else _Stored(form)
 
     def types(self, aval: Any, forms: Sequence[str]) -> list[Any]:
         """The types of the arrays of an array in some forms, taken one after the other."""
