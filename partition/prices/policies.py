@@ -359,8 +359,8 @@ def _names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
         "Scopes": {"/".join(array.scope) for array in arrays if array.scope},
         "Primitives": {array.op.name for array in arrays},
     }
-    lists = (f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known)
-    cure = " ".join([f"There are, the nearest first: {next(lists)}", *lists])
+    lists = [f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known]
+    cure = f"There are, the nearest first: {' '.join(lists)}" if lists else "It computes none."
     raise PolicyError(message(where, "names no value of the forward.", cure))
 
 
