@@ -128,6 +128,8 @@ class Followed(ABC, Generic[Atom]):
         while around not in graph.ancestors[self.region.loop]:
             around = graph.loops[around].parent
         if around != self.region.loop or v in self.unchanged:
+            if self.parent.has_on_host(v):  # a loop inside this one takes it step by step
+                self.on_host.add(v)
             self.consts[v] = self.fresh(v, around)
             return self.define(v, self.consts[v])
         stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
@@ -158,7 +160,7 @@ class Followed(ABC, Generic[Atom]):
         """The forms in which a value leaves this level."""
         return self.left.get(v, ()) if v in self.copies else self.forms.get(v, ())
 
-    def stack(self, values: Iterable[int], inner: Self) -> None:
+    def stack(self, values: Iterable[int], inner: Followed[Any]) -> None:
         """Note where, and in which forms, the stacks are that a loop makes of values; `inner` is its body."""
         for v in values:
             if v in (inner.away if v in inner.copies else inner.on_host):

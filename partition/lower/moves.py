@@ -199,8 +199,13 @@ class _Fetches:
                 return step, ()
 
     def of(self, values: Iterable[int]) -> list[int]:
-        """Those of some values that are away, or steps of a stack that is."""
-        return [v for v in values if self.graph.whole(v) in self.away]
+        """Those of some values that are away, or steps of a stack that is; of a step of such a step, that."""
+        found: list[int] = []
+        for v in values:
+            while (whole := self.graph.whole(v)) != v and whole not in self.away:
+                v = whole
+            found += [v] * (whole in self.away)
+        return found
 
     def is_taken(self, v: int, region: int) -> bool:
         """Whether a region takes a value step by step; the top of the program takes all that no loop does."""
@@ -250,4 +255,4 @@ class _Restores(_Fetches):
 
     def of(self, values: Iterable[int]) -> list[int]:
         """Those of some values that are in a form; of a step of a stack, the stack."""
-        return [whole for whole in map(self.graph.whole, values) if whole in self.away]
+        return [whole for whole in map(self.graph.outermost, values) if whole in self.away]

@@ -219,20 +219,13 @@ def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
     body = graph.bodies[loop.op]
     starts = dict(zip(body.carried_in, body.starts, strict=True))
     reads: dict[int, None] = {}
-    read = {_outermost(graph, v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
+    read = {graph.outermost(v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
     for v in sorted(read.union(loop.levels[-1].stacks)):
         if body.loop not in graph.ancestors[graph.values[v].loop]:
             reads[v] = None
         elif v not in loop.starts and (first := starts.get(v)) is not None:
             reads[first] = None
     return reads
-
-
-def _outermost(graph: Graph, v: int) -> int:
-    """The stack that a value is a step of, or a step of a step; any other value itself."""
-    while (stack := graph.whole(v)) != v:
-        v = stack
-    return v
 
 
 def _checked(known: Mapping[int, Segmentable], loop: int, given: Lengths) -> tuple[int, ...]:

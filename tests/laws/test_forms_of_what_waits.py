@@ -24,7 +24,7 @@ from jointcut.partition.split import halved
 from jointcut.partition.stored.packing import Hooks
 from programs import CORPUS, EVERY_PROGRAM
 
-SOME = CORPUS[:: 1 if EVERY_PROGRAM else 8]
+SOME = [p for p in CORPUS if "integers" not in p.name][:: 1 if EVERY_PROGRAM else 8]
 
 #: The most that gradients may be apart, relative to the exact ones.
 LARGEST = 2e-2
@@ -46,8 +46,9 @@ def traced(program):
     args = program.args
     function = aot.function(program.function, argnums=program.argnums, has_aux=program.has_aux)
     trace = function.trace(*args, **program.kwargs)
-    leaves = {id(x): x for x in jax.tree.leaves((args, program.kwargs))}
-    flat = [*trace.consts, *leaves.values()]
+    leaves = enumerate(x for x in jax.tree.leaves((args, program.kwargs)) if not isinstance(x, bool))
+    unique = {id(x) if hasattr(x, "dtype") else i: x for i, x in leaves}
+    flat = [*trace.consts, *unique.values()]
     return trace, flat, [np.ones(a.shape, a.dtype) for a in jaxprs.input_structs(trace.joint)[len(flat) :]]
 
 
