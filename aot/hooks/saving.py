@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.aot.hooks.hook import hook_of
+from jointcut.aot.hooks.hook import Hook, hook_of
 from jointcut.aot.hooks.looks import can_be_traced, described
 from jointcut.partition.errors import CallError, choices, message
 from jointcut.wrappers.record import Record
@@ -36,8 +36,8 @@ class SavedArrays(Record):
 
     def __post_init__(self) -> None:
         """Raise `CallError` for what cannot be called, and for an unknown choice of arrays."""
-        for name, function in (("pack", self.pack), ("unpack", hook_of(self.unpack).function)):
-            if not callable(function):
+        for name, function in (("pack", self.pack), ("unpack", self.unpack)):
+            if not callable(function) and not isinstance(function, Hook):
                 what = f"{name} is a {type(function).__name__}, which cannot be called."
                 raise CallError(message("saved_arrays", what, "Give two functions, pack(array) and unpack(packed)."))
         if self.which is not None and self.which not in WHICH:
@@ -88,7 +88,8 @@ class HookPacking:
             return jax.tree.leaves(self.function(x))
 
         def outside(x: Any) -> list[np.ndarray]:
-            return [np.asarray(leaf) for leaf in jax.tree.leaves(self.function(np.asarray(x)))]
+            leaves = jax.tree.leaves(self.function(np.asarray(x)))
+            return [np.asarray(leaf, t.dtype) for leaf, t in zip(leaves, look.types, strict=True)]
 
         return jax.pure_callback(outside, list(look.types), x, vmap_method="sequential")
 
@@ -123,7 +124,7 @@ class HookPacking:
                 what = f"returned a {type(leaf).__name__} for {_shown(struct)}."
                 cure = "Return arrays, of shapes and dtypes that depend on those of its argument alone."
                 raise CallError(message(f"saved_arrays: {described(self.function)}", what, cure))
-        types = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        types = tuple(jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         packed = jax.tree.unflatten(tree, types)
         is_unpacked_inside = can_be_traced(self.back, [packed])
         zeros = jax.tree.unflatten(tree, [*map(_zeros, types)])
