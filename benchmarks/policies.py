@@ -153,7 +153,7 @@ def main() -> int:
     away = [offloads.trained(load(name, "tiny"), 100) for name in offloads.TRAINED if name in options.programs]
     print("\n".join(["", *offloads.lines(away)]), flush=True)
     names = [name for name in offloads.TRAINED if name in options.programs]
-    less = [row for name in names for row in smaller.smaller(load(name, "tiny"), 100)]
+    less = [row for name in names for row in smaller.smaller(name, size, 100)]
     print("\n".join(["", *smaller.lines(less)]), flush=True)
     if "gpt-scan" in options.programs:
         print("\n".join(["", *offloads.model_lines(offloads.by_model())]), flush=True)

@@ -55,7 +55,8 @@ class SAVE_AS(SaveAs, Record):
 
     `aot.SAVE_AS("bfloat16")`; also `"float16"`, `"float8_e4m3fn"` (or `"float8_e4m3"`), `"float8_e5m2"` and `"int8"`,
     or such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to
-    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). In eight bits the numbers
+    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). Masks that are comparisons
+    of floats are then kept exactly, as bits, since they would differ if they were made again. In eight bits the numbers
     are divided by a scale, one for each place on the last axis, or one for the whole array where there are fewer than
     64 numbers for each. There a NaN or an infinity makes all numbers of its scale NaN, and the gradient cannot be
     differentiated again.
@@ -126,6 +127,12 @@ def stored_forms(policy: GivenPolicy | Policy | None, graph: Graph) -> tuple[tup
             where, what = f"policy: {graph.where(v)}", f"is SAVE_AS({form!r}), which {backend} cannot store: {cause}"
             raise PolicyError(message(where, f"{what.rstrip('.')}.", 'Take another form, such as "bfloat16".'))
     return forms
+
+
+def has_forms(policy: GivenPolicy | Policy | None) -> bool:
+    """Whether a policy gives any value a smaller form."""
+    rules = read_policy(policy)
+    return rules is not None and not callable(rules) and any(isinstance(demand, SaveAs) for _, demand in rules)
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.search.forms.bits import kept_exact
 from jointcut.partition.search.mincut import save_all
 from jointcut.partition.split import Split, halved
 from jointcut.partition.stored.packing import Hooks
@@ -53,7 +54,10 @@ def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = 
     policy that does not fit, and `VerifyError` where offloaded values come back wrong.
     """
     forms = stored_forms(options.policy, graph)
-    problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here(), forms=forms)
+    asked = demands(options, graph)
+    if forms:
+        asked = (*kept_exact(Problem.of(graph)), *asked)
+    problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
     if (saving := options.saved_arrays) is not None:
         primals = graph.role_inputs(Role.PRIMAL)
         params = frozenset(primals[i] for i in differentiated)

@@ -17,13 +17,24 @@ from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut
 
 
-def formed(graph: Graph) -> Graph:
+def formed(graph: Graph, exact_masks: bool = False) -> Graph:
     """The graph with the cheaper forms of values that lower its minimum cut; the same graph where there is none.
 
-    Its halves return the same bits. Raises the errors of `min_cut`.
+    Its halves return the same bits. With `exact_masks` all masks of comparisons wait as bits that the backward reads.
+    Raises the errors of `min_cut`.
     """
     if any(v.payload is None for v in graph.values):
         return graph
+    cheaper = _cheaper(graph)
+    if not exact_masks:
+        return cheaper
+    problem, new = Problem.of(cheaper), Rewriting(cheaper)
+    bits.write_compared(new, problem, min_cut(problem), bits.candidates(problem))
+    return new.finished() if new.forms else cheaper
+
+
+def _cheaper(graph: Graph) -> Graph:
+    """The graph with the forms that pay."""
     problem = Problem.of(graph)
     if not any(next(kind.candidates(problem), None) for kind in (results, bits, before)):
         return graph
