@@ -12,7 +12,7 @@ from typing import Any
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.search.forms import before, bits, results
+from jointcut.partition.search.forms import before, bits, indices, results
 from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut
 
@@ -36,7 +36,7 @@ def formed(graph: Graph, exact_masks: bool = False) -> Graph:
 def _cheaper(graph: Graph) -> Graph:
     """The graph with the forms that pay."""
     problem = Problem.of(graph)
-    if not any(next(kind.candidates(problem), None) for kind in (results, bits, before)):
+    if not any(next(kind.candidates(problem), None) for kind in (results, bits, indices, before)):
         return graph
     plan = min_cut(problem)
     with_results = _written(graph, problem, plan, results)
@@ -47,7 +47,7 @@ def _cheaper(graph: Graph) -> Graph:
             first, *others = with_results.forms
             graph = replace(with_results, forms=(replace(first, bytes_less=less), *others))
             problem, plan = again, cut
-    return _written(graph, problem, plan, bits, before)
+    return _written(graph, problem, plan, bits, indices, before)
 
 
 def _written(graph: Graph, problem: Problem, plan: Plan, *kinds: Any) -> Graph:
