@@ -67,6 +67,12 @@ class SAVE_AS(SaveAs, Record):
     step of `aot.while_loop`, and on what a loop in segments keeps of its carries.
 
     Raises `PolicyError` for an unknown dtype.
+
+    >>> import jax.numpy as jnp
+    >>> from jointcut import aot
+    >>> loss = aot.function(lambda w: jnp.sum(jnp.tanh(w @ w) ** 2), policy={"tanh": aot.SAVE_AS("bfloat16")})
+    >>> print(loss.trace(jnp.ones((64, 64))).partition().plan.remarks[0])
+    kept as bfloat16: 1 value, 8.19 kB instead of 16.4 kB
     """
 
     dtype: str
