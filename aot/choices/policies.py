@@ -68,6 +68,9 @@ class SAVE_AS(SaveAs, Record):
 
     Raises `PolicyError` for an unknown dtype.
 
+    Attributes:
+        dtype: the full name of the dtype.
+
     >>> import jax.numpy as jnp
     >>> from jointcut import aot
     >>> loss = aot.function(lambda w: jnp.sum(jnp.tanh(w @ w) ** 2), policy={"tanh": aot.SAVE_AS("bfloat16")})

@@ -122,7 +122,7 @@ def refuse_musts(policy: Policy | None, bodies: Iterable[Jaxpr], where: str) -> 
 
 
 def _refuse_musts(policy: Sequence[Rule], graphs: Iterable[Graph], where: str) -> None:
-    musts = [(key, demand) for key, demand in policy if demand.is_must]
+    musts = [(key, demand) for key, demand in policy if isinstance(demand, CheckpointPolicy) and demand.is_must]
     for graph in graphs if musts else ():
         for array in arrays_of(graph, classify(graph)):
             for key, demand in musts:

@@ -125,8 +125,6 @@ class SaveAs:
 
     dtype: str
 
-    is_must = is_must_keep = is_for_host = False
-
     @property
     def name(self) -> str:
         """The demand as a user writes it."""
