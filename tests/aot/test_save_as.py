@@ -18,6 +18,7 @@ from jointcut.aot.report.inexact import relative_error
 from jointcut.partition import Plan, Role, diff
 from jointcut.partition.errors import PlanError, PolicyError
 from jointcut.partition.plans import planfile
+from jointcut.partition.search.forms import bits
 from jointcut.partition.stored.forms import FORMS
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
@@ -103,6 +104,18 @@ def test_a_name_goes_before_a_primitive_and_a_demand_of_another_key_holds_too():
     cut = cut_of({"tanh": (aot.MUST_SAVE, aot.SAVE_AS("bfloat16")), "hidden": aot.SAVE_AS("int8"), "*": ALL["*"]})
     assert sorted(cut.plan.stored.values()) == ["bfloat16", "bfloat16", "bfloat16", "int8"]
     assert any("MUST_SAVE by 'tanh'" in s.reason and s.form == "int8" for s in cut.plan.saved)
+
+
+def test_masks_of_comparisons_are_kept_exactly_as_bits():
+    def rectified(w, x):
+        h = x @ w
+        return jnp.sum((jax.nn.relu((h - jnp.mean(h, axis=0)) * 3) @ w) ** 2)
+
+    x = np.random.default_rng(0).standard_normal((128, 16), np.float32)
+    cut = aot.function(rectified, policy=ALL).trace(W[0], x).partition()
+    (mask,) = (s for s in cut.plan.saved if not s.form)
+    assert (mask.dtype, mask.shape) == ("uint8", (128, 2)) and bits.EXACT in mask.reason
+    assert cut.check_forms(W[0], x).error < 5e-3
 
 
 def test_under_a_budget_forms_count_with_their_bytes():
