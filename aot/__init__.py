@@ -15,6 +15,7 @@ Where to add what:
 
 Files, in reading order:
 
+    hooks: Hold hooks, and tell which of them can be traced.
     choices: Read what a user may choose: a memory budget, and the options of `aot.function`.
     derivatives: Functions whose derivatives stay finite, and equal PyTorch's.
     loops: Run loops backwards in memory that does not depend on how long they run.
@@ -46,6 +47,7 @@ from jointcut.aot.choices.policies import MUST_SAVE as MUST_SAVE
 from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
 from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
+from jointcut.aot.choices.policies import SAVE_AS as SAVE_AS
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
@@ -54,6 +56,7 @@ from jointcut.aot.export.loaded import Loaded as Loaded
 from jointcut.aot.export.loaded import load as load
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
+from jointcut.aot.hooks.hook import Hook as Hook
 from jointcut.aot.loops.expected import trips as trips
 from jointcut.aot.loops.loops import Stacked as Stacked
 from jointcut.aot.loops.loops import fori_loop as fori_loop
@@ -72,7 +75,6 @@ from jointcut.aot.tape.attach import on_cotangent as on_cotangent
 from jointcut.aot.tape.attach import post_accumulate as post_accumulate
 from jointcut.aot.tape.attach import saved_arrays as saved_arrays
 from jointcut.aot.tape.captures import Capture as Capture
-from jointcut.aot.tape.hooks.hook import Hook as Hook
 from jointcut.aot.tape.tape import Taped as Taped
 from jointcut.aot.tape.tape import tape as tape
 from jointcut.aot.trace.shapes import shapes as shapes
@@ -92,6 +94,7 @@ __all__ = [
     "PREFER_OFFLOAD",
     "PREFER_RECOMPUTE",
     "PREFER_SAVE",
+    "SAVE_AS",
     "ArtefactError",
     "BudgetError",
     "CacheError",

@@ -33,6 +33,7 @@ from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.choices.policies import GivenPolicy
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
+from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
@@ -272,6 +273,7 @@ def function(
     policy: GivenPolicy | None = None,
     offload: bool = False,
     check_offload: bool = True,
+    saved_arrays: SavedArrays | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -316,11 +318,14 @@ def function(
             transformation are not checked, which an `UncheckedWarning` says, nor are exported programs. With effects
             nothing is replayed, and only a NaN is an error.
         policy: what must or should become of single values at every budget: a dict from keys to `aot.MUST_SAVE`,
-            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, or one of `jax.checkpoint_policies`. A key is a
-            `checkpoint_name`, a scope or part of one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a
-            function of an op and a value of the `Graph`. A PREFER is a price, and plans tell what they overrule.
+            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds, or
+            one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one
+            (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A
+            PREFER is a price, and plans tell what they overrule.
         offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
         check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
+        saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
+            keeps for the backward, traced into the halves where JAX can trace them.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -331,5 +336,5 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -24,6 +24,7 @@ Files, in reading order:
 - pytorch_models: Write a transformer and a residual network in JAX and in PyTorch, and cut the latter as PyTorch does.
 - meaning: Check that two halves together mean the same as the joint program, bit for bit.
 - pytorch: Compare with PyTorch's memory budget: bytes saved for equal recomputed products.
+- smaller: What smaller forms of residuals do: to bytes, to gradients, and to the losses of a training.
 - offloads: What offloading does: to losses over a hundred steps, to both memories, and by the model on an H100.
 - policies: Hold plans to policies, over the suite, and say the default plans in the words of `jax.checkpoint`.
 - steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.

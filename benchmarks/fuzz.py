@@ -35,8 +35,9 @@ from jointcut.aot.stages.traced import Traced
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.plans.backend import CPU, PORTABLE, Backend
-from jointcut.partition.plans.plan import Plan, needed
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.graph import OPEN_LOOP, Graph
 from jointcut.partition.split import Strategy

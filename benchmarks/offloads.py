@@ -65,14 +65,15 @@ def trained(program: Program, steps: int) -> Trained:
     traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
     cuts = [traced.partition(how) for how in ("min_cut", partial(everything, "min_cut"))]
     runs = [cut.compile(2) for cut in cuts]
-    losses = [list(_losses(run, program, steps)) for run in runs]
+    both = [list(losses(run, program, steps)) for run in runs]
     kept, away = (run.memory for run in runs)
     less = kept.backward.argument_bytes - away.backward.argument_bytes
-    differing = sum(a != b for a, b in zip(*losses, strict=True))
+    differing = sum(a != b for a, b in zip(*both, strict=True))
     return Trained(program.name, steps, differing, cuts[1].plan.bytes_offloaded, less, away.host_bytes)
 
 
-def _losses(run: aot.Compiled, program: Program, steps: int) -> Iterator[float]:
+def losses(run: aot.Compiled, program: Program, steps: int) -> Iterator[float]:
+    """The losses of a program while it is trained by gradient descent."""
     parameters, *rest = program.arguments
     update = jax.jit(lambda p, g: jax.tree.map(lambda p, g: p - _RATE * g, p, g))
     for _ in range(steps):

@@ -4,7 +4,7 @@ First, on each program at its tiny size, every second primitive must be saved an
 each plan of the planner and of each strategy is looked at, and a broken demand is counted. Then the default plan of a
 few programs at the small size is turned into a policy of JAX's (`Plan.to_policy`), and the temporaries of plain
 `jax.checkpoint` with that policy, around the loss and around each block, are compared with ours, by XLA's account.
-Last, what offloading does (see `benchmarks.offloads`).
+Last, what offloading does (see `benchmarks.offloads`), and what smaller forms of residuals do (`benchmarks.smaller`).
 
     python -m benchmarks.policies [PROGRAM ...] [--tiny]
 """
@@ -17,7 +17,7 @@ from functools import partial
 
 import jax
 
-from benchmarks import offloads
+from benchmarks import offloads, smaller
 from benchmarks.methods import PLAIN, Figures, build_jax, build_jointcut, build_plain, forms
 from benchmarks.programs import PROGRAMS, Program, Size, load
 from jointcut import aot
@@ -140,7 +140,7 @@ def said(row: InJax) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print all tables; 1 if a demand was broken, or a loss changed."""
+    """Print all tables; 1 if a demand was broken, a loss changed, or a form misses what is asked of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
     parser.add_argument("--tiny", action="store_true", help="the tiny size for the second part too")
@@ -152,9 +152,13 @@ def main() -> int:
         print("\n".join(["", *said(in_jax(load(name, size)))]), flush=True)
     away = [offloads.trained(load(name, "tiny"), 100) for name in offloads.TRAINED if name in options.programs]
     print("\n".join(["", *offloads.lines(away)]), flush=True)
+    names = [name for name in offloads.TRAINED if name in options.programs]
+    less = [row for name in names for row in smaller.smaller(name, size, 100)]
+    print("\n".join(["", *smaller.lines(less)]), flush=True)
     if "gpt-scan" in options.programs:
         print("\n".join(["", *offloads.model_lines(offloads.by_model())]), flush=True)
-    return int(any(row.broken for row in rows) or any(row.differing for row in away))
+    is_broken = any(row.broken for row in rows) or any(row.differing for row in away)
+    return int(is_broken or not all(row.is_held for row in less))
 
 
 if __name__ == "__main__":

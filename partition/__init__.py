@@ -10,7 +10,7 @@ Where to add what:
 - a new op with a program inside, such as `while`: a file in `nesting`, and a line in `nesting/kinds`;
 - a rule against saving or recomputing a value: `prices/rules`;
 - facts of a primitive, such as heavy or random: a line in `program/primitives`;
-- a new step of the schedule, or a new form of a residual, such as 8-bit: a class in `lower/steps`;
+- a new step of the schedule: a class in `lower/steps`; a new form of a residual: a line in `stored/forms`;
 - what a target can do, such as host memory: a field of `plans/backend`;
 - a new search: a file in `search`, with a function from a `Problem` to a `Plan`, and a name in `search/best`;
 - a change in JAX: `program/jaxprs`, and nowhere else.
@@ -22,6 +22,7 @@ Files, in reading order:
     program: Hold the joint program: what there is before anything is decided.
     rewrite: Rewrite a jaxpr so that less of it must be saved or computed.
     nesting: Open ops with a program inside, such as `scan`, and write them again.
+    stored: Bring values to the forms in which they wait for the backward, and back.
     prices: Say what each value and op costs, and what may be saved or computed again.
     plans: Hold the plan, and the problem that it solves.
     lower: Schedule a plan, write the two jaxprs, and predict their peak memory.

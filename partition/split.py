@@ -86,7 +86,7 @@ class Split:
         return replace(self, problem=problem, schedule=steps, halves=self._written(steps))
 
     def _written(self, steps: Schedule) -> Halves:
-        return _verified(self.graph, steps, self.passes)
+        return _verified(self.problem, steps, self.passes)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""
@@ -126,15 +126,15 @@ def halved(problem: Problem, strategy: Strategy, passes: Sequence[HalfPass] = ()
     plan = decide(problem, strategy)
     middle = time.perf_counter()
     steps = schedule(problem, plan)
-    halves = _verified(problem.graph, steps, passes)
+    halves = _verified(problem, steps, passes)
     end = time.perf_counter()
     times = 1e3 * (middle - start), 1e3 * (end - middle)
     return Split(problem, spared(problem.graph, plan, steps), steps, halves, *times, tuple(passes))
 
 
-def _verified(graph: Graph, steps: Schedule, passes: Sequence[HalfPass]) -> Halves:
-    halves = emit(graph, steps)
-    verify.verify_structure(graph, halves)
+def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass]) -> Halves:
+    halves = emit(problem.graph, steps, problem.packings)
+    verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 
 

@@ -229,6 +229,8 @@ def _refusal(source: Primal, bound: Bound, options: Options) -> str | None:
     placed = map(_sharding, (*bound.leaves, *source.consts))
     if any(sharding is not None and len(sharding.device_set) > 1 for sharding in placed):
         return "it runs on several devices."
+    if options.saved_arrays is not None:
+        return "what it saves passes through functions of yours."
     if options.passes:
         return f"{type(options.passes[0]).__name__} rewrites its halves."
     if options.budget is not None and limit(options.budget).of_device:

@@ -11,6 +11,7 @@ from typing import Any
 from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.aot.choices.policies import GivenPolicy, read_policy
+from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
@@ -67,6 +68,7 @@ class Options(Record):
             policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
         offload: whether a budget's search may also offload what the policy does not name.
         check_offload: whether a small step is checked before anything is first offloaded on a kind of device.
+        saved_arrays: the functions that what is saved passes through, and which arrays these are for.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -91,6 +93,7 @@ class Options(Record):
     policy: GivenPolicy | Policy | None = None
     offload: bool = False
     check_offload: bool = True
+    saved_arrays: SavedArrays | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -166,7 +169,10 @@ def validated(function: Any, options: Options) -> Options:
 
 
 def _check(options: Options) -> None:
-    """Raise `TraceError` for an unknown check, or one that needs arguments which are donated."""
+    """Raise `TraceError` for an unknown check, one that needs donated arguments, or saved arrays that are none."""
+    if options.saved_arrays is not None and not isinstance(options.saved_arrays, SavedArrays):
+        what = f"is a {type(options.saved_arrays).__name__}."
+        raise TraceError(message("saved_arrays", what, "Give aot.saved_arrays(pack, unpack)."))
     if options.check not in (None, NONFINITE):
         raise TraceError(message("check", f"{options.check!r} is unknown.", choices(options.check, [NONFINITE])))
     if options.check is not None and any(options.donated):

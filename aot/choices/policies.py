@@ -13,13 +13,20 @@ what must run once and what a loop hands on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.errors import PolicyError, message
-from jointcut.partition.prices.policies import Key, Policy, shown
+import jax
+import jax.numpy as jnp
+
+from jointcut.partition.errors import PolicyError, choices, message
+from jointcut.partition.prices.policies import Key, Policy, forms_of, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
-from jointcut.wrappers.record import choice
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.stored.forms import FORMS, SaveAs
+from jointcut.wrappers.record import Record, choice
 
 #: In a policy: never computed again, and saved wherever the backward has a use for it. Refused for values in a step of
 #: `aot.while_loop`, which computes again what its checkpoints do not hold.
@@ -41,8 +48,59 @@ MUST_OFFLOAD = CheckpointPolicy.MUST_OFFLOAD
 #: outputs of the function, and on values in a conditional or in a step of `aot.while_loop`.
 PREFER_OFFLOAD = CheckpointPolicy.PREFER_OFFLOAD
 
+
+@dataclass(frozen=True)
+class SAVE_AS(SaveAs, Record):
+    """In a policy: where these values are saved they wait for the backward in another dtype, which takes fewer bytes.
+
+    `aot.SAVE_AS("bfloat16")`; also `"float16"`, `"float8_e4m3fn"` (or `"float8_e4m3"`), `"float8_e5m2"` and `"int8"`,
+    or such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to
+    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). Masks that are comparisons
+    of floats are then kept exactly, as bits, since they would differ if they were made again. In eight bits the numbers
+    are divided by a scale, one for each place on the last axis, or one for the whole array where there are fewer than
+    64 numbers for each. There a NaN or an infinity makes all numbers of its scale NaN, and the gradient cannot be
+    differentiated again.
+
+    Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
+    aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on
+    values that it would not make smaller, on arguments and outputs of the function, on values in a conditional or in a
+    step of `aot.while_loop`, and on what a loop in segments keeps of its carries.
+
+    Raises `PolicyError` for an unknown dtype.
+
+    Attributes:
+        dtype: the full name of the dtype.
+
+    >>> import jax.numpy as jnp
+    >>> from jointcut import aot
+    >>> loss = aot.function(lambda w: jnp.sum(jnp.tanh(w @ w) ** 2), policy={"tanh": aot.SAVE_AS("bfloat16")})
+    >>> print(loss.trace(jnp.ones((64, 64))).partition().plan.remarks[0])
+    kept as bfloat16: 1 value, 8.19 kB instead of 16.4 kB
+    """
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        """Name the dtype by its full name; refuse one that is no form."""
+        name = {"float8_e4m3": "float8_e4m3fn"}.get(self.dtype, self.dtype) if isinstance(self.dtype, str) else None
+        if name is None:
+            try:
+                name = jnp.dtype(self.dtype).name
+            except TypeError:
+                name = repr(self.dtype)
+        if name not in FORMS:
+            raise PolicyError(message("aot.SAVE_AS", f"{name!r} is no form.", choices(name, FORMS)))
+        object.__setattr__(self, "dtype", name)
+
+    def __repr__(self) -> str:
+        """`aot.SAVE_AS('bfloat16')`."""
+        return f"aot.{self.name}"
+
+
+Demand = CheckpointPolicy | SAVE_AS
+
 #: A policy as users give it: a dict from keys to demands, or a policy of `jax.checkpoint_policies`.
-GivenPolicy = Mapping[Key, CheckpointPolicy] | Callable[..., Any]
+GivenPolicy = Mapping[Key, Demand | tuple[Demand, ...]] | Callable[..., Any]
 
 _EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 
@@ -59,10 +117,47 @@ def read_policy(policy: GivenPolicy | Policy | None) -> Policy | None:
     if not isinstance(policy, Mapping | tuple):
         cure = f"Give a dict such as {_EXAMPLE}, or a policy of jax.checkpoint_policies."
         raise PolicyError(message("policy", f"is a {type(policy).__name__}, not a dict.", cure))
-    rules = tuple(policy.items()) if isinstance(policy, Mapping) else policy
+    pairs = policy.items() if isinstance(policy, Mapping) else policy
+    rules = tuple((key, each) for key, demand in pairs for each in (demand if isinstance(demand, tuple) else [demand]))
     for key, demand in rules:
         _refuse(key, demand)
     return rules or None
+
+
+def stored_forms(policy: GivenPolicy | Policy | None, graph: Graph) -> tuple[tuple[int, str], ...]:
+    """The values of a program that a policy gives a form, each with the name of the form.
+
+    Raises as `forms_of` does, and `PolicyError` for a dtype that the backend cannot store.
+    """
+    forms = forms_of(read_policy(policy), graph)
+    backend = jax.default_backend()
+    for v, form in {form: (v, form) for v, form in forms}.values():
+        if cause := _not_stored(form, backend):
+            where, what = f"policy: {graph.where(v)}", f"is SAVE_AS({form!r}), which {backend} cannot store: {cause}"
+            raise PolicyError(message(where, f"{what.rstrip('.')}.", 'Take another form, such as "bfloat16".'))
+    return forms
+
+
+def has_forms(policy: GivenPolicy | Policy | None) -> bool:
+    """Whether a policy gives any value a smaller form."""
+    rules = read_policy(policy)
+    return rules is not None and not callable(rules) and any(isinstance(demand, SaveAs) for _, demand in rules)
+
+
+@functools.cache
+def _not_stored(form: str, backend: str) -> str:
+    """Why a backend cannot store numbers in a form; empty where it can."""
+    del backend  # which is what JAX compiles for
+    stored = FORMS[form]
+
+    def there_and_back(x: Any) -> Any:
+        return stored.unpack(x.dtype, stored.pack(x))
+
+    try:
+        jax.jit(there_and_back).lower(jax.ShapeDtypeStruct((64, 2), "float32")).compile()
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _refuse(key: Any, demand: Any) -> None:
@@ -70,6 +165,6 @@ def _refuse(key: Any, demand: Any) -> None:
         cure = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."
         raise PolicyError(message("policy", f"has the key {key!r}.", cure))
     where = f"policy[{shown(key)}]"
-    if not isinstance(demand, CheckpointPolicy):
+    if not isinstance(demand, CheckpointPolicy | SaveAs):
         names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy)
-        raise PolicyError(message(where, f"is {demand!r}.", f"Give one of {names}."))
+        raise PolicyError(message(where, f"is {demand!r}.", f"Give one of {names}, or aot.SAVE_AS(dtype)."))

@@ -21,6 +21,7 @@ import click
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
 from jointcut.aot.choices.limits import Budget, limit
+from jointcut.aot.choices.policies import SAVE_AS, Demand
 from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
@@ -31,6 +32,7 @@ from jointcut.partition.errors import CacheError, JointcutError, choices, messag
 from jointcut.partition.prices.policies import Key
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.search.best import STRATEGIES
+from jointcut.partition.stored.forms import FORMS
 
 #: Exit codes: a check failed or the user answered no; an argument cannot be used; a fault of jointcut.
 NO, REFUSED, FAULT = 1, 2, 3
@@ -129,15 +131,15 @@ def _sizes(context: click.Context, option: click.Parameter, texts: tuple[str, ..
     return sizes
 
 
-def _policy(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[Key, CheckpointPolicy]:
-    policy: dict[Key, CheckpointPolicy] = {}
+def _policy(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[Key, tuple[Demand, ...]]:
+    policy: dict[Key, tuple[Demand, ...]] = {}
+    known = {**CheckpointPolicy.__members__, **{f"SAVE_AS:{dtype}".upper(): SAVE_AS(dtype) for dtype in FORMS}}
     for text in texts:
         key, _, demand = text.rpartition("=")
-        known = CheckpointPolicy.__members__
         if not key or demand.upper() not in known:
             names = choices(demand.upper(), known)
             raise click.BadParameter(f"{text!r} is no key=demand. {names}", context, option)
-        policy[key] = known[demand.upper()]
+        policy[key] = (*policy.get(key, ()), known[demand.upper()])
     return policy
 
 
@@ -170,7 +172,7 @@ def explain(
     sizes: dict[str, int],
     budget: Budget | None,
     strategy: str | None,
-    policy: dict[Key, CheckpointPolicy],
+    policy: dict[Key, tuple[Demand, ...]],
     with_compile: bool,
     file: Path | None,
     everything: bool,

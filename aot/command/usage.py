@@ -120,8 +120,8 @@ STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with n
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
 POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
-and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each. May be given several times; replaces the function's
-own."""
+and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each, or a form such as SAVE_AS:bfloat16. May be given
+several times; replaces the function's own."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."

@@ -45,6 +45,7 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
     platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
     _refuse_symbolic_halves(pair, order)
+    _refuse_hooks(pair)
     _refuse_same_keys(pair)
     with Stage("export", pair.traced.name) as now:
         programs = {p.name: _lowered(p, platforms, order) for p in _programs(pair, order)}
@@ -112,6 +113,15 @@ def refuse_what_stays(traced: Traced) -> None:
         what = f"has an effect that cannot be exported: {name}, at {source}."
         cure = "Leave it out where you export: an exported program runs where this process is not."
         raise ArtefactError(message(traced.name, what, cure))
+
+
+def _refuse_hooks(pair: Pair) -> None:
+    """Raise `ArtefactError` where what is saved passes through functions that are called back."""
+    halves = (pair.halves.forward, pair.halves.backward)
+    if pair.traced.options.saved_arrays and any(any(_effects(jaxprs.opened(half)[0])) for half in halves):
+        what = "has saved_arrays that are called back, in this process."
+        cure = "Export without them, or give functions of jax.numpy that change nothing else."
+        raise ArtefactError(message(pair.traced.name, what, cure))
 
 
 def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ Files, in reading order:
     rivals: Turn the policies of `jax.checkpoint` into plans, to compare with.
     sections: Put the rows of a report into the sections of a page.
     derived: Say where a derivative may differ from JAX's, and by which rule.
+    inexact: Tell what the smaller forms of saved values do to gradients: bytes, and the error that was measured.
     table: Write a report as a table of at most 100 columns.
     drawing: Draw the memory over a step with matplotlib.
     report: Report what is saved, what is recomputed, and what it costs.

@@ -78,7 +78,7 @@ class Compiled:
     def memory(self) -> Memory:
         """XLA's figures for both halves and for the step."""
         graph, halves = self.cut.split.graph, self.cut.split.halves
-        residuals = {r.value for r in halves.residuals}
+        residuals = {r.value for r in halves.residuals if r.kind != "saved"}  # what hooks make of an input is no input
         outside = {*graph.role_inputs(Role.PRIMAL), *graph.role_outputs(Role.OUTPUT)} - residuals - {None}
         beside = sum(graph.values[v].saved_bytes for v in outside if v is not None)
         saved = self.cut.split.residual_bytes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import numpy as np
 
 from jointcut.aot.budget.attempts import Fitted
 from jointcut.aot.budget.pareto import Pareto
@@ -15,6 +18,7 @@ from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.progress.progress import Stage
+from jointcut.aot.report.inexact import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
@@ -35,9 +39,10 @@ from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
-from jointcut.partition.split import Split
+from jointcut.partition.split import Split, halved
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap
+from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
@@ -156,6 +161,30 @@ class Cut:
             measured=measured,
         )
 
+    def check_forms(self, *args: Any, **kwargs: Any) -> CheckedForms:
+        """Measure what the smaller forms of saved values (see `aot.SAVE_AS`) do to the gradient at these arguments.
+
+        Gradients are computed with each form alone, with all and with none, for the cotangent 1 of a scalar output, or
+        ones for the arrays of another. The halves are compiled for each. Effects of the function happen each time.
+        Raises `CallError` if the arguments do not fit.
+        """
+        stored = self.plan.stored
+
+        def gradients(forms: frozenset[str]) -> Any:
+            own = {v: form for v, form in stored.items() if form in forms}
+            cut = self if own == stored else self._storing(own)
+            main, pullback = Compiled(cut, 2).vjp(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+            return pullback(jax.tree.map(_one, main[0] if self.traced.options.has_aux else main))
+
+        return checked_forms(self.plan, self._storing({}).plan.bytes_saved, gradients)
+
+    def _storing(self, forms: Mapping[int, str]) -> Cut:
+        """The same cut with other values in smaller forms."""
+        plan, problem = self.plan, self.split.problem.without_forms
+        kept = {"segments": plan.segments, "kept_steps": plan.kept_steps, "dropped": plan.dropped}
+        other = Plan.of(problem, plan.values, offloaded=plan.offloaded, stored=forms, **kept)
+        return Cut(self.traced, halved(problem, lambda graph: other, self.split.passes))
+
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the default backend.
 
@@ -244,3 +273,8 @@ class Cut:
             if sharding is not None and (len(sharding.device_set) > 1 or jaxprs.lies_on_host(sharding)):
                 structs[i] = structs[i].update(sharding=sharding)
         return structs
+
+
+def _one(x: Any) -> Any:
+    """The cotangent of an output: ones, or what JAX asks for where there is no derivative."""
+    return np.ones(x.shape, x.dtype) if is_inexact(x.dtype) else np.zeros(x.shape, jax.dtypes.float0)

@@ -9,6 +9,8 @@ the file of the device's rates (see `aot/budget/rates`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,6 +21,8 @@ from jax import lax
 from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
+from jointcut.aot.choices.policies import stored_forms
+from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower import verify
@@ -28,9 +32,11 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.roles import Roles
+from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.search.forms.bits import kept_exact
 from jointcut.partition.search.mincut import save_all
 from jointcut.partition.split import Split, halved
+from jointcut.partition.stored.packing import Hooks
 
 _CHECKED: set[str] = set()
 _LOCK = threading.Lock()
@@ -41,12 +47,21 @@ _TOLERANCE = 1e-4
 _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
-def problem_for(graph: Graph, options: Options) -> Problem:
-    """The planning problem of a joint program on JAX's default backend, under the options' policy.
+def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = ()) -> Problem:
+    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
-    Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come back wrong.
+    `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
+    policy that does not fit, and `VerifyError` where offloaded values come back wrong.
     """
-    problem = Problem.of(graph, constraints=demands(options, graph), backend=Backend.here())
+    forms = stored_forms(options.policy, graph)
+    asked = demands(options, graph)
+    if forms:
+        asked = (*kept_exact(Problem.of(graph)), *asked)
+    problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
+    if (saving := options.saved_arrays) is not None:
+        primals = graph.role_inputs(Role.PRIMAL)
+        params = frozenset(primals[i] for i in differentiated)
+        problem = replace(problem, hooks=Hooks(saving.packing, saving.which or WHICH[0], params))
     if (problem.to_host or options.offload) and options.check_offload:
         check()
     return problem

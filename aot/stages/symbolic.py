@@ -114,7 +114,7 @@ def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
     graph = _with_payloads(measured.graph, symbolic)
     _refuse_segments(graph, measured.plan)
     problem = replace(measured.problem, graph=graph)
-    halves = with_sizes(emit(graph, measured.schedule), graph)
+    halves = with_sizes(emit(graph, measured.schedule, problem.packings), graph)
     verify.verify_structure(graph, halves)
     emit_ms = 1e3 * (time.perf_counter() - start)
     return SymbolicSplit(problem, measured.plan, measured.schedule, halves, measured.cut_ms, emit_ms)

@@ -23,7 +23,7 @@ from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
-from jointcut.aot.choices.policies import GivenPolicy, read_policy
+from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.stages.compiled import Compiled
@@ -154,7 +154,7 @@ class Traced:
     def graph(self) -> Graph:
         """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values."""
         graph = read(self.program.to_cut, self.program.roles)
-        return graph if self.program.is_as_jax else formed(graph)
+        return graph if self.program.is_as_jax else formed(graph, has_forms(self.options.policy))
 
     @property
     def consts(self) -> tuple[Any, ...]:
@@ -231,7 +231,7 @@ class Traced:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
-        return problem_for(self.graph, self.options)
+        return problem_for(self.graph, self.options, self.program.differentiated)
 
     @cached_property
     def planner(self) -> Planner:

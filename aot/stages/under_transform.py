@@ -15,6 +15,7 @@ from jointcut.aot.budget.scales import Scales
 from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
+from jointcut.aot.choices.policies import has_forms
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.stages.offloading import problem_for
@@ -23,6 +24,7 @@ from jointcut.partition.lower import verify
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.split import Split, halved
@@ -37,15 +39,20 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     how, program = wanted_plan(options), replace(program, policy=options.policy)
     if how.budget is None:
         is_as_jax = how.strategy == "save_all" and options.policy is None
-        graph = read(program.closed, program.roles) if is_as_jax else formed(read(program.to_cut, program.roles))
-        return halved(problem_for(graph, options), how.strategy, options.passes)
+        graph = read(program.closed, program.roles) if is_as_jax else _formed(program, options)
+        return halved(problem_for(graph, options, program.differentiated), how.strategy, options.passes)
     budget = limit(how.budget)
     return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
 
 
+def _formed(program: Joint, options: Options) -> Graph:
+    """The graph of a program with the cheaper forms of values."""
+    return formed(read(program.to_cut, program.roles), has_forms(options.policy))
+
+
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
     """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
-    problem = problem_for(formed(read(program.to_cut, program.roles)), options)
+    problem = problem_for(_formed(program, options), options, program.differentiated)
     primals = program.roles.inputs.count(Role.PRIMAL)
 
     def cut(plan: Plan) -> Split:

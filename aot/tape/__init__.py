@@ -8,7 +8,6 @@ Files, in reading order:
 
     records: Cut each kind of op that runs on a tape: its forward, what it keeps, and its backward.
     nodes: Record the ops that run on a tape, as PyTorch's graph of backward nodes.
-    hooks: Hold hooks, and tell which of them can be traced.
     sweep: Order the nodes of a tape for the backward, and tell its structure from its values.
     walk: Run the backward of a structure, step by step, on arrays or on tracers.
     traced: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
 from jointcut.aot.tape.traced import hooked_call, hooked_value
@@ -114,27 +114,53 @@ def hooked(
     return call
 
 
-@contextmanager
-def saved_arrays(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
-    """Keep what a tape saves in another form: ops inside the `with` save `pack(array)` and read `unpack` of that.
+class saved_arrays(SavedArrays):
+    """Keep what is saved in another form: the forward keeps `pack(array)`, the backward reads `unpack` of that.
 
-    `pack` is called with each array as it is saved, and may return anything, such as an array in half precision or the
-    name of a file. `unpack` is called when the backward of the op runs, and returns an array of the same shape and
-    dtype. It corresponds to PyTorch's `torch.autograd.graph.saved_tensors_hooks`. Where no gradient is recorded, it
-    does nothing. Raises `CallError` inside a transformation, where nothing is saved yet.
+    It corresponds to PyTorch's `torch.autograd.graph.saved_tensors_hooks`. `unpack` returns an array of the same shape
+    and dtype as `pack` was given.
+
+    As an option, `aot.function(saved_arrays=aot.saved_arrays(pack, unpack))`, it is for all arrays that the plan saves:
+    `which="intermediates"`. With `"no_params"` arguments that are not differentiated are packed too, which the backward
+    otherwise reads from the caller, and with `"all"` every argument that it reads. `pack` is given the array in the
+    form in which it waits, such as bits or bfloat16 (see `aot.SAVE_AS`), in a loop that of one step. Functions that JAX
+    can trace, and that change nothing else, are part of the two halves; `unpack` stands just before what reads its
+    array. Others are called back with numpy arrays; they return arrays of shapes and dtypes that depend on those of
+    their argument alone, and are called with zeros first. How often they are called is the compiler's choice. What a
+    loop in segments keeps of its carries, and what a conditional or a step of `aot.while_loop` keeps for itself, is
+    not packed.
+
+    On a tape it is a context: `with aot.saved_arrays(pack, unpack):` is for the ops inside it. `pack` is called with
+    each array as it is saved, and may return anything, such as the name of a file. `unpack` is called when the backward
+    of the op runs. Where no gradient is recorded, it does nothing. Raises `CallError` inside a transformation, where
+    nothing is saved yet.
+
+    Raises `CallError` if a function cannot be called, or `which` is unknown; in `aot.function`, at a call, also if
+    `unpack` gives back another shape or dtype.
+
+    >>> import jax.numpy as jnp
+    >>> from jointcut import aot
+    >>> half = aot.saved_arrays(lambda x: x.astype("float16"), lambda x: x.astype("float32"))
+    >>> loss = aot.function(lambda w: jnp.sum(jnp.tanh(w @ w) ** 2), saved_arrays=half)
+    >>> loss.trace(jnp.ones((8, 8))).partition().split.residual_bytes, 8 * 8 * 2
+    (128, 128)
     """
-    tape = recording_here()
-    if tape is None:
-        if jaxprs.tracing():
+
+    def __enter__(self) -> None:
+        tape = recording_here()
+        if tape is not None:
+            if self.which not in (None, "all"):
+                what = f"has which={self.which!r} on a tape, where all that is saved is packed."
+                raise CallError(message("saved_arrays", what, "Leave which out, or give it to aot.function."))
+            tape.packing.append(_Packing(self.pack, hook_of(self.unpack)))
+        elif jaxprs.tracing():
             what = "is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet."
-            raise CallError(message("saved_arrays", what, "Use it in a function of aot.tape, around such calls."))
-        yield
-        return
-    tape.packing.append(_Packing(pack, hook_of(unpack)))
-    try:
-        yield
-    finally:
-        tape.packing.pop()
+            cure = "Use it in a function of aot.tape, around such calls, or give it to aot.function(saved_arrays=...)."
+            raise CallError(message("saved_arrays", what, cure))
+
+    def __exit__(self, *_: object) -> None:
+        if (tape := recording_here()) is not None:
+            tape.packing.pop()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import Place
 from jointcut.aot.tape.captures import Captures, structure_of
 from jointcut.aot.tape.forward import Ran
-from jointcut.aot.tape.hooks.hook import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
 from jointcut.aot.tape.sweep import Sweep

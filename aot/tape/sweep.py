@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from jointcut.aot.tape.hooks.hook import Place
+from jointcut.aot.hooks.hook import Place
 from jointcut.aot.tape.nodes import Edge, Node
 from jointcut.aot.tape.records import Record
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.hooks.hook import Hook, Place, hook_of
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.metadata.convention import is_inexact
 

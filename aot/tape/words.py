@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jointcut.aot.tape.hooks.hook import Place
+from jointcut.aot.hooks.hook import Place
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.partition.figures import counted
 from jointcut.partition.program.places import line_at

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
-from jointcut.partition.plans.plan import Plan, runs_forward
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.program.graph import Graph, Op, Value
 from jointcut.partition.program.outline import PSEUDO, outline
 from jointcut.partition.program.places import Name, names

@@ -11,8 +11,9 @@ from typing import Any
 from jointcut.partition.lower.follow import Followed, lengths_between
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Segments
-from jointcut.partition.program.graph import TOP, Graph, Op, Region
+from jointcut.partition.program.graph import TOP, Graph, Op, Region, Value
 from jointcut.partition.program.primitives import RENAMING, UPDATING
+from jointcut.partition.stored.forms import FORMS
 
 
 def segments_of(graph: Graph, step: Keep) -> int:
@@ -23,6 +24,14 @@ def segments_of(graph: Graph, step: Keep) -> int:
 def steps_of(graph: Graph, step: Enter) -> int:
     """How many steps a loop has."""
     return graph.loops[graph.bodies[step.op].loop].length
+
+
+def in_forms(value: Value, forms: Sequence[str]) -> Value:
+    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
+    for form in forms:
+        if form in FORMS:
+            value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
+    return value
 
 
 @dataclass
@@ -45,7 +54,8 @@ class Counter(Followed[int | None]):
     def copied(self) -> Counter:
         """The same rows of the top of the program, to be continued."""
         kept: dict[str, Any] = {"starts": dict(self.starts), "tails": dict(self.tails)}
-        kept |= {"copies": dict(self.copies), "on_host": set(self.on_host)}
+        kept |= {"copies": dict(self.copies), "on_host": set(self.on_host), "away": set(self.away)}
+        kept |= {"forms": dict(self.forms), "left": dict(self.left)}
         return replace(self, env=dict(self.env), written=set(), level=self.level.copied(), **kept)
 
     def given(self, v: int) -> int:
@@ -54,7 +64,7 @@ class Counter(Followed[int | None]):
 
     def buffer(self, v: int, lengths: Sequence[int] = ()) -> int:
         """A buffer for a value, or for a stack of it."""
-        value = self.graph.values[v]
+        value = in_forms(self.graph.values[v], self.forms.get(v, ()))
         held = Stack(value, tuple(lengths)) if lengths else value
         return self.level.buffer(value.bytes * math.prod(lengths), held)
 
@@ -93,9 +103,29 @@ class Counter(Followed[int | None]):
         self.row([self.want(v)], [made], None, maker, 1, "reduce_precision")
         return made
 
+    def after(self, atom: int | None, cotangent: int) -> int | None:
+        """The same buffer, which is in memory now."""
+        return self.barrier([atom, self.want(cotangent)])[0]
+
+    def packed(self, v: int, form: str) -> int:
+        """A buffer of the size that the value has in the form."""
+        return self.converted(v, self.leaving(v), (*self.left.get(v, ()), form))
+
+    def unpacked(self, v: int, atom: int | None) -> int:
+        """A buffer of the size that the value has without its last form."""
+        return self.converted(v, atom, self.forms[v][:-1])
+
+    def converted(self, v: int, atom: int | None, forms: Sequence[str]) -> int:
+        """Count a conversion of a value to other forms."""
+        maker, lengths = self.graph.maker_of(v), lengths_between(self.graph, v, self.region.loop)
+        value = in_forms(self.graph.values[v], forms)
+        made = self.level.buffer(value.bytes * math.prod(lengths), Stack(value, tuple(lengths)) if lengths else value)
+        self.row([atom], [made], None, maker, 1, "convert_element_type")
+        return made
+
     def copied_out(self, v: int) -> int | None:
         """A buffer in host memory; the value's own where nothing is copied."""
-        atom = self.want(v)
+        atom = self.leaving(v)
         if atom is None or not self.moves_inside:
             self.hosted([] if atom is None else [self.raw(atom)])
             return atom
@@ -123,7 +153,7 @@ class Counter(Followed[int | None]):
         reads: Iterable[int | None],
         makes: Iterable[int],
         inside: Level | None,
-        source: Op,
+        source: Op | None,
         trips: int,
         name: str,
         carries: Iterable[tuple[int, int | None]] = (),
@@ -192,7 +222,7 @@ class Counter(Followed[int | None]):
         kept = [inner.want(end) for v in carried if (end := ends[v]) is not None]
         inner.level.carried.update(inner.raw(b) for b in kept if b is not None)
         inner.level.stacks.update(inner.raw(b) for b in map(inner.leaving, step.stacks) if b is not None)
-        self.on_host.update(v for v in step.stacks if v in inner.copies or v in inner.on_host)
+        self.stack(step.stacks, inner)
         return inner
 
     def reads(self, step: Enter, inner: Counter, made: Sequence[int] = ()) -> list[int | None]:

@@ -8,7 +8,7 @@ name stack and source line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from jointcut.partition.program.bodies import Apart, Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.simplify import renamed
+from jointcut.partition.stored.packing import Packed, Packings
 
 #: A value of a loop in segments, and whether its stack of the last steps is meant, or else the starts of segments.
 _Key = tuple[int, bool]
@@ -67,8 +68,8 @@ class Halves:
         return (v.aval for v, r in pairs if r.kind == "saved")
 
 
-def emit(graph: Graph, schedule: Schedule) -> Halves:
-    """Write both halves as a schedule says.
+def emit(graph: Graph, schedule: Schedule, packings: Packings | None = None) -> Halves:
+    """Write both halves as a schedule says, with the forms that it names.
 
     Raises `PlanError` where the graph was read from text.
     """
@@ -76,29 +77,33 @@ def emit(graph: Graph, schedule: Schedule) -> Halves:
         what = "was read from text, so it has no equations that halves could be written of."
         raise PlanError(message("The graph", what, "Trace a function; of text, plans are made by min_cut and Front."))
     with jaxprs.paused_collection():
-        forward, kept = _forward(graph, schedule)
-        return Halves(forward, *_backward(graph, schedule, kept), schedule.runs_again)
+        top = _Writer(graph, graph.regions[TOP], None, packings=packings or Packings())
+        forward, kept = _forward(graph, schedule, top)
+        top = _Writer(graph, graph.regions[TOP], None, packings=top.packings)
+        return Halves(forward, *_backward(graph, schedule, kept, top), schedule.waits)
 
 
-def _forward(graph: Graph, schedule: Schedule) -> tuple[Any, list[tuple[_Key, Any]]]:
+def _forward(graph: Graph, schedule: Schedule, top: _Writer) -> tuple[Any, list[tuple[_Key, Any]]]:
     """The forward, and what it hands over of loops in segments, each with its type."""
     outputs = graph.role_outputs(Role.OUTPUT)
-    handed = [v for v in schedule.handed if v not in outputs]
-    top = _Writer(graph, graph.regions[TOP], None)
+    handed = [v for v in schedule.handed if v not in outputs or v in schedule.stored]
     primals = graph.role_inputs(Role.PRIMAL)
     invars = [top.define(v, top.fresh(v, TOP)) for v in primals]
     top.run(schedule.forward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
     kept = [(key, atom) for key, atoms in top.kept.items() for atom in atoms]
-    closed = jaxprs.build(invars, [*results, *map(top.leaving, handed), *(atom for _, atom in kept)], top.eqns)
+    left = flat(map(top.leaving, handed))
+    closed = jaxprs.build(invars, [*results, *left, *(atom for _, atom in kept)], top.eqns)
     return closed, [(key, atom.aval) for key, atom in kept]
 
 
-def _backward(graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]]) -> tuple[Any, tuple[Residual, ...]]:
-    top = _Writer(graph, graph.regions[TOP], None)
+def _backward(
+    graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]], top: _Writer
+) -> tuple[Any, tuple[Residual, ...]]:
     primals = graph.role_inputs(Role.PRIMAL)
-    values = [*schedule.handed, *primals]
+    values = [*schedule.handed, *(v for v in primals if v not in schedule.stored)]
     top.on_host.update(schedule.offloaded)
+    top.forms.update(schedule.stored)
     fed = [top.define(v, top.fresh(v, TOP)) for v in values]
     first = [jaxprs.fresh(aval) for _, aval in kept]
     for (key, _), var in zip(kept, first, strict=True):
@@ -108,24 +113,30 @@ def _backward(graph: Graph, schedule: Schedule, kept: Sequence[tuple[_Key, Any]]
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
     read.update(v for v in results if not isinstance(v, jaxprs.Literal))
-    places = _residuals(graph, schedule, [v for (v, _), _ in kept])
-    residuals = [(r, var) for r, var in zip(places, [*fed, *first], strict=True) if var in read]
+    counts = {v: len(atom) for v, atom in zip(values, fed, strict=True) if isinstance(atom, tuple)}
+    places = _residuals(graph, schedule, [v for (v, _), _ in kept], counts)
+    residuals = [(r, var) for r, var in zip(places, [*flat(fed), *first], strict=True) if var in read]
     invars = [*(var for _, var in residuals), *cotangents]
     return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
 
 
-def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int]) -> Iterator[Residual]:
-    """Where the forward has what is handed over, the program's inputs, and what it keeps of loops in segments."""
+def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int], counts: Mapping[int, int]) -> Iterator[Residual]:
+    """Where the forward has what is handed over, the program's inputs, and what it keeps of loops in segments.
+
+    `counts` are how many arrays there are of a value in another form.
+    """
     outputs = graph.role_outputs(Role.OUTPUT)
     saved = 0
     for v in schedule.handed:
-        if v in outputs:
+        if v in outputs and v not in schedule.stored:
             yield Residual("output", outputs.index(v), v)
         else:
-            yield Residual("saved", saved, v)
-            saved += 1
+            count = counts.get(v, 1)
+            yield from (Residual("saved", i, v) for i in range(saved, saved + count))
+            saved += count
     for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
-        yield Residual("input", i, v)
+        if v not in schedule.stored:
+            yield Residual("input", i, v)
     for i, v in enumerate(kept, saved):
         yield Residual("saved", i, v)
 
@@ -146,15 +157,55 @@ class _Writer(Followed[Any]):
 
     eqns: list[Any] = field(default_factory=list)
     kept: dict[_Key, list[Any]] = field(default_factory=dict)
+    packings: Packings = field(default_factory=Packings)
 
     def fresh(self, v: int, loop: int) -> Any:
-        """A new variable; in host memory if the value is there."""
-        aval = jaxprs.stacked(self.graph.values[v].payload, lengths_between(self.graph, v, loop))
-        return jaxprs.fresh(jaxprs.on_host(aval) if v in self.on_host else aval)
+        """A new variable, or several where the value is in other forms; in host memory if the value is there."""
+        lengths, forms = lengths_between(self.graph, v, loop), self.forms.get(v, ())
+        avals = [jaxprs.stacked(aval, lengths) for aval in self.packings.types(self.graph.values[v].payload, forms)]
+        made = tuple(jaxprs.fresh(jaxprs.on_host(aval) if v in self.on_host else aval) for aval in avals)
+        return made if forms else made[0]
+
+    def after(self, atom: Any, cotangent: int) -> Any:
+        """Write a barrier."""
+        *held, _ = self.barrier([*flat([atom]), self.want(cotangent)])
+        return tuple(held) if isinstance(atom, tuple) else held[0]
+
+    def packed(self, v: int, form: str) -> Any:
+        """Write what makes the arrays of a form."""
+        made: list[Any] = []
+        for atom, known in zip(flat([self.leaving(v)]), self.forms_at(v, form, self.left.get(v, ())), strict=True):
+            made += self.called(v, known.pack, [atom])
+        return tuple(made)
+
+    def unpacked(self, v: int, atom: Any) -> Any:
+        """Write what makes arrays of those of a form."""
+        *before, form = self.forms[v]
+        atoms, made = list(atom), list[Any]()
+        for known in self.forms_at(v, form, before):
+            made += self.called(v, known.unpack, [atoms.pop(0) for _ in known.types])
+        return tuple(made) if before else made[0]
+
+    def forms_at(self, v: int, form: str, before: Sequence[str]) -> list[Packed]:
+        """The form of each array of a value, as it is seen here, that is in forms `before`."""
+        lengths = lengths_between(self.graph, v, self.region.loop)
+        types = self.packings.types(self.graph.values[v].payload, before)
+        for aval in types:
+            self.packings.named(form).check(aval, lambda: self.graph.where(v))
+        return [self.packings.of(form, jaxprs.stacked(aval, lengths), len(lengths)) for aval in types]
+
+    def called(self, v: int, call: Any, invars: Sequence[Any]) -> list[Any]:
+        """Write a call, at the line of the op that makes a value."""
+        outvars, maker = [jaxprs.fresh(var.aval) for var in call.outvars], self.graph.maker_of(v)
+        eqn = jaxprs.rebound(call, invars, outvars)
+        if maker is not None and maker.payload is not None:
+            eqn = eqn.replace(source_info=maker.payload.source_info, ctx=maker.payload.ctx)
+        self.eqns.append(eqn)
+        return outvars
 
     def copied_out(self, v: int) -> Any:
         """Write a copy to host memory."""
-        return self.moved(self.want(v), True)
+        return self.moved(self.leaving(v), True)
 
     def copied_in(self, v: int, atom: Any) -> Any:
         """Write a copy from host memory."""
@@ -162,6 +213,8 @@ class _Writer(Followed[Any]):
 
     def moved(self, atom: Any, to_host: bool) -> Any:
         """Write a copy from one memory to the other."""
+        if isinstance(atom, tuple):
+            return tuple(self.moved(each, to_host) for each in atom)
         eqn, copy = jaxprs.moved(atom, to_host)
         self.eqns.append(eqn)
         return copy
@@ -216,19 +269,21 @@ class _Writer(Followed[Any]):
         carried = body.carried_in if starts is None else starts
         carries = dict(zip(body.carried_in, body.inside.carries, strict=True))
         region, home = graph.regions[body.region], graph.regions[graph.ops[step.op].region]
-        inner = _Writer(graph, region, self, unchanged=frozenset(body.carried_in).difference(carried))
+        unchanged = frozenset(body.carried_in).difference(carried)
+        inner = _Writer(graph, region, self, unchanged=unchanged, packings=self.packings)
         carry = [inner.define(v, inner.fresh(v, body.loop)) for v in carried]
         inner.run(step.steps)
         results = [inner.read(region, carries[v].following) for v in carried] + [inner.leaving(v) for v in step.stacks]
         results += [inner.read(region, v) for v in body.repeated] if starts is None else []
-        closed = jaxprs.build([*inner.consts.values(), *carry, *inner.xs.values()], results, inner.eqns)
-        self.on_host.update(v for v in step.stacks if v in inner.copies or v in inner.on_host)
+        closed = jaxprs.build([*inner.consts.values(), *carry, *flat(inner.xs.values())], flat(results), inner.eqns)
+        self.stack(step.stacks, inner)
         outvars = [jaxprs.fresh(v.aval) for v in carry] + [self.fresh(v, self.region.loop) for v in step.stacks]
         outvars += [self.fresh(v, self.region.loop) for v in body.own] if starts is None else []
         first = [self.read(home, carries[v].start) if starts is None else inner.fresh(v, body.loop) for v in carried]
         whole = [self.read(home, carries[v].start) if v in inner.unchanged else self.want(v) for v in inner.consts]
         sliced = [self.fresh(v, self.region.loop) if v in made else self.want(v) for v in inner.xs]
-        return KINDS[body.kind].equation(eqn, closed, (whole, first, sliced), outvars), outvars, list(inner.xs)
+        operands = whole, first, flat(sliced)
+        return KINDS[body.kind].equation(eqn, closed, operands, flat(outvars)), outvars, list(inner.xs)
 
     def finish(self, step: Enter, results: Iterable[Any]) -> None:
         """Let the results of a loop stand for its values."""
@@ -276,6 +331,11 @@ class _Writer(Followed[Any]):
         eqns, results = renamed(inner, dict(zip(inner.invars, operands, strict=True)))
         self.eqns += eqns
         return results
+
+
+def flat(atoms: Iterable[Any]) -> list[Any]:
+    """The variables of atoms, of which each is one, or several where a value is in other forms."""
+    return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
 
 
 def _dividing(body: Body) -> DividingKind:

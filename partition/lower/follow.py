@@ -11,7 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Round, Run, Segments, Step, Wait, Write
+from jointcut.partition.lower.steps import (
+    Enter,
+    Fetch,
+    Keep,
+    Offload,
+    Restore,
+    Round,
+    Run,
+    Segments,
+    Step,
+    Store,
+    Wait,
+    Write,
+)
 from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region
 
 Atom = TypeVar("Atom")
@@ -25,7 +38,8 @@ class Followed(ABC, Generic[Atom]):
     by step. `unchanged` are carried values that each step hands on as they are: they are read whole. `before` are the
     atoms of values that wait, to be put back. `held` are those that stand for a value once a cotangent is there,
     `written` those that are in memory for their readers. `on_host` are the values whose atom here is in host memory,
-    `copies` the atoms in host memory of values that leave as such.
+    `forms` those whose atom is in other forms, with these as they were taken. `copies` are the atoms with which values
+    leave that are copied or stored, `away` and `left` say of these what `on_host` and `forms` say of the others.
     """
 
     graph: Graph
@@ -39,7 +53,10 @@ class Followed(ABC, Generic[Atom]):
     held: dict[tuple[int, int], Atom] = field(default_factory=dict)
     written: set[Atom] = field(default_factory=set)
     on_host: set[int] = field(default_factory=set)
+    forms: dict[int, tuple[str, ...]] = field(default_factory=dict)
     copies: dict[int, Atom] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    left: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @abstractmethod
     def fresh(self, v: int, loop: int) -> Atom:
@@ -58,8 +75,20 @@ class Followed(ABC, Generic[Atom]):
         """The atom of a value at the precision of its type."""
 
     @abstractmethod
+    def after(self, atom: Atom, cotangent: int) -> Atom:
+        """The atom of the same array once a cotangent is there."""
+
+    @abstractmethod
+    def packed(self, v: int, form: str) -> Atom:
+        """The atom of a value, as it would leave now, in one more form."""
+
+    @abstractmethod
+    def unpacked(self, v: int, atom: Atom) -> Atom:
+        """The atom of a value that is brought back from the last of its forms."""
+
+    @abstractmethod
     def copied_out(self, v: int) -> Atom:
-        """The atom of a copy in host memory."""
+        """The atom of a copy in host memory of a value as it would leave now."""
 
     @abstractmethod
     def copied_in(self, v: int, atom: Atom) -> Atom:
@@ -99,11 +128,15 @@ class Followed(ABC, Generic[Atom]):
         while around not in graph.ancestors[self.region.loop]:
             around = graph.loops[around].parent
         if around != self.region.loop or v in self.unchanged:
+            if self.parent.has_on_host(v):  # a loop inside this one takes it step by step
+                self.on_host.add(v)
             self.consts[v] = self.fresh(v, around)
             return self.define(v, self.consts[v])
         stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
         if self.parent.has_on_host(stack):
             self.on_host.add(v)
+        if forms := self.parent.forms_of(stack):
+            self.forms[v] = forms
         self.xs[stack] = self.fresh(v, self.region.loop)
         return self.define(v, self.xs[stack])
 
@@ -113,9 +146,27 @@ class Followed(ABC, Generic[Atom]):
             return v in self.on_host
         return self.parent.has_on_host(v)
 
+    def forms_of(self, v: int) -> tuple[str, ...]:
+        """The forms of a value's atom here, or of the steps of it that a loop around this level takes."""
+        if v in self.forms or v in self.env or self.parent is None:
+            return self.forms.get(v, ())
+        return self.parent.forms_of(v)
+
     def leaving(self, v: int) -> Atom:
-        """The atom of a value as it leaves this level: its copy in host memory, if there is one."""
+        """The atom of a value as it leaves this level: copied or stored, if it is."""
         return self.copies[v] if v in self.copies else self.want(v)
+
+    def forms_left(self, v: int) -> tuple[str, ...]:
+        """The forms in which a value leaves this level."""
+        return self.left.get(v, ()) if v in self.copies else self.forms.get(v, ())
+
+    def stack(self, values: Iterable[int], inner: Followed[Any]) -> None:
+        """Note where, and in which forms, the stacks are that a loop makes of values; `inner` is its body."""
+        for v in values:
+            if v in (inner.away if v in inner.copies else inner.on_host):
+                self.on_host.add(v)
+            if forms := inner.forms_left(v):
+                self.forms[v] = forms
 
     def run(self, steps: Iterable[Step]) -> None:
         """Follow steps, in order."""
@@ -134,13 +185,18 @@ class Followed(ABC, Generic[Atom]):
                     self.define(step.value, self.rounded(step.value))
                 case Offload():
                     self.copies[step.value] = self.copied_out(step.value)
+                    self.away.add(step.value)
                 case Fetch():
                     self.fetch(step)
+                case Store():
+                    self.store(step.value, step.form)
+                case Restore():
+                    self.restore(step)
                 case Keep():
                     self.keep(step)
                 case Segments():
                     self.segments(step)
-            if self.before and not (isinstance(step, Wait | Write | Round | Fetch) or _is_again(step)):
+            if self.before and not (isinstance(step, Wait | Write | Round | Fetch | Restore) or _is_again(step)):
                 self.env.update(self.before)
                 self.before.clear()
 
@@ -165,9 +221,25 @@ class Followed(ABC, Generic[Atom]):
         if step.value not in self.on_host:
             return
         if step.cotangent is not None:
-            atom = self.barrier([atom, self.want(step.cotangent)])[0]
+            atom = self.after(atom, step.cotangent)
         self.on_host.discard(step.value)
         self.define(step.value, self.copied_in(step.value, atom))
+
+    def store(self, v: int, form: str) -> None:
+        """Bring what leaves of a value to a form."""
+        forms = (*self.left.get(v, ()), form)
+        self.copies[v] = self.packed(v, form)
+        self.left[v] = forms
+
+    def restore(self, step: Restore) -> None:
+        """Bring a value back from a form, if it is in it."""
+        v, atom = step.value, self.want(step.value)
+        forms = self.forms.get(v, ())
+        if forms[-1:] != (step.form,):
+            return
+        atom = atom if step.cotangent is None else self.after(atom, step.cotangent)
+        self.define(v, self.unpacked(v, atom))
+        self.forms[v] = forms[:-1]
 
 
 def _is_again(step: Step) -> bool:

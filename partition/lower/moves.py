@@ -1,19 +1,36 @@
-"""Say where values are copied to host memory and back: steps among the others.
+"""Say where values are copied to host memory or brought to other forms, and back: steps among the others.
 
 A value is sent as soon as it is made. In the body of a loop each step sends its own, so that no stack is ever whole in
 the device's memory. A value that the forward reads outside the loop that makes it is sent as one stack, behind the
 loop. On the way back, the body that reads a value step by step fetches each step. What is read outside loops is fetched
 `AHEAD` of its reader, so that the copy hides behind products, and not before the cotangent that these wait for, so that
 it lives briefly. In which order copies and ops then really run is the compiler's choice.
+
+Other forms are taken at the same places, before the copy. A value is brought back just before its first reader, and not
+before the cotangent that this reads. In a loop each step brings back its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Round, Run, Segments, Step, Wait, Write, runs
+from jointcut.partition.lower.steps import (
+    Enter,
+    Fetch,
+    Keep,
+    Offload,
+    Restore,
+    Round,
+    Run,
+    Segments,
+    Step,
+    Store,
+    Wait,
+    Write,
+    runs,
+)
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy
 from jointcut.partition.program.graph import OPEN_LOOP, TOP, Graph
@@ -26,6 +43,17 @@ AHEAD = 1
 
 def sent(graph: Graph, sides: Sides, steps: Iterable[Step], away: Set[int]) -> tuple[Step, ...]:
     """The steps of a forward that copies the values `away` to host memory."""
+    return _placed(graph, sides, steps, away, Offload)
+
+
+def stored(graph: Graph, sides: Sides, steps: Iterable[Step], forms: Mapping[int, str]) -> tuple[Step, ...]:
+    """The steps of a forward that brings values to other `forms`."""
+    return _placed(graph, sides, steps, forms.keys(), lambda v: Store(v, forms[v]))
+
+
+def _placed(
+    graph: Graph, sides: Sides, steps: Iterable[Step], away: Set[int], make: Callable[[int], Step]
+) -> tuple[Step, ...]:
     behind: dict[int, list[int]] = defaultdict(list)
     starting: dict[int, list[int]] = defaultdict(list)
     for v in sorted(away):
@@ -37,7 +65,7 @@ def sent(graph: Graph, sides: Sides, steps: Iterable[Step], away: Set[int]) -> t
             (starting[home] if is_carry else behind[maker.id]).append(v)
         else:
             behind[_outermost(graph, home)].append(v)
-    return tuple(_sent(graph, steps, behind, starting))
+    return tuple(_sent(graph, steps, behind, starting, make))
 
 
 def is_read_within(graph: Graph, sides: Sides, v: int, home: int) -> bool:
@@ -65,26 +93,37 @@ def _outermost(graph: Graph, region: int) -> int:
 
 
 def _sent(
-    graph: Graph, steps: Iterable[Step], behind: dict[int, list[int]], starting: dict[int, list[int]]
+    graph: Graph,
+    steps: Iterable[Step],
+    behind: dict[int, list[int]],
+    starting: dict[int, list[int]],
+    make: Callable[[int], Step],
 ) -> Iterator[Step]:
     waiting: list[int] = []
     for step in steps:
-        if not isinstance(step, Round | Write):
-            yield from map(Offload, waiting)
+        if not isinstance(step, Round | Write | Store):
+            yield from map(make, waiting)
             waiting = []
         if isinstance(step, Enter):
-            first = map(Offload, starting.get(graph.bodies[step.op].region, ()))
-            yield replace(step, steps=(*first, *_sent(graph, step.steps, behind, starting)))
+            first = map(make, starting.get(graph.bodies[step.op].region, ()))
+            inner = list(_sent(graph, step.steps, behind, starting, make))
+            early = next((i for i, each in enumerate(inner) if not isinstance(each, Store)), len(inner))
+            yield replace(step, steps=(*inner[:early], *first, *inner[early:]))
         else:
             yield step
         if isinstance(step, Run | Enter | Keep):
             waiting = behind.get(step.loop.op if isinstance(step, Keep) else step.op, [])
-    yield from map(Offload, waiting)
+    yield from map(make, waiting)
 
 
 def fetched(problem: Problem, steps: Iterable[Step], away: Set[int]) -> tuple[Step, ...]:
     """The steps of a backward that finds the values `away` in host memory."""
     return _Fetches(problem, away).placed(steps)
+
+
+def restored(problem: Problem, steps: Iterable[Step], forms: Mapping[int, str]) -> tuple[Step, ...]:
+    """The steps of a backward that finds values in other `forms`."""
+    return _Restores(problem, forms.keys(), forms).placed(steps)
 
 
 @dataclass(frozen=True)
@@ -120,20 +159,25 @@ class _Fetches:
         met: dict[int, None] = {}
         around: dict[int, None] = {}
 
-        def fetch(needs: Iterable[int]) -> None:
+        def fetch(needs: Iterable[int], reader: Step | None) -> None:
             for v in needs:
                 if not self.is_taken(v, region):
                     around[v] = None
                 elif v not in met:
                     met[v] = None
-                    out.append(Fetch(v))
+                    out.append(self.made(v, region, reader))
 
         for step in steps:
             inner, needs = self.inside(step)
-            fetch(needs)
+            fetch(needs, step)
             out.append(inner)
-        fetch(self.of(v for v in ends if v is not None))
+        fetch(self.of(v for v in ends if v is not None), None)
         return out, around
+
+    def made(self, v: int, region: int, reader: Step | None) -> Step:
+        """The step that a value needs before its first `reader` in a region."""
+        del region, reader
+        return Fetch(v)
 
     def inside(self, step: Step) -> tuple[Step, Iterable[int]]:
         """A step with the fetches inside it, and the values `away` that it needs from its own region or around it."""
@@ -149,14 +193,19 @@ class _Fetches:
                 return step, dict.fromkeys(map(self.graph.whole, self.of(reads)))
             case Run():
                 return step, self.of(ops[step.op].inputs)
-            case Wait() | Write():
+            case Wait() | Write() | Restore():
                 return step, self.of([step.value])
             case _:
                 return step, ()
 
     def of(self, values: Iterable[int]) -> list[int]:
-        """Those of some values that are away, or steps of a stack that is."""
-        return [v for v in values if self.graph.whole(v) in self.away]
+        """Those of some values that are away, or steps of a stack that is; of a step of such a step, that."""
+        found: list[int] = []
+        for v in values:
+            while (whole := self.graph.whole(v)) != v and whole not in self.away:
+                v = whole
+            found += [v] * (whole in self.away)
+        return found
 
     def is_taken(self, v: int, region: int) -> bool:
         """Whether a region takes a value step by step; the top of the program takes all that no loop does."""
@@ -180,8 +229,30 @@ class _Fetches:
 
     def latest(self, step: Step) -> int | None:
         """Of the values that a step reads and that only the backward has, the one that is made last."""
+        if isinstance(step, Wait | Restore):
+            return step.cotangent
         first = next(iter(runs([step])), None)
         reads = () if first is None else self.graph.ops[first.op].inputs
         late = [v for v in reads if self.problem.sides.is_late(v) and v in self.graph.arrays]
         at_top = [v for v in late if self.graph.values[v].loop == TOP]
         return max(at_top, default=None, key=lambda v: -1 if (m := self.graph.values[v].maker) is None else m)
+
+
+@dataclass(frozen=True)
+class _Restores(_Fetches):
+    """Values brought back from `forms` among the steps of one backward, just before their readers."""
+
+    forms: Mapping[int, str]
+
+    def placed(self, steps: Iterable[Step]) -> tuple[Step, ...]:
+        """The steps with all values brought back."""
+        return tuple(self.region(TOP, steps, self.graph.role_outputs(Role.GRADIENT))[0])
+
+    def made(self, v: int, region: int, reader: Step | None) -> Step:
+        """As for a fetch; outside of loops it waits for what the reader waits for."""
+        late = self.latest(reader) if region == TOP and reader is not None else None
+        return Restore(v, self.forms[v], late)
+
+    def of(self, values: Iterable[int]) -> list[int]:
+        """Those of some values that are in a form; of a step of a stack, the stack."""
+        return [whole for whole in map(self.graph.outermost, values) if whole in self.away]

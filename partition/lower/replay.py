@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from jointcut.partition.lower.counter import Counter, segments_of, steps_of
+from jointcut.partition.lower.counter import Counter, in_forms, segments_of, steps_of
 from jointcut.partition.lower.memory import Buffer, Level, body_of
 from jointcut.partition.lower.steps import Keep, Schedule, Step, Write
 from jointcut.partition.lower.xla.arranged import Arranged, Arranger
@@ -86,13 +86,13 @@ class Replayer:
         graph, forward = self.graph, self.forward(schedule.forward)
         level = forward.level
         count = len(level.rows)
-        backward = replace(self.counter(), level=level, on_host=set(schedule.offloaded))
+        backward = replace(self.counter(), level=level, on_host=set(schedule.offloaded), forms=dict(schedule.stored))
         for v in graph.role_inputs(Role.PRIMAL):
             backward.define(v, forward.want(v))
         cotangents = graph.role_inputs(Role.COTANGENT)
         given = [*map(backward.given, cotangents)]
         atoms = [*map(forward.leaving, schedule.handed), *forward.starts.values(), *forward.tails.values(), *given]
-        if schedule.runs_again:
+        if schedule.waits:
             level.middle = len(level.barriers)
             atoms = backward.barrier(atoms)
         held = iter(atoms)
@@ -152,7 +152,12 @@ def _in_order(arranged: Arranged, level: Level, forward: int) -> Rows:
 def handed_bytes(graph: Graph, schedule: Schedule) -> int:
     """Bytes alive between the halves, beyond what the caller holds."""
     outputs = graph.role_outputs(Role.OUTPUT)
-    total = sum(graph.values[v].saved_bytes for v in schedule.handed if v not in outputs)
+    handed = [
+        (graph.values[v], schedule.stored.get(v, ()))
+        for v in schedule.handed
+        if v not in outputs or v in schedule.stored
+    ]
+    total = sum(value.copies * in_forms(value, forms).bytes for value, forms in handed)
     for step in schedule.forward:
         if isinstance(step, Keep):
             total += segments_of(graph, step) * sum(graph.values[v].bytes for v in step.starts)

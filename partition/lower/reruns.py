@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jointcut.partition.nesting.kinds import KINDS
-from jointcut.partition.plans.plan import Plan, runs_forward
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body, DividingKind
 from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Loop, Op

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.moves import fetched, sent
+from jointcut.partition.lower.moves import fetched, restored, sent, stored
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
-from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Wait, Write, runs
-from jointcut.partition.plans.plan import Plan, runs_forward
+from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Store, Wait, Write, runs
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.primitives import MOVEMENT
 from jointcut.partition.program.roles import Role
+from jointcut.partition.stored.packing import HOOK
 
 Lengths = int | tuple[int, ...]
 
@@ -90,10 +92,30 @@ class _Halves:
             handed = list(dict.fromkeys([*(v for v in handed if v not in made), *self.read_again(backward, divided)]))
             backward = tuple(_unwound(divided[s.op], s) if _is_in(s, divided) else s for s in backward)
         forward = self.forward(handed, list(divided.values()))
+        if forms := self.in_forms(handed):
+            forward = stored(self.graph, self.problem.sides, forward, forms)
+            backward = restored(self.problem, backward, forms)
+        if self.problem.hooks:
+            read = self.gradients | self.read(backward)
+            inputs = self.hooked(v for v in self.graph.role_inputs(Role.PRIMAL) if v in read)
+            made = self.hooked(handed)
+            forward = (*(Store(v, HOOK) for v in inputs), *stored(self.graph, self.problem.sides, forward, made))
+            backward, handed = restored(self.problem, backward, made | inputs), [*handed, *inputs]
         if away := frozenset(self.plan.offloaded).intersection(handed) - self.outputs:
             forward = sent(self.graph, self.problem.sides, forward, away)
             backward = fetched(self.problem, backward, away)
         return Schedule(forward, tuple(handed), backward, self.graph)
+
+    def in_forms(self, handed: Iterable[int]) -> dict[int, str]:
+        """The values that are handed over in a form; those of a loop in segments are made again as they are."""
+        in_segments, forms = {loop for loop, _ in self.plan.segments}, self.plan.stored
+        around = ((v, self.graph.ancestors[self.graph.values[v].loop]) for v in handed if v in forms)
+        return {v: forms[v] for v, loops in around if in_segments.isdisjoint(loops)}
+
+    def hooked(self, values: Iterable[int]) -> dict[int, str]:
+        """Those of some values that pass through a user's functions."""
+        graph, hooks = self.graph, self.problem.hooks
+        return {v: HOOK for v in values if hooks and v in graph.arrays and hooks.takes(graph.values[v])}
 
     def forward(self, handed: Sequence[int], divided: Sequence[_Divided]) -> tuple[Step, ...]:
         """The forward, which keeps the carried values where the segments of divided loops start."""
@@ -197,20 +219,13 @@ def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
     body = graph.bodies[loop.op]
     starts = dict(zip(body.carried_in, body.starts, strict=True))
     reads: dict[int, None] = {}
-    read = {_outermost(graph, v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
+    read = {graph.outermost(v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
     for v in sorted(read.union(loop.levels[-1].stacks)):
         if body.loop not in graph.ancestors[graph.values[v].loop]:
             reads[v] = None
         elif v not in loop.starts and (first := starts.get(v)) is not None:
             reads[first] = None
     return reads
-
-
-def _outermost(graph: Graph, v: int) -> int:
-    """The stack that a value is a step of, or a step of a step; any other value itself."""
-    while (stack := graph.whole(v)) != v:
-        v = stack
-    return v
 
 
 def _checked(known: Mapping[int, Segmentable], loop: int, given: Lengths) -> tuple[int, ...]:

@@ -18,7 +18,8 @@
 A number after `#` is an op of the graph, one after `%` a value. `emit` writes what stands here and decides nothing, and
 `replay` counts its bytes. `written` reads the text back. What waits in host memory is copied there where it is made
 (`offload %5`), and back ahead of its reader (`fetch %5`, or `fetch %5 after %1` once a cotangent is there), in a loop
-step by step. A loop in segments has two blocks around it:
+step by step. What waits in a smaller form is brought to it behind the step that makes it (`store %5 as bfloat16`) and
+back ahead of its first reader (`restore %5 from bfloat16`). A loop in segments has two blocks around it:
 
     keep %2 every 8 steps {
         loop #1 stacks {
@@ -111,6 +112,26 @@ class Fetch:
 
 
 @dataclass(frozen=True)
+class Store:
+    """Bring a value to another form, in which it leaves for the backward; one step of it in a loop."""
+
+    value: int
+    form: str
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Bring a value back from a form, for all that reads it from here on; one step of it in a loop.
+
+    That does not begin before a `cotangent` is there, if one is named.
+    """
+
+    value: int
+    form: str
+    cotangent: int | None = None
+
+
+@dataclass(frozen=True)
 class Enter:
     """Run a loop, `op` holding its body; each of its steps runs `steps`, and the values `stacks` are kept of each."""
 
@@ -165,7 +186,7 @@ class Segments:
         return (self.rerun.loop if isinstance(self.rerun, Keep) else self.rerun).stacks
 
 
-Step = Run | Wait | Write | Round | Offload | Fetch | Enter | Keep | Segments
+Step = Run | Wait | Write | Round | Offload | Fetch | Store | Restore | Enter | Keep | Segments
 
 
 @dataclass(frozen=True)
@@ -174,7 +195,8 @@ class Schedule:
 
     Attributes:
         forward: steps of the forward.
-        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed.
+        handed: ids of values. The program's inputs are handed over too, and what `Keep` keeps; they are not listed,
+            unless they are stored in another form.
         backward: steps of the backward.
         graph: the graph that the ids are of. It names the ops when the schedule prints, and is not compared.
     """
@@ -193,7 +215,21 @@ class Schedule:
     @cached_property
     def offloaded(self) -> frozenset[int]:
         """The values that leave for the backward in host memory."""
-        return frozenset(moved(self.forward))
+        return frozenset(step.value for step in moved(self.forward) if isinstance(step, Offload))
+
+    @cached_property
+    def stored(self) -> dict[int, tuple[str, ...]]:
+        """The values that leave for the backward in other forms, with these in the order in which they are taken."""
+        forms: dict[int, tuple[str, ...]] = {}
+        for step in moved(self.forward):
+            if isinstance(step, Store):
+                forms[step.value] = (*forms.get(step.value, ()), step.form)
+        return forms
+
+    @property
+    def waits(self) -> bool:
+        """Whether in one program residuals must wait for the cotangents, or what is kept would not be all that is."""
+        return self.runs_again or bool(self.stored)
 
     @property
     def runs_again(self) -> bool:
@@ -217,11 +253,11 @@ def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
                 yield from runs([step.rerun, step.then])
 
 
-def moved(steps: Iterable[Step]) -> Iterator[int]:
-    """The values that some steps copy to host memory, those in loops included."""
+def moved(steps: Iterable[Step]) -> Iterator[Offload | Store]:
+    """The steps that change how a value leaves for the backward, those in loops included."""
     for step in steps:
-        if isinstance(step, Offload):
-            yield step.value
+        if isinstance(step, Offload | Store):
+            yield step
         elif isinstance(step, Enter):
             yield from moved(step.steps)
 
@@ -251,6 +287,11 @@ def _lines(steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:
             case Fetch():
                 late = "" if step.cotangent is None else f" after %{step.cotangent}"
                 yield f"{pad}fetch %{step.value}{late}"
+            case Store():
+                yield f"{pad}store %{step.value} as {step.form}"
+            case Restore():
+                late = "" if step.cotangent is None else f" after %{step.cotangent}"
+                yield f"{pad}restore %{step.value} from {step.form}{late}"
             case Enter():
                 head = f"{'again ' * step.again}loop #{step.op} stacks{_values(step.stacks)}"
                 yield from _block(head, step.steps, graph, pad)

@@ -13,11 +13,13 @@ from jointcut.partition.lower.steps import (
     Fetch,
     Keep,
     Offload,
+    Restore,
     Round,
     Run,
     Schedule,
     Segments,
     Step,
+    Store,
     Wait,
     Write,
 )
@@ -38,6 +40,8 @@ _LINES = (
     (re.compile(r"wait %(\d+) for %(\d+)"), "wait"),
     (re.compile(r"(write|round|offload) %(\d+)"), "touch"),
     (re.compile(r"fetch %(\d+)(?: after %(\d+))?"), "fetch"),
+    (re.compile(r"store %(\d+) as (\w+)"), "store"),
+    (re.compile(r"restore %(\d+) from (\w+)(?: after %(\d+))?"), "restore"),
     (re.compile(r"(again )?loop #(\d+) stacks((?: %\d+)*) \{"), "enter"),
     (re.compile(r"keep((?: %\d+)*) every ([1-9]\d*) steps(?: but the last ([1-9]\d*))? \{"), "keep"),
     (re.compile(r"segments of ([1-9]\d*) steps from((?: %\d+)*)(?: after the last ([1-9]\d*))? \{"), "segments"),
@@ -136,6 +140,16 @@ class _Reader:
 
     def fetch(self, value: str, cotangent: str | None) -> None:
         step = Fetch(self.value(value), None if cotangent is None else self.value(cotangent))
+        self.note((step.value, *([] if step.cotangent is None else [step.cotangent])))
+        self.steps().append(step)
+
+    def store(self, value: str, form: str) -> None:
+        step = Store(self.value(value), form)
+        self.note((step.value,))
+        self.steps().append(step)
+
+    def restore(self, value: str, form: str, cotangent: str | None) -> None:
+        step = Restore(self.value(value), form, None if cotangent is None else self.value(cotangent))
         self.note((step.value, *([] if step.cotangent is None else [step.cotangent])))
         self.steps().append(step)
 

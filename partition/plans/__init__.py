@@ -12,6 +12,7 @@ Files, in reading order:
     demands: Compare a plan with what was demanded of single values.
     asjax: Say a plan in JAX's own words: which names and primitives a policy of `jax.checkpoint` must save.
     saved: The saved values of a plan as rows, and how those that read the same are grouped.
+    runs: Say which ops each half runs, for the values that it must have.
     plan: Record a decision: what is saved, what is recomputed, and why.
     twins: Find the values of one program in another that has the same forward.
     planfile: Write a plan to JSON, and read it back for its program.

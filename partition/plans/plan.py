@@ -18,18 +18,24 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
-from jointcut.partition.plans.saved import DEVICE, Saved, listed
+from jointcut.partition.plans.runs import Needed, needed
+from jointcut.partition.plans.saved import DEVICE, Saved, in_smaller_forms, listed
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
 from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.notebook import Shown
-from jointcut.partition.program.sides import Sides
+from jointcut.partition.stored.forms import FORMS
 
-#: The values that a plan saves, its loops in segments, the kept steps of these, and the values that it drops and those
-#: that it offloads.
+#: The values that a plan saves, its loops in segments, the kept steps of these, the values that it drops, those that it
+#: offloads, and those that wait in another form.
 PlanKey = tuple[
-    tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...], tuple[int, ...], tuple[int, ...]
+    tuple[int, ...],
+    tuple[tuple[int, int], ...],
+    tuple[tuple[int, int], ...],
+    tuple[int, ...],
+    tuple[int, ...],
+    tuple[tuple[int, str], ...],
 ]
 
 
@@ -103,7 +109,12 @@ class Plan(Shown):
     @property
     def key(self) -> PlanKey:
         """What tells the plan from the others of its program: those of one key run the same programs."""
-        return self.values, self.segments, self.kept_steps, self.dropped, self.offloaded
+        return self.values, self.segments, self.kept_steps, self.dropped, self.offloaded, tuple(self.stored.items())
+
+    @cached_property
+    def stored(self) -> dict[int, str]:
+        """The saved values that wait in a smaller form, each with the form's name."""
+        return {s.value: s.form for s in self.saved if s.form}
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:
@@ -155,8 +166,11 @@ class Plan(Shown):
         dropped = f"drops {counted(len(self.dropped), 'value')} between its readers and computes each once more"
         away = f"offloads {counted(len(self.offloaded), 'value')}, and the policy below keeps them on the device"
         notes = [*(f"runs {text}" for text in in_segments(self.loops_in_segments))]
-        notes += [*[dropped] * bool(self.dropped), *[away] * bool(self.offloaded)]
-        return to_policy(self.problem, self.values, notes)
+        forms = (
+            f"keeps {counted(len(self.stored), 'value')} in smaller forms, and the policy below keeps them as they are"
+        )
+        notes += [*[dropped] * bool(self.dropped), *[away] * bool(self.offloaded), *[forms] * bool(self.stored)]
+        return to_policy(self.problem.without_forms, self.values, notes)
 
     def __str__(self) -> str:
         """The summary, then the saved values, the largest first; those that read the same share a line."""
@@ -177,7 +191,7 @@ class Plan(Shown):
     def remarks(self) -> list[str]:
         """A line for each kind of cheaper form, each loop cut by its steps, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
-        return [*cut, *told(self.overruled), *unused(self.problem, self.values)]
+        return [*cut, *in_smaller_forms(self.saved), *told(self.overruled), *unused(self.problem, self.values)]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -210,11 +224,13 @@ class Plan(Shown):
         kept_steps: Iterable[tuple[int, int]] = (),
         dropped: Iterable[int] = (),
         offloaded: Iterable[int] | None = None,
+        stored: Mapping[int, str] | None = None,
     ) -> Plan:
         """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
 
         The other arguments fill the fields of the same names; unless told, those of the saved values are `offloaded` of
-        which the problem's constraints demand it. Raises `PlanError` where the plan does not close.
+        which the problem's constraints demand it, and those are `stored` in another form that have one in the problem.
+        Raises `PlanError` where the plan does not close.
         """
         problem = as_problem(program)
         graph, sides = problem.graph, problem.sides
@@ -224,24 +240,26 @@ class Plan(Shown):
         runs = needed(problem, frozenset(chosen))
         again = sorted(runs.ops)
         away = sorted(problem.to_host.intersection(chosen) if offloaded is None else set(offloaded))
-        records = tuple(_saved(problem, v, v in away, reasons.get(v, "")) for v in chosen)
+        forms = problem.form_of if stored is None else stored
+        records = tuple(_saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, "")) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
         figures += (tuple(sorted(set(dropped))), tuple(away))
         kept = sides.outputs.union(chosen)
-        forms = tuple(form for form in graph.forms if form.source in kept)
-        plan = cls(strategy, records, recomputed, deferred, *figures, tuple(graph.nested.values()), forms)
+        cheaper = tuple(form for form in graph.forms if form.source in kept)
+        plan = cls(strategy, records, recomputed, deferred, *figures, tuple(graph.nested.values()), cheaper)
         return _lawful(problem, plan, runs)
 
 
-def _saved(problem: Problem, v: int, is_away: bool, reason: str) -> Saved:
+def _saved(problem: Problem, v: int, is_away: bool, reason: str, form: str) -> Saved:
     graph, value = problem.graph, problem.graph.values[v]
     op = graph.maker_of(v)
     name, (scope, source) = (op.name, graph.origin_of(op)) if op else ("input", ("", value.label))
-    size, memory = (value.saved_bytes, HOST) if is_away else (problem.on_device[v], DEVICE)
-    return Saved(v, value.shape, value.dtype, value.copies, size, name, scope, source, reason, memory)
+    is_free = v in problem.sides.outputs or not op
+    size, memory = 0 if is_free else problem.bytes_as(v, form), HOST if is_away else DEVICE
+    return Saved(v, value.shape, value.dtype, value.copies, size, name, scope, source, reason, memory, form)
 
 
 def _existing(problem: Problem, values: Iterable[int]) -> None:
@@ -254,46 +272,6 @@ def _existing(problem: Problem, values: Iterable[int]) -> None:
         if maker is not None and graph.ops[maker].name == STEP:
             cure = "Save the stack that it is taken from."
             raise PlanError(message(f"plan.saved[{graph.where(v)}]", "is one step of a stack.", cure))
-
-
-@dataclass(frozen=True)
-class Needed:
-    """The ops that the backward runs to get values of the forward, and the values that it gets from them."""
-
-    ops: frozenset[int]
-    values: frozenset[int]
-
-
-def needed(problem: Problem, saved: frozenset[int]) -> Needed:
-    """Return the ops of the forward that the backward must run if these values are saved."""
-    graph = problem.graph
-    ops: set[int] = set()
-    seen = set(saved)
-    stack = [v for v in problem.sides.wanted if v not in seen]
-    while stack:
-        v = stack.pop()
-        maker = graph.values[v].maker
-        if v in seen or maker is None:
-            continue
-        seen.add(v)
-        if maker not in ops:
-            ops.add(maker)
-            stack.extend(v for v in graph.ops[maker].inputs if v not in seen)
-    return Needed(frozenset(ops), frozenset(seen - saved))
-
-
-def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:
-    """The ops that the forward runs: those that outputs and effects need, and those that compute some values."""
-    ops = set(sides.forward)
-    makers = list({graph.values[v].maker for v in values} - ops)
-    while makers:
-        maker = makers.pop()
-        if maker is None or maker in ops:
-            continue
-        ops.add(maker)
-        makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
-        makers.append(graph.regions[graph.ops[maker].region].holder)
-    return frozenset(ops)
 
 
 def validated(problem: Problem, plan: Plan) -> Plan:
@@ -320,6 +298,7 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
     _dropped(graph, plan)
     _segmented(graph, plan)
     _offloaded(problem, plan)
+    _stored(problem, plan)
     found = overruled(problem, saved, read, frozenset(plan.offloaded))
     is_known = plan.problem is problem and plan.overruled == found
     return plan if is_known else replace(plan, problem=problem, overruled=found)
@@ -347,6 +326,17 @@ def _offloaded(problem: Problem, plan: Plan) -> None:
         if not in_segments.isdisjoint(graph.ancestors[graph.values[v].loop]):
             cure = "Let the loop run whole: segments make what they need again."
             raise PlanError(message(where, "is made in a loop that runs in segments.", cure))
+
+
+def _stored(problem: Problem, plan: Plan) -> None:
+    for s in plan.saved:
+        where = f"plan.stored[%{s.value}]"
+        if s.form and (s.value in problem.sides.outputs or not FORMS[s.form].is_smaller(s.shape, s.dtype)):
+            what = f"is {s.form}, and {problem.graph.where(s.value)} would not be smaller so."
+            raise PlanError(message(where, what, "Store arrays of floats that are no outputs."))
+        if (asked := problem.form_of.get(s.value, s.form)) != s.form:
+            what = f"is {s.form or 'not there'}, and the policy says {asked} for {problem.graph.where(s.value)}."
+            raise PlanError(message(where, what, "Make the plan under this policy, or take that key out of it."))
 
 
 def _fits_program(graph: Graph, plan: Plan) -> None:

@@ -99,7 +99,7 @@ def _only(these: Iterable[Any], others: Iterable[Any]) -> tuple[Any, ...]:
 def _identity(item: Any) -> Any:
     if not isinstance(item, Saved):
         return item
-    return item.value, item.shape, item.dtype, item.copies, item.bytes, item.op, item.memory
+    return item.value, item.shape, item.dtype, item.copies, item.bytes, item.op, item.memory, item.form
 
 
 def _delta(before: Any, after: Any) -> Any:

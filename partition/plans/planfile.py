@@ -3,10 +3,10 @@
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
 contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
-segment. `dropped` is there if there are such values, and `"memory": "pinned_host"` with each saved value that is
-offloaded. Nothing in the text is ever run. `scope` and `source` are for
-people: they differ between machines, so they are neither compared nor taken over. A plan also serves a program with the
-same forward and another backward (`twins`).
+segment. `dropped` is there if there are such values, `"memory": "pinned_host"` with each saved value that is
+offloaded, and `"form": "bfloat16"` with one that waits in that form. Nothing in the text is ever run. `scope` and
+`source` are for people: they differ between machines, so they are neither compared nor taken over. A plan also serves a
+program with the same forward and another backward (`twins`).
 
 >>> from jointcut.partition import Plan, parse
 >>> from jointcut.partition.plans.planfile import dumps, loads
@@ -37,12 +37,13 @@ from typing import Any
 from jointcut.partition.errors import GraphError, PlanError, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.plans.saved import Saved
+from jointcut.partition.plans.saved import DEVICE, Saved
 from jointcut.partition.plans.twins import in_order, twins
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.text import parse, show
+from jointcut.partition.stored.forms import FORMS
 
 #: The values of `format` and `version` that are written, and the only ones that are read.
 FORMAT, VERSION = "jointcut plan", 1
@@ -89,8 +90,9 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 
 def _entry(saved: Saved) -> dict[str, Any]:
+    usual = {"memory": DEVICE, "form": ""}
     entry = asdict(saved) | {"shape": list(saved.shape)}
-    return entry if saved.is_offloaded else {key: value for key, value in entry.items() if key != "memory"}
+    return {key: value for key, value in entry.items() if key not in usual or value != usual[key]}
 
 
 def _program(graph: Graph) -> list[str]:
@@ -156,6 +158,11 @@ def _is_host(given: Any, where: str) -> None:
         raise _refuse(where, f"is {_shown(given)}, not {_shown(HOST)}: other values have no such entry.")
 
 
+def _is_form(given: Any, where: str) -> None:
+    if not isinstance(given, str) or given not in FORMS:
+        raise _refuse(where, f"is {_shown(given)}, not one of {', '.join(map(_shown, FORMS))}.")
+
+
 def _or_null(check: _Check) -> _Check:
     return lambda given, where: None if given is None else check(given, where)
 
@@ -202,7 +209,7 @@ _has_types = _record(
         **dict.fromkeys(("version", "bytes_saved"), _is_count),
         **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
         **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
-        "saved": _list_of(_record(_saved, {"memory": _is_host})),
+        "saved": _list_of(_record(_saved, {"memory": _is_host, "form": _is_form})),
         "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
         "figures": _record(_figures),
         "written_for": _list_of(_is_text),
@@ -284,6 +291,7 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
         kept_steps=kept_steps,
         dropped=[moved[v] for v in plan.dropped],
         offloaded=[moved[v] for v in plan.offloaded],
+        stored={moved[v]: form for v, form in plan.stored.items()},
     )
 
 
@@ -306,6 +314,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
         kept_steps=((entry["loop"], entry["kept"]) for entry in document["segments"] if "kept" in entry),
         dropped=document.get("dropped", ()),
         offloaded=[entry["value"] for entry in document["saved"] if "memory" in entry],
+        stored={entry["value"]: entry["form"] for entry in document["saved"] if "form" in entry},
         **document["figures"],
     )
     _same_saved(document["saved"], plan, graph)

@@ -16,6 +16,8 @@ from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdic
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
+from jointcut.partition.stored.forms import FORMS
+from jointcut.partition.stored.packing import HOOK, Hooks, Packings
 
 #: How many times what saving a value takes a preference weighs. It is a guess: a plan that has to break some preference
 #: breaks the one on the fewest bytes, and a plan that has to break none breaks none.
@@ -36,6 +38,8 @@ class Problem:
         seconds: for each op the time that running it again takes; empty where ops have no prices. Without prices, an op
             that a rule of cost forbids to run again is never run again; with prices, it costs its seconds.
         model: the cost model that gave these seconds, None where ops have no prices.
+        hooks: a user's functions, through which passes what is saved; None if there are none.
+        forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
     """
 
     graph: Graph
@@ -46,6 +50,8 @@ class Problem:
     backend: Backend = PORTABLE
     seconds: tuple[float, ...] = ()
     model: CostModel | None = None
+    forms: tuple[tuple[int, str], ...] = ()
+    hooks: Hooks | None = None
 
     @classmethod
     def of(
@@ -54,6 +60,7 @@ class Problem:
         model: CostModel | None = None,
         constraints: Iterable[Constraint] = (),
         backend: Backend = PORTABLE,
+        forms: Iterable[tuple[int, str]] = (),
     ) -> Self:
         """Return the problem of a graph; with a cost model its ops have prices in seconds.
 
@@ -61,11 +68,26 @@ class Problem:
         that is negative, infinite or not a number.
         """
         sides, demands = classify(graph), tuple(constraints)
-        prices, verdicts = saving_bytes(graph, sides), judge(graph, sides, demands)
-        made = cls(graph, sides, tuple(prices), tuple(verdicts), demands, backend)
-        if made.to_host:
-            made = replace(made, prices=tuple(0 if v in made.to_host else p for v, p in enumerate(prices)))
+        verdicts = judge(graph, sides, demands)
+        made = cls(graph, sides, (), tuple(verdicts), demands, backend)._with(tuple(forms))
         return made if model is None else made.timed(model)
+
+    def _with(self, forms: tuple[tuple[int, str], ...]) -> Self:
+        """The same problem with other forms, and the prices that follow."""
+        made = replace(self, forms=forms, prices=tuple(saving_bytes(self.graph, self.sides)))
+        if made.to_host or made.forms:
+            made = replace(made, prices=tuple(0 if v in made.to_host else p for v, p in enumerate(made.on_device)))
+        return made
+
+    @property
+    def packings(self) -> Packings:
+        """The forms that schedules of the problem may name."""
+        return Packings({HOOK: self.hooks.packing} if self.hooks else {})
+
+    @cached_property
+    def without_forms(self) -> Self:
+        """The same problem, in which all values wait as they are."""
+        return self._with(()) if self.forms else self
 
     def timed(self, model: CostModel) -> Self:
         """The same problem with its ops priced in seconds.
@@ -90,7 +112,20 @@ class Problem:
     @cached_property
     def on_device(self) -> tuple[int, ...]:
         """For each value the bytes that saving it in the device's memory keeps alive, whatever is demanded."""
-        return tuple(saving_bytes(self.graph, self.sides)) if self.to_host else self.prices
+        if not self.to_host and not self.forms:
+            return self.prices
+        plain, forms = saving_bytes(self.graph, self.sides), self.form_of
+        return tuple(self.bytes_as(v, forms[v]) if price and v in forms else price for v, price in enumerate(plain))
+
+    @cached_property
+    def form_of(self) -> dict[int, str]:
+        """The form of each value that has one."""
+        return dict(self.forms)
+
+    def bytes_as(self, v: int, form: str) -> int:
+        """Bytes of all copies of a value in a form; with the empty name as they are."""
+        value = self.graph.values[v]
+        return value.copies * FORMS[form].bytes(value.shape, value.dtype) if form else value.saved_bytes
 
     @cached_property
     def weighed(self) -> tuple[float, ...]:

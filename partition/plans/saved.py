@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.stored.forms import plain_bytes
+
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
 
@@ -44,6 +47,7 @@ class Saved:
         source: the user's line.
         reason: why it is saved rather than recomputed.
         memory: where it waits, `"device"` or `"pinned_host"`.
+        form: the smaller form in which it waits, such as `"bfloat16"`; empty where it waits as it is.
     """
 
     value: int
@@ -56,6 +60,7 @@ class Saved:
     source: str
     reason: str
     memory: str = DEVICE
+    form: str = ""
 
     @property
     def is_offloaded(self) -> bool:
@@ -63,9 +68,15 @@ class Saved:
         return self.memory != DEVICE
 
     @property
+    def plain_bytes(self) -> int:
+        """Bytes of all copies of a float as it is, whatever its form."""
+        return self.copies * plain_bytes(self.shape, self.dtype)
+
+    @property
     def why(self) -> str:
-        """That it is offloaded, if it is, and why it is saved."""
-        return f"{'offloaded, ' * self.is_offloaded}{self.reason}"
+        """That it is offloaded, if it is, in which form it waits, and why it is saved."""
+        form = f"as {self.form}, " if self.form else ""
+        return f"{'offloaded, ' * self.is_offloaded}{form}{self.reason}"
 
     def __str__(self) -> str:
         """The value's type, where it is made and why it is saved, on one line."""
@@ -94,3 +105,14 @@ def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
     for own in grouped(saved):
         times = f"{len(own)} times " if len(own) > 1 else ""
         yield sum(s.bytes for s in own), f"{times}{own[0]}"
+
+
+def in_smaller_forms(saved: Iterable[Saved]) -> Iterator[str]:
+    """A line for each smaller form in which saved values wait: how many, and how much less is kept."""
+    forms: dict[str, list[Saved]] = defaultdict(list)
+    for s in saved:
+        if s.form:
+            forms[s.form].append(s)
+    for form, own in forms.items():
+        size, plain = sum(s.bytes for s in own), sum(s.plain_bytes for s in own)
+        yield f"kept as {form}: {counted(len(own), 'value')}, {human_bytes(size)} instead of {human_bytes(plain)}"

@@ -1,7 +1,8 @@
 """Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
 
-A policy is a row of rules, each a key and a `CheckpointPolicy`, or a policy of JAX's own (`jax.checkpoint_policies`). A
-key is a text or a predicate on an op and a value that it makes. A text names the values
+A policy is a row of rules, or a policy of JAX's own (`jax.checkpoint_policies`). A rule is a key and a
+`CheckpointPolicy`, or a `SaveAs`, which says in which form values wait. A key is a text or a predicate on an op and a
+value that it makes. A text names the values
 
 - of a `checkpoint_name`;
 - in a scope: names that stand next to each other on the name stack, joined by `/` (`"block_0/attention"`). These are
@@ -14,6 +15,7 @@ one value with all its names, scopes and primitives.
 
 Of several keys that name a value a MUST goes before a PREFER; then a `checkpoint_name` before a predicate, and that
 before scopes and primitives; then the key that comes first. Two different MUSTs of the same kind contradict each other.
+Of forms the one whose key goes first is taken, whatever else is demanded of the value.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ from jointcut.partition.program.places import modules_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
+from jointcut.partition.stored.forms import FORMS, SaveAs
 
 Key = str | Callable[[Op, Value], Any]
 
+Rule = tuple[Key, CheckpointPolicy | SaveAs]
+
 #: Rules in order, or a policy of JAX's.
-Policy = tuple[tuple[Key, CheckpointPolicy], ...] | Callable[..., Any]
+Policy = tuple[Rule, ...] | Callable[..., Any]
 
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -67,7 +72,7 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
     arrays = _Arrays(graph, classify(graph), is_part)
     if callable(policy):
         return tuple(arrays.of_jax(policy))
-    found = [(array, _strongest(graph, array, policy, arrays.keys_of(array, policy))) for array in arrays.all]
+    found = [(array, _strongest(graph, array, policy, list(arrays.keys_of(array, policy)))) for array in arrays.all]
     _refuse_musts(policy, (step.graph for step in graph.nested.values()), "a step of a loop that is cut on its own")
     for place, (key, _) in enumerate(policy):
         if place in arrays.met or is_part:
@@ -78,14 +83,46 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
     return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
 
 
+def forms_of(policy: Policy | None, graph: Graph) -> tuple[tuple[int, str], ...]:
+    """Return the values of a program's forward that a policy gives a form, each with the name of the form.
+
+    Outputs of the function stay as they are, and so do arrays that the form would not make smaller. What a loop carries
+    has the form of what its step hands on. Raises `PolicyError` where a key names no array that its form makes smaller.
+    """
+    if policy is None or callable(policy):
+        return ()
+    arrays, forms = _Arrays(graph, classify(graph), False), dict[int, str]()
+    useful = set[int]()
+    for array in arrays.all if any(isinstance(demand, SaveAs) for _, demand in policy) else ():
+        for _, place in sorted(arrays.keys_of(array, policy), reverse=True):
+            if isinstance(demand := policy[place][1], SaveAs):
+                smaller = [v for v in array.values if _is_smaller(graph.values[v], demand.dtype)]
+                forms.update(dict.fromkeys(smaller, demand.dtype))
+                useful.update([place] * bool(smaller))
+    for place, (key, demand) in enumerate(policy):
+        if isinstance(demand, SaveAs) and place in arrays.met and place not in useful:
+            what = f"is {demand.name}, and no array that it names is of floats that take fewer bytes so."
+            raise PolicyError(message(f"policy[{shown(key)}]", what, "Name other values, or take a smaller form."))
+    for body in graph.bodies.values():
+        for found, end, out in zip(body.carried_in, body.carried, body.carried_out, strict=True):
+            if end in forms:
+                forms |= {found: forms[end], out: forms[end]}
+    left_out = arrays.sides.outputs
+    return tuple((v, form) for v, form in sorted(forms.items()) if v not in left_out and not arrays.sides.is_late(v))
+
+
+def _is_smaller(value: Value, form: str) -> bool:
+    return FORMS[form].is_smaller(value.shape, value.dtype)
+
+
 def refuse_musts(policy: Policy | None, bodies: Iterable[Jaxpr], where: str) -> None:
     """Raise `PolicyError` if a MUST names a value in one of some jaxprs, which no plan reaches."""
     if policy is not None and not callable(policy):
         _refuse_musts(policy, map(_read, bodies), where)
 
 
-def _refuse_musts(policy: Sequence[tuple[Key, CheckpointPolicy]], graphs: Iterable[Graph], where: str) -> None:
-    musts = [(key, demand) for key, demand in policy if demand.is_must]
+def _refuse_musts(policy: Sequence[Rule], graphs: Iterable[Graph], where: str) -> None:
+    musts = [(key, demand) for key, demand in policy if isinstance(demand, CheckpointPolicy) and demand.is_must]
     for graph in graphs if musts else ():
         for array in arrays_of(graph, classify(graph)):
             for key, demand in musts:
@@ -160,7 +197,7 @@ class _Arrays:
         """The rules without any demand."""
         return judge(self.graph, self.sides)
 
-    def keys_of(self, array: Array, policy: Sequence[tuple[Key, CheckpointPolicy]]) -> Iterator[tuple[int, int]]:
+    def keys_of(self, array: Array, policy: Sequence[Rule]) -> Iterator[tuple[int, int]]:
         """How each key names an array, and the key's place; keys that do not name it are left out."""
         for place, (key, demand) in enumerate(policy):
             how = _named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
@@ -290,20 +327,21 @@ def _in_scope(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _strongest(
-    graph: Graph, array: Array, policy: Sequence[tuple[Key, CheckpointPolicy]], keys: Iterable[tuple[int, int]]
+    graph: Graph, array: Array, policy: Sequence[Rule], keys: Sequence[tuple[int, int]]
 ) -> tuple[CheckpointPolicy, str] | None:
     """The rule that holds for an array, and its key in words; None where no key names it.
 
     Raises `PolicyError` where two MUSTs of the same kind contradict each other.
     """
-    row = sorted((not policy[place][1].is_must, how, place) for how, place in keys)
+    demands = {place: demand for _, place in keys if isinstance(demand := policy[place][1], CheckpointPolicy)}
+    row = sorted((not demands[place].is_must, how, place) for how, place in keys if place in demands)
     if not row:
         return None
     prefers, how, first = row[0]
-    key, demand = policy[first]
+    key, demand = policy[first][0], demands[first]
     for other in (place for *same, place in row if same == [prefers, how] and not prefers):
-        if policy[other][1] is not demand:
-            where, (second, against) = graph.where(array.values[-1]), policy[other]
+        if demands[other] is not demand:
+            where, second, against = graph.where(array.values[-1]), policy[other][0], demands[other]
             what = f"is {demand.name} by {shown(key)} and {against.name} by {shown(second)}."
             cure = "Make one of them a PREFER, or name the value by a checkpoint_name, which goes before other keys."
             raise PolicyError(message(f"policy: {where}", what, cure))
@@ -321,8 +359,8 @@ def _names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
         "Scopes": {"/".join(array.scope) for array in arrays if array.scope},
         "Primitives": {array.op.name for array in arrays},
     }
-    lists = (f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known)
-    cure = " ".join([f"There are, the nearest first: {next(lists)}", *lists])
+    lists = [f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known]
+    cure = f"There are, the nearest first: {' '.join(lists)}" if lists else "It computes none."
     raise PolicyError(message(where, "names no value of the forward.", cure))
 
 

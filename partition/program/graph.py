@@ -272,6 +272,12 @@ class Graph(Shown):
         maker = self.values[value_id].maker
         return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
 
+    def outermost(self, value_id: int) -> int:
+        """The stack that a value is a step of, or a step of a step; any other value itself."""
+        while (stack := self.whole(value_id)) != value_id:
+            value_id = stack
+        return value_id
+
     def first_met(self, starts: Iterable[int], stops: Callable[[int, Op], bool]) -> list[int]:
         """The values that are met first, going back from `starts`, at which `stops` holds of it and its op."""
         found: list[int] = []

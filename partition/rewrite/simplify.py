@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -190,6 +190,14 @@ def _scan_opened(eqn: Equation) -> Equation:
 def called(function: Callable[..., Any], types: Sequence[Any]) -> Equation:
     """The equation of a call to a function with operands of these types."""
     return opened(jax.make_jaxpr(jax.jit(function))(*types))[0].eqns[0]
+
+
+@lru_cache(maxsize=4096)
+def call_of(function: Callable[..., Any], types: tuple[Any, ...]) -> Equation:
+    """The equation of a call to a function with operands of these types; doubles stay doubles."""
+    with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in types)
+    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+        return called(function, types)
 
 
 def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom] | None = None) -> Equation:

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from jointcut.partition.errors import PlanError
-from jointcut.partition.plans.plan import Plan, needed
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import needed
 
 
 def mixed(problem: Problem, large: Plan, small: Plan) -> Iterator[Plan]:

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from jointcut.partition.figures import counted
-from jointcut.partition.plans.plan import needed
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.search.alike import Alike
 from jointcut.partition.search.front import Front
 from jointcut.partition.search.stretches import Stretches

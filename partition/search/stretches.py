@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jointcut.partition.plans.plan import needed
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.rules import light
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
 from jointcut.partition.program.primitives import DEAR, UPDATING

@@ -279,7 +279,8 @@ def test_a_plan_that_breaks_a_must_is_refused():
 
 
 DEMANDS = (
-    "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMPUTE, aot.MUST_OFFLOAD, aot.PREFER_OFFLOAD"
+    "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMPUTE, aot.MUST_OFFLOAD, aot.PREFER_OFFLOAD, "
+    "or aot.SAVE_AS(dtype)"
 )
 EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 KEYS = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."
@@ -324,5 +325,7 @@ def test_the_command_line_takes_a_policy():
 
     rows = json.loads(said("hidden=must_recompute").stdout)["saved"]
     assert "dot_general" in [row["op"] for row in rows] and "name" not in [row["op"] for row in rows]
+    both = said("hidden=MUST_SAVE", "hidden=SAVE_AS:bfloat16")
+    assert "as bfloat16, not recomputed: MUST_SAVE by 'hidden'" in both.stdout
     assert "'hidden=keep' is no key=demand. Known names: 'MUST_OFFLOAD'" in said("hidden=keep").stderr
     assert said("hiden=MUST_SAVE").exit_code == 2

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
+from jointcut.aot.report.inexact import relative_error
 from jointcut.partition.errors import TraceError
 
 ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
@@ -238,6 +239,18 @@ def a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh():
         near(jax.jit(aot.function(blocks, budget=0.0).value_and_grad)(*args), want)
 
 
+def what_waits_in_another_form_is_near_on_a_mesh_and_in_shard_map():
+    half = aot.saved_arrays(lambda x: x.astype(jnp.float16), lambda x: x.astype(jnp.float32))
+    want = jax.grad(layers)(W, X)
+    for options in ({"policy": {"*": aot.SAVE_AS("int8")}}, {"saved_arrays": half}):
+        function = aot.function(layers, **options)
+        divided = jax.device_put(X, NamedSharding(ROWS, P("d")))
+        assert function.trace(W, X).partition().schedule.stored
+        assert 0 < relative_error(function.grad(W, divided), want) < 5e-2
+        found, plain = (mapped(jax.grad(f))(W, X) for f in (function, layers))
+        assert 0 < relative_error(found, plain) < 5e-2
+
+
 def branches_with_values_that_vary_and_that_do_not_are_differentiated():
     def unequal(w, x):
         def with_both(x):
@@ -357,6 +370,7 @@ CLAIMS = [
     a_budget_is_measured_on_the_mesh,
     pmap_is_as_ever,
     a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere,
+    what_waits_in_another_form_is_near_on_a_mesh_and_in_shard_map,
     a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh,
     branches_with_values_that_vary_and_that_do_not_are_differentiated,
     while_loops_are_differentiated_to_any_order,

@@ -147,7 +147,7 @@ REFUSALS = {
     "saved inside a transformation": (
         lambda: jax.jit(lambda x: _saved(x))(X),
         "saved_arrays is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet.\n"
-        "Use it in a function of aot.tape, around such calls.",
+        "Use it in a function of aot.tape, around such calls, or give it to aot.function(saved_arrays=...).",
     ),
 }
 

@@ -10,6 +10,7 @@ Files, in reading order:
     readers: Say who reads a value in the backward, and whether something else may be read there in its place.
     written: Write a graph again in which the backward reads other values than before.
     bits: Keep a mask as bits: one bit for an element, where an array of booleans has a byte.
+    indices: Keep an index in the smallest integer that holds it, where the program says how large it may be.
     results: Compute the mask of a derivative from the function's result in place of its input.
     before: Read what a loop carries into a step from what the step before has made, where all of these are kept anyway.
     choose: Choose the forms that pay, for the minimum cut of a program.

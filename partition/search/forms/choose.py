@@ -12,20 +12,31 @@ from typing import Any
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.search.forms import before, bits, results
+from jointcut.partition.search.forms import before, bits, indices, results
 from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut
 
 
-def formed(graph: Graph) -> Graph:
+def formed(graph: Graph, exact_masks: bool = False) -> Graph:
     """The graph with the cheaper forms of values that lower its minimum cut; the same graph where there is none.
 
-    Its halves return the same bits. Raises the errors of `min_cut`.
+    Its halves return the same bits. With `exact_masks` all masks of comparisons wait as bits that the backward reads.
+    Raises the errors of `min_cut`.
     """
     if any(v.payload is None for v in graph.values):
         return graph
+    cheaper = _cheaper(graph)
+    if not exact_masks:
+        return cheaper
+    problem, new = Problem.of(cheaper), Rewriting(cheaper)
+    bits.write_compared(new, problem, min_cut(problem), bits.candidates(problem))
+    return new.finished() if new.forms else cheaper
+
+
+def _cheaper(graph: Graph) -> Graph:
+    """The graph with the forms that pay."""
     problem = Problem.of(graph)
-    if not any(next(kind.candidates(problem), None) for kind in (results, bits, before)):
+    if not any(next(kind.candidates(problem), None) for kind in (results, bits, indices, before)):
         return graph
     plan = min_cut(problem)
     with_results = _written(graph, problem, plan, results)
@@ -36,7 +47,7 @@ def formed(graph: Graph) -> Graph:
             first, *others = with_results.forms
             graph = replace(with_results, forms=(replace(first, bytes_less=less), *others))
             problem, plan = again, cut
-    return _written(graph, problem, plan, bits, before)
+    return _written(graph, problem, plan, bits, indices, before)
 
 
 def _written(graph: Graph, problem: Problem, plan: Plan, *kinds: Any) -> Graph:

@@ -6,16 +6,13 @@ new values come after the others.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
-
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import STEP, TOP, Form, Graph, Op, Region, Value
-from jointcut.partition.rewrite.simplify import called
+from jointcut.partition.rewrite.simplify import call_of
 
 #: Where a new op stands: after or before the op of that id in the old graph, then in the order in which it was added.
 _Place = tuple[int, int, int]
@@ -47,7 +44,7 @@ class Rewriting:
     def _add(self, place: _Place, near: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """`operands` are ids of values, and literals."""
         invars = [self._atom(near.region, v) for v in operands]
-        equation = _call(function, tuple(jaxprs.struct(v.aval) for v in invars))
+        equation = call_of(function, tuple(jaxprs.struct(v.aval) for v in invars))
         return self._put(place, near, equation, invars, operands)
 
     def _put(self, place: _Place, near: Op, equation: Any, invars: Sequence[Any], operands: Sequence[Any]) -> int:
@@ -152,11 +149,3 @@ class Rewriting:
 def _other(atom: Any, names: Mapping[Any, Any], change: Mapping[int, tuple[int, Any]]) -> Any:
     v = None if isinstance(atom, jaxprs.Literal) else names[atom]
     return change[v][1] if isinstance(v, int) and v in change else atom
-
-
-@functools.lru_cache(maxsize=4096)
-def _call(function: Callable[..., Any], types: tuple[Any, ...]) -> Any:
-    """The equation of a call to a function with operands of these types; doubles stay doubles."""
-    with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in types)
-    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
-        return called(function, types)

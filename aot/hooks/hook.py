@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.tape.hooks.looks import can_be_traced, described, identity
+from jointcut.aot.hooks.looks import can_be_traced, described, identity
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.table import Table
