@@ -30,7 +30,10 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
 
     A hook that JAX can trace, and that changes nothing else, is part of the compiled backward; a function of `jax.jit`
     always is. Any other hook is called back, in order and exactly once, with real arrays. On a tape the hook stands at
-    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here.
+    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here,
+    and hooks are called in the order of their lines from the last to the first; those of one value in the order in
+    which they were set, and in `aot.function` those of an argument as soon as its gradient is complete. What a hook
+    raises there, XLA hands on as `jax.errors.JaxRuntimeError` with the text in it.
 
     Raises `CallError` on a tape if no gradient flows to `x`, and in a backward if the hook returns another shape or
     dtype. Where no gradient is asked for, it does nothing.
