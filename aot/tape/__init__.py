@@ -11,10 +11,9 @@ Files, in reading order:
     hooks: Hold hooks, and tell which of them can be traced.
     sweep: Order the nodes of a tape for the backward, and tell its structure from its values.
     walk: Run the backward of a structure, step by step, on arrays or on tracers.
-    traced: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.
     attach: Set hooks on values, on calls, on parameters and on what is saved.
     program: Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
-    update: Update parameters inside the backward.
+    release: Update each parameter as soon as its gradient is complete, inside the backward.
     words: Say in words why a backward had to be captured anew.
     captures: Keep the backwards that a function needed: each structure is traced and compiled once.
     forward: Run a function on a tape, eagerly, and take its result apart.

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.tape.hooks.traced import hooked_call, hooked_value
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
-from jointcut.aot.tape.traced import hooked_call, hooked_value
 from jointcut.aot.tape.walk import identity
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program import jaxprs

@@ -14,10 +14,10 @@ from jointcut.aot.tape.forward import Ran
 from jointcut.aot.tape.hooks.hook import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
+from jointcut.aot.tape.release import Release
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.update.release import Release
-from jointcut.aot.tape.update.updates import Updates
 from jointcut.aot.tape.walk import Structure, Walk
+from jointcut.aot.update.updates import Updates
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
@@ -70,7 +70,7 @@ class Tape:
         return flat
 
     def updated(
-        self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any
+        self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any, sweeps: int
     ) -> list[Any]:
         """The parameters and state after an update in the backward, flat; their old arrays are given up.
 
@@ -83,10 +83,10 @@ class Tape:
         release = Release.of(sweep, params, state)
 
         def program(structure: Structure) -> Backward:
-            updates = Updates.of(update, trees[0], trees[1], ran.tape.paths)
+            updates = Updates.of(update, trees[0], trees[1], ran.tape.paths, sweeps)
             return release.backward(structure, [ct for _, ct in pairs], updates)
 
-        given, more = [ct for _, ct in pairs], (id(update), jax.tree.structure(trees), release.key)
+        given, more = [ct for _, ct in pairs], (id(update), sweeps, jax.tree.structure(trees), release.key)
         capture = self.captures.of(sweep, given, (), self.arrays, more, program)
         capture.holds = update  # so that its id is not given to another
         return capture.backward([*release.arrays, *given], sweep.called)

@@ -31,6 +31,7 @@ from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
+from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.paths import tree_paths
@@ -113,7 +114,7 @@ class Taped:
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
 
-    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, **kwargs: Any) -> Any:
+    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Any:
         """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
 
         A parameter is updated as soon as its gradient is complete, so that all gradients are never in memory together.
@@ -124,17 +125,19 @@ class Taped:
             state: the state of the optimiser, a pytree of arrays.
             *args: the other arguments of the function.
             update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
-                value of a parameter, and its part of the state, may depend on its own gradient alone. Pass the same
-                object at each step.
+                value of a parameter, and its part of the state, may depend on its own gradient alone, and on what
+                `sweeps` allows. Pass the same object at each step.
+            sweeps: with 2, the update may also join a few numbers of each gradient, as a clip by the global norm does.
+                The backward then runs twice: first for these numbers, then for the updates.
             **kwargs: further arguments of the function, by name.
 
         Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. In `jax.jit` the whole step is
-        one program. Raises `TraceError` if the update joins gradients, as a clip by the global norm does.
+        one program. Raises `TraceError` if the update joins gradients otherwise, with the equation.
         """
         made = self._ran([0], (params, *args), kwargs)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
-        flat = tape.updated(self._one(made), leaves, states, update, (params, state))
+        flat = tape.updated(self._one(made), leaves, states, update, (params, state), refuse_sweeps(sweeps))
         after, rest = flat[: len(leaves)], flat[len(leaves) :]
         return (
             self._value(made),

@@ -37,6 +37,13 @@ class Structure:
     leaf_hooks: Sequence[tuple[Called, ...]]
     seeds: Sequence[tuple[int, int]]
 
+    @property
+    def called(self) -> list[Called]:
+        """The hooks that are called back."""
+        hooks = [h for step in self.steps for h in (*step.saved, *step.hooks, *step.after) if isinstance(h, Called)]
+        hooks += [h for leaf in self.leaf_hooks for h in leaf]
+        return [h for h in hooks if not h.place.is_traced]
+
 
 @dataclass
 class Walk:
@@ -48,7 +55,7 @@ class Walk:
         call: calls a hook that is not traced.
         looked: is called after each step with its number and the gradients, and after each hook.
         refs: the references that gradients are added to, None for a leaf without one.
-        finish: takes the complete gradient of a leaf, by place; what it returns is the result for the leaf.
+        finish: takes the complete gradient of a leaf, by place, which then is no result.
     """
 
     structure: Structure
@@ -56,7 +63,7 @@ class Walk:
     call: Call
     looked: Callable[[int, Any, Sequence[Any]], None] | None = None
     refs: Sequence[Any] = ()
-    finish: Callable[[int, Any], Any] | None = None
+    finish: Callable[[int, Any], None] | None = None
     results: list[Any] = field(default_factory=list)
     _held: dict[tuple[int, int], Any] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
@@ -159,7 +166,10 @@ class Walk:
                 (gradient,) = self._called(-1 - place, hook, [gradient])
                 if ref is not None and gradient is not before:
                     ref[...] = gradient
-        self.results[place] = gradient if self.finish is None else self.finish(place, gradient)
+        self.results[place] = gradient
+        if self.finish is not None:
+            self.results[place] = None
+            self.finish(place, gradient)
 
 
 @functools.cache

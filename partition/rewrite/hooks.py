@@ -1,6 +1,6 @@
 """Call the hooks of complete gradients as soon as these are there.
 
-JAX calls a hook of the backward where the forward set it. A hook on a parameter is mostly set where the function begins,
+JAX calls a hook of the backward where the forward set it. A hook on a parameter is mostly set at the function's start,
 so it would be called when the whole backward has run. After this rewrite it is called right behind what completes
 the gradient, as in PyTorch, and before hooks of what is computed later.
 """

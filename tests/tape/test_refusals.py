@@ -133,7 +133,29 @@ REFUSALS = {
     "an update that joins gradients": (
         lambda: _released(lambda g, s, p: (jax.tree.map(lambda x: x - sum(map(jnp.sum, g.values())), p), s)),
         "update joins the gradients of args[0]['a'] and args[0]['b'] in add at FILE (<lambda>).\n"
-        "Release needs an update of each leaf alone: take value_and_grad, and update after it.",
+        "One sweep updates each leaf alone: pass sweeps=2, which goes back twice, or take value_and_grad first, and "
+        "update after it.",
+    ),
+    "an update that joins whole gradients": (
+        lambda: _released(lambda g, s, p: (dict.fromkeys(p, g["a"] + g["b"]), s), sweeps=2, size=99),
+        "update joins more than 16 numbers of the gradients of args[0]['a'] and args[0]['b'] in add at FILE "
+        "(<lambda>), or joins twice.\n"
+        "Two sweeps join a few numbers of each gradient: take value_and_grad, and update after it.",
+    ),
+    "three sweeps": (
+        lambda: _released(lambda g, s, p: (p, s), sweeps=3),
+        "sweeps is 3.\nGive 1, or 2 for an update that joins gradients, as a global norm does.",
+    ),
+    "a hook in two sweeps": (
+        lambda: _released(_by_norm, sweeps=2, hook=keeps),
+        "value_and_update with two sweeps goes back twice, but the hook keeps at FILE is called back, and would "
+        "see each cotangent twice.\n"
+        "Remove it, or let JAX trace it: see aot.Hook.",
+    ),
+    "an update of argument 1": (
+        lambda: aot.function(jnp.dot, argnums=1).value_and_update(X, (), X, update=_by_norm),
+        "value_and_update updates all of argument 0, but argnums is 1, or sparse_gradients or filter is given.\n"
+        "Put the parameters first, and leave these options out.",
     ),
     "an update of another tree": (
         lambda: _released(lambda g, s, p: p),
@@ -157,9 +179,17 @@ def _saved(x):
         return x
 
 
-def _released(update):
-    taped = aot.tape(lambda p: jnp.sum(p["a"] * p["b"]))
-    return taped.value_and_update({"a": jnp.ones(3), "b": jnp.ones(3)}, (), update=update)
+def _released(update, sweeps=1, size=3, hook=None):
+    def loss(p):
+        return jnp.sum(p["a"] * (p["b"] if hook is None else aot.on_cotangent(p["b"], hook)))
+
+    params = {"a": jnp.ones(size), "b": jnp.ones(size)}
+    return aot.tape(loss).value_and_update(params, (), update=update, sweeps=sweeps)
+
+
+def _by_norm(g, s, p):
+    norm = jnp.sqrt(sum(jnp.sum(x**2) for x in g.values()))
+    return jax.tree.map(lambda x, y: x - y / norm, p, g), s
 
 
 def everywhere(error):
