@@ -11,6 +11,7 @@ Files, in reading order:
     hooks: Hold hooks, and tell which of them can be traced.
     sweep: Order the nodes of a tape for the backward, and tell its structure from its values.
     walk: Run the backward of a structure, step by step, on arrays or on tracers.
+    roll: Find the part of a backward that repeats, so that loops of all lengths share one program.
     attach: Set hooks on values, on calls, on parameters and on what is saved.
     program: Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
     release: Update each parameter as soon as its gradient is complete, inside the backward.

@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.tape.captures import Captures, structure_of
+from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran
 from jointcut.aot.tape.hooks.hook import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
 from jointcut.aot.tape.release import Release
+from jointcut.aot.tape.roll import RolledSweep, rolled, structure_of
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure, Walk
 from jointcut.aot.update.updates import Updates
@@ -44,6 +45,7 @@ class Tape:
         name: its name.
         arrays: returns the types of the arrays among the arguments.
         check: whether each op of a backward is looked at for NaN.
+        roll: whether equal blocks of a backward are one loop.
     """
 
     ran: Ran | None
@@ -51,6 +53,7 @@ class Tape:
     name: str
     arrays: Callable[[], dict[str, str]]
     check: bool = False
+    roll: bool = False
 
     def gradients(self, cotangents: Sequence[Any], refs: Sequence[Any] = ()) -> list[Any]:
         """The gradients of the leaves, for the flat cotangents of the output; None where none flows."""
@@ -62,8 +65,10 @@ class Tape:
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
         if self.check or not WAY.captured:
             return self._by_node(sweep, given, refs)
+        sweep = rolled(sweep) if self.roll else sweep
         backward = self.captures.of(sweep, given, refs, self.arrays).backward
-        results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], sweep.called)
+        hooks = sweep.running(backward.structure) if isinstance(sweep, RolledSweep) else sweep.called
+        results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], hooks)
         flat: list[Any] = [None] * len(sweep.leaves)
         for place, gradient in zip(backward.reached, results, strict=True):
             flat[place] = gradient

@@ -134,6 +134,16 @@ class Sweep:
         return [(place.key, self.numbers.get(place.partner)) for place in places]
 
     @property
+    def count(self) -> int:
+        """The number of ops that it goes back through."""
+        return len(self.nodes)
+
+    @property
+    def kept(self) -> Sequence[Any]:
+        """The residuals."""
+        return self.flat
+
+    @property
     def called(self) -> list[Place | Packed]:
         """All hooks of the sweep, those of the nodes and then of the leaves; the program calls them by number."""
         packed = [x for node in self.nodes for x in node.saved if type(x) is Packed]

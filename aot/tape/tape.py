@@ -51,7 +51,12 @@ class Taped:
     """
 
     def __init__(
-        self, function: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool, check: str | None
+        self,
+        function: Callable[..., Any],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        check: str | None,
+        roll: bool = False,
     ) -> None:
         """Call `aot.tape` instead."""
         if not callable(function):
@@ -61,7 +66,7 @@ class Taped:
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
         if check not in (None, NONFINITE):
             raise TraceError(message("check", f"{check!r} is unknown.", choices(check, [NONFINITE])))
-        self._check = check is not None
+        self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function)
@@ -170,7 +175,7 @@ class Taped:
         return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check)
+        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check, self._roll)
 
     def _positions(self, count: int) -> list[int]:
         """The differentiated arguments; raises `TraceError` if one is missing."""
@@ -204,6 +209,7 @@ class Decorator:
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         check: str | None = None,
+        roll: bool = False,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
 
@@ -221,12 +227,16 @@ class Decorator:
             check: `"nonfinite"`: each op of the forward, each op of the backward and each hook is looked at as it runs.
                 The first that makes a NaN or an infinity is raised as `NonFiniteError`, with the user's line. This is
                 for debugging: nothing is captured, and each op is waited for, as with PyTorch's `detect_anomaly`.
+            roll: whether loops that ran another number of times share one program. The largest part of the backward
+                that repeats is found: blocks of the same ops, which read their own values, hand cotangents to the next
+                block and add to gradients outside, as the steps of a recurrent network do. They run in one compiled
+                loop, 16 at a time. Blocks with hooks are not rolled, nor are updates.
 
         Raises `TraceError` if `fun` is not callable, or the check is unknown.
         """
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check)
-        return Taped(fun, argnums, has_aux, check)
+            return lambda fun: Taped(fun, argnums, has_aux, check, roll)
+        return Taped(fun, argnums, has_aux, check, roll)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
