@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.tape.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.tape.hooks.looks import described, values_read
 from jointcut.aot.tape.hooks.traced import hooked_call, hooked_value
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
@@ -47,7 +48,7 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
     >>> loss.grad(jnp.zeros(2)).tolist()
     [10.0, 10.0]
     """
-    made, tape = hook_of(hook), recording_here()
+    made, tape = _set(hook, "on_cotangent"), recording_here()
     if made.removed:
         return x
     if tape is not None:
@@ -56,6 +57,7 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
         return x
     if jaxprs.tracing():
         return hooked_value(x, _value_place("on_cotangent", made, x, 0), isinstance(hook, Hook))
+    _refuse_ended(x, "on_cotangent")
     return x
 
 
@@ -67,7 +69,7 @@ def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
     of it is there. It returns an array to use instead, or None. It corresponds to PyTorch's
     `Tensor.register_post_accumulate_grad_hook`. Raises `CallError` for a value that was computed.
     """
-    made, tape = hook_of(hook), recording_here()
+    made, tape = _set(hook, "post_accumulate"), recording_here()
     if made.removed:
         return x
     if tape is not None:
@@ -79,6 +81,7 @@ def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
         return x
     if jaxprs.tracing():
         return hooked_value(x, _value_place("post_accumulate", made, x, 0), isinstance(hook, Hook))
+    _refuse_ended(x, "post_accumulate")
     return x
 
 
@@ -108,6 +111,9 @@ def hooked(
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, **kwargs)
         tape = recording_here()
+        for kind, hook in (("pre_hook", pre_hook), ("post_hook", post_hook)):
+            if hook is not None:
+                _set(hook, kind)
         if tape is not None:
             return _called(tape, bound, args, pre_hook, post_hook)
         if jaxprs.tracing():
@@ -208,6 +214,25 @@ def _edge(tape: Recording, x: Any, kind: str) -> Edge:
         what = f"is set on {_described(x)}, to which no gradient flows: it is not computed from a parameter."
         raise CallError(message(kind, what, "Set it on a value that depends on a differentiated argument."))
     return edge
+
+
+def _set(hook: Any, kind: str) -> Hook:
+    """The hook of a function; raises `CallError` if it reads a value of the forward that is gone in the backward."""
+    made = hook_of(hook)
+    for name, x in values_read(made.function):
+        if jaxprs.is_tracer(x):
+            what = f"is set ({kind}) and reads {name}, {_described(x)}, whose time is over when the hook is called."
+            cure = "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it."
+            where = f"The hook {described(made.function)}"
+            raise CallError(message(where, what, cure))
+    return made
+
+
+def _refuse_ended(x: Any, kind: str) -> None:
+    """Raise `CallError` outside of tapes for a value of one."""
+    if type(x) is jaxprs.EagerTracer:
+        what = f"is set on {_described(x)} of a tape that has ended."
+        raise CallError(message(kind, what, "Set it in the function of the tape."))
 
 
 def _value_place(kind: str, hook: Hook, x: Any, output: int) -> Place:

@@ -1,4 +1,4 @@
-"""What PyTorch's tests of compiled autograd claim, as behaviours of `aot.tape`; the names of its tests stand in brackets.
+"""What PyTorch's tests of compiled autograd claim, as behaviours of `aot.tape`; names of its tests stand in brackets.
 
 From `test/inductor/test_compiled_autograd.py`, and those tests of `test_autograd.py` which it runs again.
 """
@@ -123,8 +123,8 @@ def the_text_of_a_capture_names_its_ops():
 
     taped = aot.tape(lambda x: jnp.sum(encode(x) @ jnp.ones((4, 1))))
     taped.grad(X)
-    scopes = {op.scope for op in taped.captures[0].graph.ops}
-    assert any("encode" in scope for scope in scopes) and any("dot_general" in scope for scope in scopes)
+    assert [op.name for op in taped.captures[0].graph.ops][:2] == ["broadcast_in_dim", "dot_general"]
+    assert "encode" in str(taped.captures[0].jaxpr.jaxpr.eqns[-1].source_info.name_stack)
 
 
 @behaviour(
@@ -353,9 +353,7 @@ def a_hook_may_read_values_of_the_forward():
         offset = jax.lax.stop_gradient(y + 1)
         return jnp.sum(jnp.sin(aot.on_cotangent(y, lambda g: g + offset)))
 
-    want = (jnp.cos(jnp.sin(X)) + jnp.sin(X) + 1) * jnp.cos(X)
-    for made in (aot.tape, aot.function):
-        assert_near(made(loss).grad(X), want)
+    assert_near(aot.tape(loss).grad(X), (jnp.cos(jnp.sin(X)) + jnp.sin(X) + 1) * jnp.cos(X))
 
 
 # ------------------------------------------------------------------------------------------------- saved values
@@ -459,7 +457,7 @@ def a_custom_rule_of_several_values():
 
 
 @behaviour(
-    "custom functions / sizes and attributes that a function notes (custom_fn_saved_shape_tensor, custom_fn_saved_attr)",
+    "custom functions / sizes that a function notes (custom_fn_saved_shape_tensor, custom_fn_saved_attr)",
     "Shapes are static in a rule, as everywhere in JAX.",
 )
 def a_custom_rule_reads_shapes():
@@ -507,8 +505,8 @@ def custom_rules_of_one_form_are_told_apart():
 
 
 @behaviour(
-    "custom functions / a number that the function computes with compiles nothing anew (autograd_cpp_node_saved_float, "
-    "autograd_cpp_node_saved_int)",
+    "custom functions / a number that the function computes with compiles nothing anew "
+    "(autograd_cpp_node_saved_float, autograd_cpp_node_saved_int)",
     "Python numbers that enter are inputs of the program.",
 )
 def python_numbers_are_inputs():
@@ -533,7 +531,7 @@ def decisions_on_numbers_are_structure():
 
 
 @behaviour(
-    "around the tape / a backward twice differentiated (create_graph: hessian_vector, custom_autograd_repeated_grad_grad)",
+    "around the tape / a backward twice differentiated (hessian_vector, custom_autograd_repeated_grad_grad)",
     "A tape around a tape records its captured backward.",
 )
 def a_second_derivative_goes_through_a_capture():
@@ -563,7 +561,8 @@ def a_hook_may_go_backward_itself():
 
 
 @behaviour(
-    "around the tape / an error in a backward leaves the next one whole (reentrant_child_error, custom_function_exception)",
+    "around the tape / an error in a backward leaves the next one whole (reentrant_child_error, "
+    "custom_function_exception)",
     "What a hook raises reaches the caller as it is, and the next call runs.",
 )
 def an_error_in_a_hook_leaves_the_tape_whole():

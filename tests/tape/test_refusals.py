@@ -72,6 +72,35 @@ REFUSALS = {
         "keeps at FILE (keeps) reads float32[3] that another call recorded, whose tape has ended.\n"
         "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function.",
     ),
+    "a hook on another tape": (
+        lambda: [aot.tape(keeps).grad(X), aot.tape(lambda w: jnp.sum(aot.on_cotangent(KEPT[0], named) * w)).grad(X)],
+        "<lambda> at FILE (<lambda>) reads float32[3] that another call recorded, whose tape has ended.\n"
+        "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function.",
+    ),
+    "a hook on a tape that has ended": (
+        lambda: [aot.tape(keeps).grad(X), aot.on_cotangent(KEPT[0], named)],
+        "on_cotangent is set on float32[3] of a tape that has ended.\nSet it in the function of the tape.",
+    ),
+    "a hook that keeps a tracer": (
+        lambda: aot.tape(reading).grad(X),
+        "The hook <lambda> at FILE is set (on_cotangent) and reads y, float32[3], whose time is over when the hook is "
+        "called.\n"
+        "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it.",
+    ),
+    "a hook that keeps a tracer of a function": (
+        lambda: aot.function(reading).grad(X),
+        "The hook <lambda> at FILE is set (on_cotangent) and reads y, float32[3], whose time is over when the hook is "
+        "called.\n"
+        "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it.",
+    ),
+    "no arrays beside others": (
+        lambda: aot.tape(lambda w: (jnp.sum(w), "small")).vjp(X),
+        "<lambda> returned a str (result[1]), not an array.\nReturn arrays, or other things as aux with has_aux=True.",
+    ),
+    "a pullback that was released": (
+        lambda: _given_up()(1.0),
+        "The pullback of <lambda> was released, and its residuals are gone.\nCall release() after the last backward.",
+    ),
     "no arrays": (
         lambda: aot.tape(lambda w: {"loss": "small"}).grad(X),
         "<lambda> returned a str (result['loss']), not an array.\n"
@@ -174,6 +203,17 @@ REFUSALS = {
 }
 
 
+def reading(x):
+    y = jnp.sin(x)
+    return jnp.sum(aot.on_cotangent(y, lambda g: g * y))
+
+
+def _given_up():
+    _, pullback = aot.tape(lambda w: jnp.sum(w)).vjp(X)
+    pullback.release()
+    return pullback
+
+
 def _saved(x):
     with aot.saved_arrays(named, named):
         return x
@@ -223,9 +263,18 @@ def test_a_differentiated_value_in_a_reference():
     )
 
 
-def test_disabled_jit():
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: aot.tape(jnp.sum).grad(X),
+        lambda: aot.tape(jnp.sum).vjp(X),
+        lambda: aot.tape(jnp.sum).value_and_update(X, (), update=lambda g, s, p: (p, s)),
+        lambda: aot.tape(jnp.sum).accumulate_into(jax.new_ref(X))(X),
+    ],
+)
+def test_disabled_jit(call):
     with jax.disable_jit(), pytest.raises(ValueError) as raised:
-        aot.tape(jnp.sum).grad(X)
+        call()
     assert str(raised.value) == (
         "sum is called under jax.disable_jit, and a tape compiles its backward.\n"
         "Leave it out: a taped function runs op by op already, on numbers."

@@ -58,6 +58,20 @@ def identity(function: Callable[..., Any]) -> Any:
     return function.__code__, cells, id(function.__globals__), tuple(map(id, function.__defaults__ or ()))
 
 
+def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays that a function closes over, with the names of the variables that hold them."""
+    if isinstance(function, functools.partial):
+        yield from values_read(function.func)
+        held = [*((f"argument {i}", x) for i, x in enumerate(function.args)), *function.keywords.items()]
+    elif isinstance(function, types.FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        held = [(name, cell.cell_contents) for name, cell in cells if _is_full(cell)]
+    else:
+        held = []
+    for name, value in held:
+        yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
+
+
 def described(function: Callable[..., Any]) -> str:
     """The hook as errors name it: `clip at train.py:12`."""
     inner = inspect.unwrap(function)
