@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.tape.captures import Captures
-from jointcut.aot.tape.forward import Ran
+from jointcut.aot.tape.forward import Ran, fitting_ref
 from jointcut.aot.tape.hooks.hook import Place
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
@@ -114,7 +114,8 @@ class Tape:
 class Pullback:
     """The backward of one call: a function from a cotangent of the output to the gradients.
 
-    It may be called more than once, until `release` is called.
+    It may be called more than once, until `release` is called. What rules of `custom_vjp.defvjp_with_logs` log (JAX 0.12)
+    is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
     """
 
     def __init__(self, tape: Tape, refs: Sequence[Any] = ()) -> None:
@@ -137,9 +138,54 @@ class Pullback:
         assert ran is not None, "a released tape has no gradients"
         return tuple(argument.gradients(flat) for argument in ran.arguments)
 
+    def with_refs(self, *refs: Any) -> Callable[[Any], Any]:
+        """A function of the cotangent that adds gradients to references, as `with_refs` of what `jax.vjp` returns.
+
+        There is one entry for each array of the arguments, in their trees: a `jax.Ref` of its type, whose result is
+        `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
+        `jax.ad.DidntWant()`. Raises `CallError` if trees or types differ, or after `release`.
+        """
+
+        def pull(cotangent: Any) -> Any:
+            ran = self._tape.ran
+            flat_refs: list[Any] = [] if ran is None else [None] * len(ran.tape.leaves)
+            entries = [] if ran is None else _entries(ran, refs)
+            for place, entry in entries:
+                if place is not None and not isinstance(entry, _MARKS):
+                    flat_refs[place] = fitting_ref(ran, place, entry, "with_refs")  # pyright: ignore[reportArgumentType]
+            flat = self._tape.gradients([] if ran is None else cotangents_of(ran, cotangent), flat_refs)
+            assert ran is not None, "a released tape has no gradients"
+            gradients, tree = jax.tree.flatten(tuple(argument.gradients(flat) for argument in ran.arguments))
+            pairs = zip(entries, gradients, strict=True)
+            return jax.tree.unflatten(tree, [_result(entry, gradient) for (_, entry), gradient in pairs])
+
+        return pull
+
     def release(self) -> None:
         """Free the residuals."""
         self._tape.ran = None
+
+
+#: What stands for a gradient that is returned, and for one that is not wanted.
+_MARKS = jax.ad.GradValue, jax.ad.DontWant
+
+
+def _entries(ran: Ran, refs: Sequence[Any]) -> list[tuple[int | None, Any]]:
+    """For each array of the arguments its place among the leaves, and what was given for it."""
+    trees = jax.tree_util.treedef_tuple(tuple(argument.tree for argument in ran.arguments))
+    leaves, tree = jax.tree.flatten(tuple(refs))
+    if tree != trees:
+        what = f"was given entries in the structure {tree}, the arguments are {trees}."
+        cure = "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array."
+        raise CallError(message("with_refs", what, cure))
+    places = [place for argument in ran.arguments for place in argument.places]
+    return list(zip(places, leaves, strict=True))
+
+
+def _result(entry: Any, gradient: Any) -> Any:
+    if isinstance(entry, jax.ad.GradValue):
+        return gradient
+    return jax.ad.DidntWant() if isinstance(entry, jax.ad.DontWant) else jax.ad.GradRef()
 
 
 def cotangents_of(ran: Ran, cotangent: Any) -> list[Any]:

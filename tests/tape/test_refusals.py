@@ -159,6 +159,16 @@ REFUSALS = {
         "accumulate_into needs a jax.Ref of float32[3] for args[0], but was given float32[2].\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
+    "entries in another tree": (
+        lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs([])(1.0),
+        "with_refs was given entries in the structure PyTreeDef(([],)), the arguments are PyTreeDef((*,)).\n"
+        "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array.",
+    ),
+    "no reference": (
+        lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs(X)(1.0),
+        "with_refs needs a jax.Ref of float32[3] for args[0], but was given a ArrayImpl.\n"
+        "Make it with jax.new_ref(jnp.zeros_like(array)).",
+    ),
     "an update that joins gradients": (
         lambda: _released(lambda g, s, p: (jax.tree.map(lambda x: x - sum(map(jnp.sum, g.values())), p), s)),
         "update joins the gradients of args[0]['a'] and args[0]['b'] in add at FILE (<lambda>).\n"
