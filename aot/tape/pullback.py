@@ -114,8 +114,8 @@ class Tape:
 class Pullback:
     """The backward of one call: a function from a cotangent of the output to the gradients.
 
-    It may be called more than once, until `release` is called. What rules of `custom_vjp.defvjp_with_logs` log (JAX 0.12)
-    is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
+    It may be called more than once, until `release` is called. What rules of `custom_vjp.defvjp_with_logs` log (from
+    JAX 0.12 on) is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
     """
 
     def __init__(self, tape: Tape, refs: Sequence[Any] = ()) -> None:
@@ -167,7 +167,7 @@ class Pullback:
 
 
 #: What stands for a gradient that is returned, and for one that is not wanted.
-_MARKS = jax.ad.GradValue, jax.ad.DontWant
+_MARKS = jaxprs.marks.GradValue, jaxprs.marks.DontWant
 
 
 def _entries(ran: Ran, refs: Sequence[Any]) -> list[tuple[int | None, Any]]:
@@ -183,9 +183,9 @@ def _entries(ran: Ran, refs: Sequence[Any]) -> list[tuple[int | None, Any]]:
 
 
 def _result(entry: Any, gradient: Any) -> Any:
-    if isinstance(entry, jax.ad.GradValue):
+    if isinstance(entry, jaxprs.marks.GradValue):
         return gradient
-    return jax.ad.DidntWant() if isinstance(entry, jax.ad.DontWant) else jax.ad.GradRef()
+    return jaxprs.marks.DidntWant() if isinstance(entry, jaxprs.marks.DontWant) else jaxprs.marks.GradRef()
 
 
 def cotangents_of(ran: Ran, cotangent: Any) -> list[Any]:

@@ -165,7 +165,10 @@ class Walk:
         return held
 
     def _called(self, number: int, hook: Called, arrays: Sequence[Any]) -> list[Any]:
-        results = hook.place(arrays) if hook.place.is_traced else self.call(hook.number, arrays, hook.place.returns)
+        if hook.place.is_traced:
+            results = hook.place(arrays, [self.flat[i] for i in hook.read])
+        else:
+            results = self.call(hook.number, arrays, hook.place.returns)
         if self.looked is not None:
             self.looked(number, hook.place, results)
         return results

@@ -183,6 +183,31 @@ def test_a_hook_is_the_same_when_it_is_written_anew():
     assert len(loss.captures) == 1
 
 
+def test_arrays_that_a_hook_closes_over_are_inputs():
+    @aot.tape
+    def loss(w, x):
+        largest = jnp.max(x)
+        w = aot.post_accumulate(w, lambda g: g + largest)
+        with aot.saved_arrays(lambda x: x - largest, lambda x: x + largest):
+            h = jnp.sin(w)
+        return jnp.sum(aot.on_cotangent(h, lambda g: g * largest))
+
+    for x in (1.0, 2.0, 3.0):
+        np.testing.assert_allclose(loss.grad(W, jnp.full(2, x)), x * jnp.cos(W) + x, rtol=1e-5)
+    assert len(loss.captures) == 1
+
+
+def test_a_hook_that_decides_by_an_array_is_called_back():
+    def loss(w, x):
+        largest = jnp.max(x)
+        return jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: g if largest > 1 else -g))
+
+    taped = aot.tape(loss)
+    for x, sign in ((0.5, -1), (2.0, 1), (0.1, -1)):
+        np.testing.assert_allclose(taped.grad(W, jnp.full(2, x)), sign * jnp.cos(W), rtol=1e-6)
+    assert len(taped.captures) == 1
+
+
 def test_a_removed_hook_is_not_called():
     hook = aot.Hook(lambda g: 3 * g)
     taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(w, hook)))
