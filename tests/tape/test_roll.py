@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jointcut import aot
 
@@ -165,3 +167,34 @@ def test_what_cannot_be_rolled_is_captured_as_it_is(name):
     near(rolled.grad(p, INPUTS[:7]), plain.grad(p, INPUTS[:7]))
     assert rolled.captures[0].ops == plain.captures[0].ops
     assert "jointcut_hook" not in rolled.captures[0].text
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from(["sin", "dot", "gate", "mix", "scale", "state"]), min_size=1, max_size=5),
+    st.lists(st.integers(1, 20), min_size=2, max_size=3),
+    st.sampled_from(["last", "sum of all"]),
+)
+def test_random_loops_have_the_gradients_of_jax(ops, lengths, end):
+    def loss(p, xs):
+        w, h, c, total = p["w"] * 2, jnp.ones(3), p["h"], 0.0
+        for x in xs:
+            for op in ops:
+                if op == "sin":
+                    h = jnp.sin(h + x)
+                elif op == "dot":
+                    h = jnp.tanh(w @ h)
+                elif op == "gate":
+                    h, c = jax.nn.sigmoid(h) * c, jnp.tanh(c + h)
+                elif op == "mix":
+                    h = h * p["h"] + c
+                elif op == "scale":
+                    h = h / (1 + jnp.sum(h**2))
+                else:
+                    c = c * 0.5 + p["h"]
+            total = total + jnp.sum(h * x)
+        return total if end == "sum of all" else jnp.sum(h) + jnp.sum(c)
+
+    rolled, p = aot.tape(loss, roll=True), {"w": WEIGHTS, "h": STATE}
+    for length in lengths:
+        near(rolled.grad(p, INPUTS[:length]), jax.grad(loss)(p, INPUTS[:length]))
