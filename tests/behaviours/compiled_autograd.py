@@ -124,7 +124,7 @@ def the_text_of_a_capture_names_its_ops():
     taped = aot.tape(lambda x: jnp.sum(encode(x) @ jnp.ones((4, 1))))
     taped.grad(X)
     assert [op.name for op in taped.captures[0].graph.ops][:2] == ["broadcast_in_dim", "dot_general"]
-    assert "encode" in str(taped.captures[0].jaxpr.jaxpr.eqns[-1].source_info.name_stack)
+    assert "encode" in str([eqn.source_info.name_stack for eqn in taped.captures[0].jaxpr.jaxpr.eqns])
 
 
 @behaviour(
