@@ -23,6 +23,7 @@ Files, in reading order:
     cache: Keep compiled programs on disk for other processes.
     trace: Trace a function and its gradient, and describe their inputs and outputs.
     run: Compile the halves, run them, and pass residuals from forward to backward.
+    update: Update parameters inside the backward.
     budget: Find a plan that fits a budget, and remember it.
     cures: Find what makes a call finite that was not, and try it by running the call.
     export: Write a cut pair to a folder that others can run, and read one back.

@@ -46,13 +46,18 @@ from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.stages.watched import watched
+from jointcut.aot.update.step import refuse_sweeps, updated
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+from jointcut.wrappers.table import Table
 from jointcut.wrappers.wrapper import CompilerWrapper
+
+#: How many updates a function keeps programs for.
+KEPT_UPDATES = 16
 
 
 class Function:
@@ -72,6 +77,7 @@ class Function:
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         self._unchecked = Unchecked(self._name)
+        self._updating: Table[tuple[Any, Any]] = Table(KEPT_UPDATES)
         self._inside = Inside(function, self._options, self._name, self._uncut)
         functools.update_wrapper(self, function)
 
@@ -127,6 +133,40 @@ class Function:
         runner = self._runner("pair", None, signature, bound)
         main, aux, pullback = runner.vjp(bound, range(len(bound.spans)))
         return (main, pullback, aux) if self._options.has_aux else (main, pullback)
+
+    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Any:
+        """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
+
+        A parameter is updated as soon as its gradient is complete, in one program. `params` and `state` are given up:
+        their arrays must not be used after the call.
+
+        Args:
+            params: the first argument of the function, a pytree of floating-point arrays, differentiated alone.
+            state: the state of the optimiser, a pytree of arrays.
+            *args: the other arguments of the function.
+            update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
+                value of a parameter, and its part of the state, may depend on its own gradient alone, and on what
+                `sweeps` allows. Pass the same object at each step.
+            sweeps: with 2, the update may also join a few numbers of each gradient, as a clip by the global norm does.
+                The backward then runs twice: first for these numbers, then for the updates.
+            **kwargs: further arguments of the function, by name.
+
+        Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. Raises `TraceError` if the
+        update joins gradients otherwise, with the equation, or if `argnums` is not 0.
+        """
+        choosing.refuse_update(self._options)
+        key = id(update), refuse_sweeps(sweeps)
+        program, _ = self._updating.of(key, lambda: (self._jitted_update(update, sweeps), update))
+        return program(params, state, *args, **kwargs)
+
+    def _jitted_update(self, update: Any, sweeps: int) -> Any:
+        def step(params: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+            signature, bound = self._binder((params, *args), kwargs)
+            runner = self._runner("pair", self._options.chosen, signature, bound)
+            return updated(runner, bound, params, state, update, sweeps)
+
+        nums, names = [i + 1 for i in self._statics.argnums], list(self._statics.argnames)
+        return jax.jit(step, donate_argnums=(0, 1), static_argnums=nums, static_argnames=names)
 
     # ------------------------------------------------------------------------------------------ stages
 

@@ -5,4 +5,5 @@ Files, in reading order:
     looks: Tell whether a hook can be traced into a program, or must be called back.
     hook: Hold the functions that are called with cotangents, and check what they return.
     saving: Hold two functions that what is saved passes through: one where it is kept, one where it is read.
+    traced: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.
 """

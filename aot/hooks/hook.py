@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.hooks.looks import can_be_traced, described, identity
+from jointcut.aot.hooks.looks import arrays_read, can_be_traced, described, identity, reading
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.table import Table
@@ -49,7 +49,7 @@ class Hook:
 
     @cached_property
     def key(self) -> Any:
-        """Equal for functions with the same code that read the same values."""
+        """Equal for functions with the same code that read the same values, and arrays of the same types."""
         return identity(self.function)
 
 
@@ -93,9 +93,15 @@ class Place:
 
         def look() -> tuple[bool, Any]:
             structs = [jaxprs.struct(aval) for aval in self.types]
-            return can_be_traced(function, self.arguments(structs)), function
+            read = [jaxprs.struct(jax.typeof(x)) for x in self.read]
+            return can_be_traced(function, self.arguments(structs), read), function
 
         return _LOOKS.of((self.hook.key, self.types, self.trees), look)[0]
+
+    @property
+    def read(self) -> tuple[Any, ...]:
+        """The arrays that the hook closes over."""
+        return arrays_read(self.hook.function)
 
     @cached_property
     def key(self) -> Any:
@@ -111,15 +117,17 @@ class Place:
             start += tree.num_leaves
         return arguments
 
-    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+    def __call__(self, flat: Sequence[Any], read: Sequence[Any] = ()) -> list[Any]:
         """Call the hook, and return the values that take the place of the first ones.
+
+        `read` are arrays to read instead of those that it closes over.
 
         Raises `CallError` if it returns other shapes or dtypes.
         """
         given = list(flat[: len(self.returns)])
         if self.hook.removed and self.kind != "unpack":
             return given
-        result = self.hook.function(*self.arguments(flat))
+        result = reading(self.hook.function, read)(*self.arguments(flat))
         return given if result is None and self.kind != "unpack" else self._checked(result)
 
     def _checked(self, result: Any) -> list[Any]:

@@ -32,30 +32,67 @@ _UNTRACEABLE = (
 )
 
 
-def can_be_traced(function: Callable[..., Any], structs: Sequence[Any]) -> bool:
-    """Whether a hook can be a part of a program for values of these types."""
+def can_be_traced(function: Callable[..., Any], structs: Sequence[Any], read: Sequence[Any]) -> bool:
+    """Whether a hook can be a part of a program for values of these types; it `read`s arrays of these."""
     if not _is_jitted(function) and not _is_pure(function, set()):
         return False
     results: list[Any] = []
 
-    def look(*args: Any) -> None:
-        results.append(function(*args))
+    def look(read: Sequence[Any], *args: Any) -> None:
+        results.append(reading(function, read)(*args))
 
     try:
-        jax.eval_shape(look, *structs)
+        jax.eval_shape(look, list(read), *structs)
     except _UNTRACEABLE:
         return False
     return results[0] is not None
 
 
 def identity(function: Callable[..., Any]) -> Any:
-    """A key that is equal for functions with the same code that read the same values."""
+    """A key that is equal for functions with the same code that read the same values, and arrays of the same types."""
     if isinstance(function, functools.partial):
         return identity(function.func), tuple(map(id, function.args)), _items(function.keywords)
     if not isinstance(function, types.FunctionType):
         return id(function)
-    cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or () if _is_full(cell))
-    return function.__code__, cells, id(function.__globals__), tuple(map(id, function.__defaults__ or ()))
+    cells = [cell for cell in function.__closure__ or () if _is_full(cell)]
+    read = tuple(jax.typeof(c.cell_contents) if _holds_array(c) else id(c.cell_contents) for c in cells)
+    return function.__code__, read, id(function.__globals__), tuple(map(id, function.__defaults__ or ()))
+
+
+def arrays_read(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """The arrays in variables around a function: inputs of a program that it is a part of."""
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return tuple(cell.cell_contents for cell in function.__closure__ or () if _holds_array(cell))
+
+
+def reading(function: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
+    """The same function with other arrays in the variables around it."""
+    if not arrays or not isinstance(function, types.FunctionType):
+        return function
+    given = iter(arrays)
+    cells = tuple(types.CellType(next(given)) if _holds_array(c) else c for c in function.__closure__ or ())
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _holds_array(cell: Any) -> bool:
+    return _is_full(cell) and isinstance(cell.cell_contents, jax.Array)
+
+
+def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays that a function closes over, with the names of the variables that hold them."""
+    if isinstance(function, functools.partial):
+        yield from values_read(function.func)
+        held = [*((f"argument {i}", x) for i, x in enumerate(function.args)), *function.keywords.items()]
+    elif isinstance(function, types.FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        held = [(name, cell.cell_contents) for name, cell in cells if _is_full(cell)]
+    else:
+        held = []
+    for name, value in held:
+        yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
 
 
 def described(function: Callable[..., Any]) -> str:

@@ -116,7 +116,7 @@ class HookPacking:
         return self._looks.of((struct.shape, struct.dtype), lambda: self._looked(struct))
 
     def _looked(self, struct: jax.ShapeDtypeStruct) -> _Look:
-        is_packed_inside = can_be_traced(self.function, [struct])
+        is_packed_inside = can_be_traced(self.function, [struct], ())
         kept = _traced(self.function, struct) if is_packed_inside else self.function(_zeros(struct))
         leaves, tree = jax.tree.flatten(kept)
         for leaf in leaves:
@@ -126,7 +126,7 @@ class HookPacking:
                 raise CallError(message(f"saved_arrays: {described(self.function)}", what, cure))
         types = tuple(jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
         packed = jax.tree.unflatten(tree, types)
-        is_unpacked_inside = can_be_traced(self.back, [packed])
+        is_unpacked_inside = can_be_traced(self.back, [packed], ())
         zeros = jax.tree.unflatten(tree, [*map(_zeros, types)])
         given = _traced(self.back, packed) if is_unpacked_inside else self.back(zeros)
         returned = _shown(given)

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from jointcut.aot.hooks.hook import Hook, Place, hook_of
+from jointcut.aot.hooks.looks import described, values_read
 from jointcut.aot.hooks.saving import SavedArrays
+from jointcut.aot.hooks.traced import hooked_call, hooked_value
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
-from jointcut.aot.tape.traced import hooked_call, hooked_value
 from jointcut.aot.tape.walk import identity
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program import jaxprs
@@ -30,7 +31,10 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
 
     A hook that JAX can trace, and that changes nothing else, is part of the compiled backward; a function of `jax.jit`
     always is. Any other hook is called back, in order and exactly once, with real arrays. On a tape the hook stands at
-    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here.
+    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here,
+    and hooks are called in the order of their lines from the last to the first; those of one value in the order in
+    which they were set, and in `aot.function` those of an argument as soon as its gradient is complete. What a hook
+    raises there, XLA hands on as `jax.errors.JaxRuntimeError` with the text in it.
 
     Raises `CallError` on a tape if no gradient flows to `x`, and in a backward if the hook returns another shape or
     dtype. Where no gradient is asked for, it does nothing.
@@ -44,7 +48,7 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
     >>> loss.grad(jnp.zeros(2)).tolist()
     [10.0, 10.0]
     """
-    made, tape = hook_of(hook), recording_here()
+    made, tape = _set(hook, "on_cotangent"), recording_here()
     if made.removed:
         return x
     if tape is not None:
@@ -53,6 +57,7 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
         return x
     if jaxprs.tracing():
         return hooked_value(x, _value_place("on_cotangent", made, x, 0), isinstance(hook, Hook))
+    _refuse_ended(x, "on_cotangent")
     return x
 
 
@@ -64,7 +69,7 @@ def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
     of it is there. It returns an array to use instead, or None. It corresponds to PyTorch's
     `Tensor.register_post_accumulate_grad_hook`. Raises `CallError` for a value that was computed.
     """
-    made, tape = hook_of(hook), recording_here()
+    made, tape = _set(hook, "post_accumulate"), recording_here()
     if made.removed:
         return x
     if tape is not None:
@@ -76,6 +81,7 @@ def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
         return x
     if jaxprs.tracing():
         return hooked_value(x, _value_place("post_accumulate", made, x, 0), isinstance(hook, Hook))
+    _refuse_ended(x, "post_accumulate")
     return x
 
 
@@ -105,6 +111,9 @@ def hooked(
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, **kwargs)
         tape = recording_here()
+        for kind, hook in (("pre_hook", pre_hook), ("post_hook", post_hook)):
+            if hook is not None:
+                _set(hook, kind)
         if tape is not None:
             return _called(tape, bound, args, pre_hook, post_hook)
         if jaxprs.tracing():
@@ -231,6 +240,25 @@ def _edge(tape: Recording, x: Any, kind: str) -> Edge:
         what = f"is set on {_described(x)}, to which no gradient flows: it is not computed from a parameter."
         raise CallError(message(kind, what, "Set it on a value that depends on a differentiated argument."))
     return edge
+
+
+def _set(hook: Any, kind: str) -> Hook:
+    """The hook of a function; raises `CallError` if it reads a value of the forward that is gone in the backward."""
+    made = hook_of(hook)
+    for name, x in values_read(made.function):
+        if jaxprs.is_tracer(x):
+            what = f"is set ({kind}) and reads {name}, {_described(x)}, whose time is over when the hook is called."
+            cure = "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it."
+            where = f"The hook {described(made.function)}"
+            raise CallError(message(where, what, cure))
+    return made
+
+
+def _refuse_ended(x: Any, kind: str) -> None:
+    """Raise `CallError` outside of tapes for a value of one."""
+    if type(x) is jaxprs.EagerTracer:
+        what = f"is set on {_described(x)} of a tape that has ended."
+        raise CallError(message(kind, what, "Set it in the function of the tape."))
 
 
 def _value_place(kind: str, hook: Hook, x: Any, output: int) -> Place:

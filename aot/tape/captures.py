@@ -11,6 +11,7 @@ import jax
 
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.tape.program import Backward
+from jointcut.aot.tape.roll import structure_of
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure
 from jointcut.aot.tape.words import Sketch, why
@@ -131,14 +132,7 @@ class Captures(Sequence[Capture]):
             sketch = Sketch.of(sweep, arrays, fate)
             reason = why(sketch, [capture.sketch for capture in self])
             backward = program(structure_of(sweep))
-            bytes_kept = sum(jaxprs.aval_bytes(jax.typeof(x)) for x in sweep.flat)
+            bytes_kept = sum(jaxprs.aval_bytes(jax.typeof(x)) for x in sweep.kept)
             self.made += 1
-            now.ends(lambda: f"captured the backward of {counted(len(sweep.nodes), 'op')} in {now}: {reason}")
-        return Capture(reason, len(sweep.nodes), bytes_kept, backward, sketch)
-
-
-def structure_of(sweep: Sweep) -> Structure:
-    """What the backward of a sweep does, without its values."""
-    steps, leaf_hooks = sweep.steps()
-    seeds = [(sweep.numbers[node], i) for node, i in sweep.seeds]
-    return Structure(steps, leaf_hooks, seeds)
+            now.ends(lambda: f"captured the backward of {counted(sweep.count, 'op')} in {now}: {reason}")
+        return Capture(reason, sweep.count, bytes_kept, backward, sketch)

@@ -160,10 +160,15 @@ def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
         raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
     flat: list[Any] = [None] * len(made.tape.leaves)
     for place, ref in zip(numbers, given, strict=True):
-        path, leaf = made.tape.paths[place], made.tape.tracers[place]
-        if not isinstance(ref, jax.Ref) or (ref.shape, ref.dtype) != (leaf.shape, leaf.dtype):
-            kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
-            what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
-            raise CallError(message("accumulate_into", what, "Make it with jax.new_ref(jnp.zeros_like(array))."))
-        flat[place] = ref
+        flat[place] = fitting_ref(made, place, ref, "accumulate_into")
     return flat
+
+
+def fitting_ref(made: Ran, place: int, ref: Any, caller: str) -> Any:
+    """A reference for a leaf; raises `CallError` if it is none, or of another type."""
+    path, leaf = made.tape.paths[place], made.tape.tracers[place]
+    if isinstance(ref, jax.Ref) and (ref.shape, ref.dtype) == (leaf.shape, leaf.dtype):
+        return ref
+    kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
+    what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
+    raise CallError(message(caller, what, "Make it with jax.new_ref(jnp.zeros_like(array))."))

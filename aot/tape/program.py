@@ -19,6 +19,7 @@ from jointcut.partition.nesting.read import read
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.rewrite import simplify
 
 _left_p = jaxprs.leaving_primitive("jointcut_hook")
 
@@ -106,13 +107,14 @@ class Backward:
     @cached_property
     def graph(self) -> Graph:
         """The program as ops and values; residuals and references are its primals, the arguments of the tape."""
-        jaxpr, _ = jaxprs.opened(self.closed)
+        closed = simplify.inlined(self.closed)
+        jaxpr, _ = jaxprs.opened(closed)
         named = {"constant": len(self.consts), "reference": self.num_refs, "residual": self.count}
         primals = [f"{name} {i}" for name, count in named.items() for i in range(count)]
         cotangents = [f"cotangent {i}" for i in range(len(jaxpr.invars) - len(primals))]
         inputs = (Role.PRIMAL,) * len(primals) + (Role.COTANGENT,) * len(cotangents)
         outputs = (Role.GRADIENT,) * len(jaxpr.outvars)
-        return read(self.closed, Roles(inputs, outputs, 0, (*primals, *cotangents)))
+        return read(closed, Roles(inputs, outputs, 0, (*primals, *cotangents)))
 
 
 def leave(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:

@@ -10,14 +10,15 @@ from typing import Any
 import jax
 
 from jointcut.aot.hooks.hook import Place
-from jointcut.aot.tape.captures import Captures, structure_of
-from jointcut.aot.tape.forward import Ran
+from jointcut.aot.tape.captures import Captures
+from jointcut.aot.tape.forward import Ran, fitting_ref
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
+from jointcut.aot.tape.release import Release
+from jointcut.aot.tape.roll import RolledSweep, rolled, structure_of
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.update.release import Release
-from jointcut.aot.tape.update.updates import Updates
 from jointcut.aot.tape.walk import Structure, Walk
+from jointcut.aot.update.updates import Updates
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
@@ -44,6 +45,7 @@ class Tape:
         name: its name.
         arrays: returns the types of the arrays among the arguments.
         check: whether each op of a backward is looked at for NaN.
+        roll: whether equal blocks of a backward are one loop.
     """
 
     ran: Ran | None
@@ -51,6 +53,7 @@ class Tape:
     name: str
     arrays: Callable[[], dict[str, str]]
     check: bool = False
+    roll: bool = False
 
     def gradients(self, cotangents: Sequence[Any], refs: Sequence[Any] = ()) -> list[Any]:
         """The gradients of the leaves, for the flat cotangents of the output; None where none flows."""
@@ -62,15 +65,17 @@ class Tape:
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
         if self.check or not WAY.captured:
             return self._by_node(sweep, given, refs)
+        sweep = rolled(sweep) if self.roll else sweep
         backward = self.captures.of(sweep, given, refs, self.arrays).backward
-        results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], sweep.called)
+        hooks = sweep.running(backward.structure) if isinstance(sweep, RolledSweep) else sweep.called
+        results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], hooks)
         flat: list[Any] = [None] * len(sweep.leaves)
         for place, gradient in zip(backward.reached, results, strict=True):
             flat[place] = gradient
         return flat
 
     def updated(
-        self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any
+        self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any, sweeps: int
     ) -> list[Any]:
         """The parameters and state after an update in the backward, flat; their old arrays are given up.
 
@@ -83,10 +88,10 @@ class Tape:
         release = Release.of(sweep, params, state)
 
         def program(structure: Structure) -> Backward:
-            updates = Updates.of(update, trees[0], trees[1], ran.tape.paths)
+            updates = Updates.of(update, trees[0], trees[1], ran.tape.paths, sweeps)
             return release.backward(structure, [ct for _, ct in pairs], updates)
 
-        given, more = [ct for _, ct in pairs], (id(update), jax.tree.structure(trees), release.key)
+        given, more = [ct for _, ct in pairs], (id(update), sweeps, jax.tree.structure(trees), release.key)
         capture = self.captures.of(sweep, given, (), self.arrays, more, program)
         capture.holds = update  # so that its id is not given to another
         return capture.backward([*release.arrays, *given], sweep.called)
@@ -109,7 +114,8 @@ class Tape:
 class Pullback:
     """The backward of one call: a function from a cotangent of the output to the gradients.
 
-    It may be called more than once, until `release` is called.
+    It may be called more than once, until `release` is called. What rules of `custom_vjp.defvjp_with_logs` log (from
+    JAX 0.12 on) is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
     """
 
     def __init__(self, tape: Tape, refs: Sequence[Any] = ()) -> None:
@@ -132,9 +138,54 @@ class Pullback:
         assert ran is not None, "a released tape has no gradients"
         return tuple(argument.gradients(flat) for argument in ran.arguments)
 
+    def with_refs(self, *refs: Any) -> Callable[[Any], Any]:
+        """A function of the cotangent that adds gradients to references, as `with_refs` of what `jax.vjp` returns.
+
+        There is one entry for each array of the arguments, in their trees: a `jax.Ref` of its type, whose result is
+        `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
+        `jax.ad.DidntWant()`. Raises `CallError` if trees or types differ, or after `release`.
+        """
+
+        def pull(cotangent: Any) -> Any:
+            ran = self._tape.ran
+            flat_refs: list[Any] = [] if ran is None else [None] * len(ran.tape.leaves)
+            entries = [] if ran is None else _entries(ran, refs)
+            for place, entry in entries:
+                if place is not None and not isinstance(entry, _MARKS):
+                    flat_refs[place] = fitting_ref(ran, place, entry, "with_refs")  # pyright: ignore[reportArgumentType]
+            flat = self._tape.gradients([] if ran is None else cotangents_of(ran, cotangent), flat_refs)
+            assert ran is not None, "a released tape has no gradients"
+            gradients, tree = jax.tree.flatten(tuple(argument.gradients(flat) for argument in ran.arguments))
+            pairs = zip(entries, gradients, strict=True)
+            return jax.tree.unflatten(tree, [_result(entry, gradient) for (_, entry), gradient in pairs])
+
+        return pull
+
     def release(self) -> None:
         """Free the residuals."""
         self._tape.ran = None
+
+
+#: What stands for a gradient that is returned, and for one that is not wanted.
+_MARKS = jaxprs.marks.GradValue, jaxprs.marks.DontWant
+
+
+def _entries(ran: Ran, refs: Sequence[Any]) -> list[tuple[int | None, Any]]:
+    """For each array of the arguments its place among the leaves, and what was given for it."""
+    trees = jax.tree_util.treedef_tuple(tuple(argument.tree for argument in ran.arguments))
+    leaves, tree = jax.tree.flatten(tuple(refs))
+    if tree != trees:
+        what = f"was given entries in the structure {tree}, the arguments are {trees}."
+        cure = "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array."
+        raise CallError(message("with_refs", what, cure))
+    places = [place for argument in ran.arguments for place in argument.places]
+    return list(zip(places, leaves, strict=True))
+
+
+def _result(entry: Any, gradient: Any) -> Any:
+    if isinstance(entry, jaxprs.marks.GradValue):
+        return gradient
+    return jaxprs.marks.DidntWant() if isinstance(entry, jaxprs.marks.DontWant) else jaxprs.marks.GradRef()
 
 
 def cotangents_of(ran: Ran, cotangent: Any) -> list[Any]:

@@ -21,13 +21,15 @@ from jointcut.aot.tape.records import Record
 class Called:
     """A hook of a step: its place, its number among the hooks of the sweep, and the step of its partner.
 
-    For a residual that was packed, `arrays` are the places of what was kept among the flat inputs.
+    For a residual that was packed, `arrays` are the places of what was kept among the flat inputs. For a hook that is
+    traced, `read` are the places of the arrays that it closes over.
     """
 
     place: Place
     number: int
     partner: int | None = None
     arrays: tuple[int, ...] = ()
+    read: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +43,14 @@ class Packed:
         """Add the arrays to the flat inputs of the backward, and return the key of the form."""
         if not self.place.is_traced:
             return "called back", self.place.types
-        flat.extend(self.leaves)
+        flat.extend((*self.leaves, *self.place.read))
         return self.place.key, len(flat)
 
     def called(self, known: dict[int, int], numbers: dict[int, int]) -> Called:
         """The unpacking for a step, without the arrays."""
-        arrays = tuple(known[id(x)] for x in self.leaves) if self.place.is_traced else ()
-        return Called(self.place, numbers[id(self)], None, arrays)
+        kept, read = (self.leaves, self.place.read) if self.place.is_traced else ((), ())
+        arrays, others = (tuple(known[id(x)] for x in xs) for xs in (kept, read))
+        return Called(self.place, numbers[id(self)], None, arrays, others)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
         """Unpack it; the arguments are its own."""
@@ -125,13 +128,27 @@ class Sweep:
             if node.hooks:
                 part.append(tuple(self._hook_keys(node)))
             parts.append(tuple(part))
-        hooked = ((leaf.place, *self._hook_keys(leaf)) for leaf in self.leaves if leaf.hooks)
+        hooked = [(leaf.place, *self._hook_keys(leaf)) for leaf in self.leaves if leaf.hooks]
         seeds = ((numbers[node], i) for node, i in self.seeds)
         return (*parts, tuple(seeds), *hooked)
 
     def _hook_keys(self, node: Node) -> list[Any]:
-        places = (place for place in node.hooks if not place.hook.removed)
-        return [(place.key, self.numbers.get(place.partner)) for place in places]
+        keys: list[Any] = []
+        for place in self._hooks(node):
+            read = place.read if place.is_traced else ()
+            self.flat.extend(read)
+            keys.append((place.key, self.numbers.get(place.partner), len(self.flat) if read else None))
+        return keys
+
+    @property
+    def count(self) -> int:
+        """The number of ops that it goes back through."""
+        return len(self.nodes)
+
+    @property
+    def kept(self) -> Sequence[Any]:
+        """The residuals."""
+        return self.flat
 
     @property
     def called(self) -> list[Place | Packed]:
@@ -148,10 +165,15 @@ class Sweep:
         numbers = {id(hook): i for i, hook in enumerate(self.called)}
 
         def called(node: Node) -> list[Called]:
-            places = self._hooks(node)
-            partners = (self.numbers.get(place.partner) for place in places)
-            pairs = zip(places, partners, strict=True)
-            return [Called(replace(place, partner=None), numbers[id(place)], partner) for place, partner in pairs]
+            return [
+                Called(
+                    replace(place, partner=None),
+                    numbers[id(place)],
+                    self.numbers.get(place.partner),
+                    read=tuple(known[id(x)] for x in place.read) if place.is_traced else (),
+                )
+                for place in self._hooks(node)
+            ]
 
         def step(node: Node) -> Step:
             assert node.record is not None, "leaves are no steps"

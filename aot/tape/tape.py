@@ -31,6 +31,7 @@ from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
+from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.paths import tree_paths
@@ -50,7 +51,12 @@ class Taped:
     """
 
     def __init__(
-        self, function: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool, check: str | None
+        self,
+        function: Callable[..., Any],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        check: str | None,
+        roll: bool = False,
     ) -> None:
         """Call `aot.tape` instead."""
         if not callable(function):
@@ -60,7 +66,7 @@ class Taped:
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
         if check not in (None, NONFINITE):
             raise TraceError(message("check", f"{check!r} is unknown.", choices(check, [NONFINITE])))
-        self._check = check is not None
+        self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function)
@@ -113,7 +119,7 @@ class Taped:
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
 
-    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, **kwargs: Any) -> Any:
+    def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Any:
         """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
 
         A parameter is updated as soon as its gradient is complete, so that all gradients are never in memory together.
@@ -124,17 +130,19 @@ class Taped:
             state: the state of the optimiser, a pytree of arrays.
             *args: the other arguments of the function.
             update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
-                value of a parameter, and its part of the state, may depend on its own gradient alone. Pass the same
-                object at each step.
+                value of a parameter, and its part of the state, may depend on its own gradient alone, and on what
+                `sweeps` allows. Pass the same object at each step.
+            sweeps: with 2, the update may also join a few numbers of each gradient, as a clip by the global norm does.
+                The backward then runs twice: first for these numbers, then for the updates.
             **kwargs: further arguments of the function, by name.
 
         Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. In `jax.jit` the whole step is
-        one program. Raises `TraceError` if the update joins gradients, as a clip by the global norm does.
+        one program. Raises `TraceError` if the update joins gradients otherwise, with the equation.
         """
         made = self._ran([0], (params, *args), kwargs)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
-        flat = tape.updated(self._one(made), leaves, states, update, (params, state))
+        flat = tape.updated(self._one(made), leaves, states, update, (params, state), refuse_sweeps(sweeps))
         after, rest = flat[: len(leaves)], flat[len(leaves) :]
         return (
             self._value(made),
@@ -167,7 +175,7 @@ class Taped:
         return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check)
+        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check, self._roll)
 
     def _positions(self, count: int) -> list[int]:
         """The differentiated arguments; raises `TraceError` if one is missing."""
@@ -201,6 +209,7 @@ class Decorator:
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         check: str | None = None,
+        roll: bool = False,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
 
@@ -218,12 +227,16 @@ class Decorator:
             check: `"nonfinite"`: each op of the forward, each op of the backward and each hook is looked at as it runs.
                 The first that makes a NaN or an infinity is raised as `NonFiniteError`, with the user's line. This is
                 for debugging: nothing is captured, and each op is waited for, as with PyTorch's `detect_anomaly`.
+            roll: whether loops that ran another number of times share one program. The largest part of the backward
+                that repeats is found: blocks of the same ops, which read their own values, hand cotangents to the next
+                block and add to gradients outside, as the steps of a recurrent network do. They run in one compiled
+                loop, 16 at a time. Blocks with hooks are not rolled, nor are updates.
 
         Raises `TraceError` if `fun` is not callable, or the check is unknown.
         """
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check)
-        return Taped(fun, argnums, has_aux, check)
+            return lambda fun: Taped(fun, argnums, has_aux, check, roll)
+        return Taped(fun, argnums, has_aux, check, roll)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

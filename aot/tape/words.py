@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jointcut.aot.hooks.hook import Place
+from jointcut.aot.tape.roll import RolledSweep
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.partition.figures import counted
 from jointcut.partition.program.places import line_at
@@ -26,19 +27,23 @@ class Sketch:
         ops: the ops, in the order in which they ran: the user's line and the name.
         hooks: the hooks, in words.
         fate: what becomes of the gradients.
+        loop: the number of ops of a block of its loop, 0 without one.
     """
 
     arrays: dict[str, str]
     ops: tuple[tuple[str, str], ...]
     hooks: tuple[str, ...]
     fate: str
+    loop: int = 0
 
     @classmethod
     def of(cls, sweep: Sweep, arrays: dict[str, str], fate: str) -> Sketch:
         """The sketch of a sweep, and of the arguments of its call."""
-        ops = tuple((_line(node.source), node.record.name) for node in reversed(sweep.nodes) if node.record is not None)
+        block = sweep.block if isinstance(sweep, RolledSweep) else ()
+        nodes = [*sweep.nodes, *block]
+        ops = tuple((_line(node.source), node.record.name) for node in reversed(nodes) if node.record is not None)
         places = (hook for hook in sweep.called if isinstance(hook, Place))
-        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate)
+        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate, len(block))
 
 
 def why(new: Sketch, known: Sequence[Sketch]) -> str:
@@ -46,6 +51,8 @@ def why(new: Sketch, known: Sequence[Sketch]) -> str:
     if not known:
         return FIRST
     nearest = min(known, key=lambda old: _distance(new, old))
+    if new.loop and new.loop not in [sketch.loop for sketch in known]:
+        return f"equal blocks of {counted(new.loop, 'op')} are a loop"
     differences = [*_arrays(new, nearest), *_lines(new, nearest), *_hooks(new, nearest)]
     if not differences and new.ops != nearest.ops:
         differences = list(_order(new, nearest))

@@ -26,7 +26,7 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.prices.policies import Policy
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import guard, names, simplify, views
+from jointcut.partition.rewrite import guard, hooks, names, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -360,6 +360,7 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
     late, gradients = simplify.renamed(second, rename)
     cotangents = second.invars[len(residuals) :]
     outvars = [*first.outvars[:num_outputs], *gradients]
+    late = hooks.called_early(late, gradients)
     eqns, outvars, boundary = simplify.merged([*first.eqns, *late], outvars, len(first.eqns))
     inputs = [*first.constvars, *second.constvars, *first.invars]
     eqns, boundary = views.read_back(eqns, boundary, inputs, outvars[:num_outputs])

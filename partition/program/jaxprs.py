@@ -136,6 +136,17 @@ def effect_names(eqn: Equation, ordered: bool = False) -> list[str]:
     return sorted(str(e) for e in effects if not ordered or _effects.ordered_effects.contains(e))
 
 
+#: What stands for a gradient among those of `with_refs`: `GradRef`, `GradValue`, `DontWant`, `DidntWant`.
+marks: Any = jax.ad  # pyright: ignore[reportPrivateImportUsage]
+
+
+def called_back(eqn: Equation) -> Any:
+    """The function that an equation of `io_callback` calls; None for any other equation."""
+    if eqn.primitive.name != "io_callback":
+        return None
+    return getattr(eqn.params["callback"], "callback_func", None)
+
+
 def is_reference(aval: Any) -> bool:
     """Whether an abstract value is a mutable array reference (`jax.Ref`)."""
     return type(aval).__name__ == "AbstractRef"

@@ -13,5 +13,6 @@ Files, in reading order:
     sparse: Split a gradient that is a sum of scattered rows into the rows and their places.
     product: Write an elementwise product in which zero times infinity is zero, with such products as its derivative.
     guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
+    hooks: Call the hooks of complete gradients as soon as these are there.
     specialise: Leave out of a backward the equations that zero cotangents make needless.
 """

@@ -26,7 +26,7 @@ import pytest
 
 from jointcut import aot
 
-#: The groups of PyTorch's `test_aotdispatch`, with what each is about.
+#: The groups of PyTorch's `test_aotdispatch` and `test_compiled_autograd`, with what each is about.
 GROUPS: Mapping[str, str] = {
     # TestAOTAutograd
     "plain I/O": "what may go in and come out",
@@ -63,6 +63,13 @@ GROUPS: Mapping[str, str] = {
     "tangents": "which outputs have a cotangent, and of which type",
     "double backward": "derivatives of derivatives",
     "Gradient contract": "TorchScript's record of a differentiated graph",
+    # TestCompiledAutograd, and what it runs again of TestAutograd
+    "captures": "which backward graphs are captured, and when again",
+    "accumulation": "gradients that are added up",
+    "hooks": "functions that are called with cotangents",
+    "saved values": "what a forward keeps for a captured backward",
+    "custom functions": "backwards that the user wrote, inside of a captured one",
+    "around the tape": "second derivatives, anomalies, errors and reentrance",
 }
 
 

@@ -19,6 +19,9 @@ _OWN = "Arrays of JAX have no storage that another could share: a view is an arr
 _STATIC = "Sizes are static in a jaxpr: another shape is another trace, and there is no symbol to save or return."
 _NO_MODE = "JAX has no grad mode: a derivative is taken by a transformation, or stopped by stop_gradient."
 _NO_STATE = "Precision is not a state of the program in JAX: casts are ops, in the forward and in the backward."
+_XLA = "XLA owns buffers and launches: an executable takes arrays, and nothing of its calls is seen in Python."
+_DENSE_TAPE = "Cotangents of JAX are dense arrays; sparse gradients of tables are an option of aot.function."
+_FORWARD = "A custom_vjp has no forward mode in JAX, with or without a tape."
 
 WITHOUT_MEANING: tuple[Reason, ...] = (
     Reason("plain I/O", "an op writes its input under the hood and returns it (squeeze_ and the like)", _PURE),
@@ -78,11 +81,6 @@ WITHOUT_MEANING: tuple[Reason, ...] = (
         "misc",
         "generated Python source of the runtime wrappers (list codegen)",
         "Our wrappers are closures over records: there is no source to look at.",
-    ),
-    Reason(
-        "misc",
-        "hooks on tensors and on saved tensors",
-        "JAX has neither tensors with hooks nor hooks for saving: custom_vjp says what is kept.",
     ),
     Reason(
         "misc",
@@ -156,4 +154,52 @@ WITHOUT_MEANING: tuple[Reason, ...] = (
         "cotangents of captured temporaries are inputs of df",
         "The executor of TorchScript differentiates temporaries as results of f; JAX differentiates the function.",
     ),
+    Reason("captures", "the calling bytecode steals a list of inputs (dynamo_boxed, inputs_aliasing_bytecode_*)", _XLA),
+    Reason("captures", "cudagraphs are used or skipped (cudagraphs_*)", _XLA),
+    Reason("captures", "fake tensors of two modes meet (mismatch_fake_tensor_mode)", _STATIC),
+    Reason(
+        "captures",
+        "verbosity of a log is read when the mode is entered (verbose_logs_snapshot)",
+        "There is no mode and no log: captures are records that can be printed at any time.",
+    ),
+    Reason("accumulation", "gradients that are sparse tensors (input_buffer_accum, to_sparse_backward)", _DENSE_TAPE),
+    Reason(
+        "accumulation", "names, sizes and strides of .grad (accumulate_grad_tensor_reference, named_tensor)", _DENSE
+    ),
+    Reason("hooks", "hooks on views that are written in place (tensor_hooks_inplace, _over_view)", _PURE),
+    Reason(
+        "hooks",
+        "gradients kept on values that are no leaves (retain_grad, retains_grad_*)",
+        "Values of JAX have no .grad: a hook on the cotangent hands it to whoever wants to keep it.",
+    ),
+    Reason(
+        "hooks",
+        "one hook for several tensors (multi_grad_all_hooks, multi_grad_any_hooks)",
+        "A hook around a call sees the gradients of all its arguments: pass what belongs together to one call.",
+    ),
+    Reason(
+        "hooks",
+        "callbacks at the end of a backward (callback_graph_break_throws_error, reentrant_with_callbacks_*)",
+        "A backward is a call: what shall follow it is written on the next line.",
+    ),
+    Reason("saved values", "device memory is free while the backward runs (free_activation_memory, _subclass)", _XLA),
+    Reason("saved values", "versions of saved tensors (save_tensor_hook_version_counter_not_shared)", _PURE),
+    Reason(
+        "custom functions",
+        "functions in C++ and their attributes (autograd_cpp_node_*)",
+        "Rules of JAX are written in Python; foreign code is a call with a custom_vjp around it.",
+    ),
+    Reason(
+        "custom functions",
+        "cotangents that are missing instead of zero (dont_materialize_grads, set_materialize_non_diff_grads)",
+        "A custom_vjp of JAX gets arrays of zeros.",
+    ),
+    Reason("custom functions", "dtype of a view's gradient (custom_fn_output_metadata)", _OWN),
+    Reason(
+        "around the tape",
+        "the node that runs, the ids of graph tasks and their order (current_node, current_graph_task_*)",
+        "Nodes are no objects of the user's: the captured backward can be printed, with all its ops in order.",
+    ),
+    Reason("around the tape", "forward mode of custom functions (custom_function_forward_mode_*)", _FORWARD),
+    Reason("around the tape", "grad mode inside a reentrant backward (grad_mode_restored_reentrant)", _NO_MODE),
 )

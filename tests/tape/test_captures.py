@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointcut import aot
+from jointcut.aot.tape.nodes import Node
 
 WEIGHTS = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
 INPUT = jnp.ones((2, 3))
@@ -146,6 +147,41 @@ def test_a_pullback_runs_again_until_it_is_released():
     )
 
 
+def with_refs(pull):
+    refs = {"a": jax.new_ref(jnp.ones(3)), "b": jax.ad.GradValue()}
+    result = pull.with_refs(refs, jax.ad.DontWant())(2.0)
+    return refs["a"][...], result[0]["b"], type(result[0]["a"]), type(result[1])
+
+
+def test_references_and_marks_mean_what_they_mean_in_jax():
+    def loss(p, x):
+        return jnp.sum(p["a"] * x) * jnp.sum(p["b"])
+
+    args = {"a": jnp.arange(3.0), "b": jnp.ones(2)}, jnp.full(3, 2.0)
+    got, want = with_refs(aot.tape(loss).vjp(*args)[1]), with_refs(jax.vjp(loss, *args)[1])
+    assert jax.tree.map(np.ndarray.tolist, jax.device_get(got[:2])) == jax.tree.map(
+        np.ndarray.tolist, jax.device_get(want[:2])
+    )
+    assert got[2:] == want[2:] == (jax.ad.GradRef, jax.ad.DidntWant)
+
+
+@pytest.mark.parametrize("name", ["defvjp_with_logs", "defvjp_with_accums"])
+def test_rules_that_log_or_add_have_the_gradients_that_they_have_in_jax(name):
+    sine = jax.custom_vjp(lambda x: jnp.sin(x))
+    if not hasattr(sine, name):
+        pytest.skip("this JAX has no such rules")
+
+    def logged(x, ct):
+        return (ct * jnp.cos(x),), {"norm": jnp.sum(ct)}
+
+    def added(x, ct, gradient):
+        gradient.accum(ct * jnp.cos(x))
+
+    getattr(sine, name)(lambda x: (jnp.sin(x), x), logged if name == "defvjp_with_logs" else added)
+    for made in (aot.tape, aot.function):
+        np.testing.assert_allclose(made(lambda x: jnp.sum(sine(x) * 2)).grad(INPUT), 2 * jnp.cos(INPUT), rtol=1e-6)
+
+
 def test_second_derivatives():
     taped = aot.tape(lambda w: jnp.sum(jnp.sin(w) ** 2 * w))
     second = aot.tape(lambda w: jnp.sum(taped.grad(w) ** 2))
@@ -223,3 +259,19 @@ def test_a_method_has_its_instance_as_argument_0():
 
     assert Model().loss.grad(jnp.ones(2)).tolist() == [2.0, 2.0]
     assert len(Model.loss.captures) == 1
+
+
+def test_a_thousand_steps_of_changing_structure_leave_nothing_behind(monkeypatch):
+    taped = aot.tape(unrolled)
+    monkeypatch.setattr(taped.captures._table, "_most", 3)
+    counts = []
+    for turn in range(5):
+        for step in range(200):
+            taped.grad(WEIGHTS, INPUT, turn, step * 0.01)
+        gc.collect()
+        nodes = sum(type(x) is Node for x in gc.get_objects())
+        counts.append((len(taped.captures), nodes, len(jax.live_arrays())))
+    assert [captures for captures, _, _ in counts] == [1, 2, 3, 3, 3]
+    assert taped.captures.made == 5
+    assert [nodes for _, nodes, _ in counts] == [counts[0][1]] * 5
+    assert counts[-1][2] <= counts[2][2] + 4, "arrays of a scalar's type may be cached once"

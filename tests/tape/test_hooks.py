@@ -65,13 +65,83 @@ def doubled(w, b, x):
     return 2 * jnp.sum(jnp.sin(jnp.tanh(x @ w + b) @ w) ** 2)
 
 
-def test_in_a_function_hooks_are_called_back_in_the_same_order_where_values_are_passed_on():
+def pulled_back(cut):
+    return lambda *args: cut.vjp(*args)[1](1.0)[:2]
+
+
+WAYS = {
+    "grad": lambda cut: cut.grad,
+    "value_and_grad": lambda cut: lambda *args: cut.value_and_grad(*args)[1],
+    "vjp": pulled_back,
+    "jax.grad": lambda cut: jax.grad(cut, argnums=(0, 1)),
+    "jax.jit of jax.grad": lambda cut: jax.jit(jax.grad(cut, argnums=(0, 1))),
+    "on a tape": lambda cut: aot.tape(cut, argnums=(0, 1)).grad,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_function_the_order_is_the_same(way):
     log = []
-    cut = aot.function(model(noting(log)), argnums=(0, 1))
-    same(cut.grad(W, B, X), jax.grad(doubled, argnums=(0, 1))(W, B, X))
+    run = WAYS[way](aot.function(model(noting(log)), argnums=(0, 1)))
+    for _ in range(2):
+        log.clear()
+        same(run(W, B, X), jax.grad(doubled, argnums=(0, 1))(W, B, X))
+        jax.effects_barrier()
+        assert log == ORDER
+
+
+@pytest.mark.parametrize("decorator", [aot.function, aot.tape])
+def test_a_parameter_has_its_hooks_called_as_soon_as_its_gradient_is_complete(decorator):
+    log = []
+    note = noting(log)
+
+    @decorator(argnums=(0, 1))
+    def loss(first, second, x):
+        first = aot.on_cotangent(first, note("first"))
+        second = aot.post_accumulate(aot.on_cotangent(second, note("second")), note("second is complete"))
+        return jnp.sum(jnp.cos(aot.on_cotangent(jnp.sin(x @ first), note("h")) @ second))
+
+    loss.grad(W, W, X)
     jax.effects_barrier()
-    assert log[:5] == ["y", "pre", "post", "h again", "h"]
-    assert sorted(log[5:]) == sorted(ORDER[5:])
+    assert log == ["second", "second is complete", "h", "first"]
+
+
+def test_in_the_steps_of_a_loop_a_hook_is_called_once_for_each():
+    log = []
+
+    def step(h, w):
+        return aot.on_cotangent(jnp.tanh(h * w), lambda g: log.append(float(g))), None
+
+    cut = aot.function(lambda w: jax.lax.scan(step, jnp.float32(0.5), w)[0])
+    cut.grad(B)
+    jax.effects_barrier()
+    second = float(jnp.tanh(jnp.tanh(0.5 * B[0]) * B[1]))
+    np.testing.assert_allclose(log, [1.0, B[1] * (1 - second**2)], rtol=1e-5)
+
+
+def test_a_hook_of_a_value_that_has_one_also_sees_what_was_read_before():
+    log = []
+
+    def loss(w):
+        h = aot.on_cotangent(jnp.sin(w), lambda g: 2 * g)
+        early = h * 3
+        h = aot.on_cotangent(h, lambda g: log.append(g.tolist()))
+        return jnp.sum(early + h)
+
+    for made in (aot.function(loss), aot.tape(loss)):
+        made.grad(B)
+    jax.effects_barrier()
+    assert log == [[8.0, 8.0]] * 2
+
+
+def test_a_hook_that_raises_ends_the_call():
+    def loss(w):
+        return jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: 1 // (g.tolist()[0] - 1)))
+
+    with pytest.raises(ZeroDivisionError):
+        aot.tape(loss).grad(B)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ZeroDivisionError"):
+        jax.block_until_ready(aot.function(loss).grad(B))
 
 
 def test_a_traced_hook_is_part_of_the_program():
@@ -111,6 +181,31 @@ def test_a_hook_is_the_same_when_it_is_written_anew():
     for x in (1.0, 2.0):
         loss.grad(W, x)
     assert len(loss.captures) == 1
+
+
+def test_arrays_that_a_hook_closes_over_are_inputs():
+    @aot.tape
+    def loss(w, x):
+        largest = jnp.max(x)
+        w = aot.post_accumulate(w, lambda g: g + largest)
+        with aot.saved_arrays(lambda x: x - largest, lambda x: x + largest):
+            h = jnp.sin(w)
+        return jnp.sum(aot.on_cotangent(h, lambda g: g * largest))
+
+    for x in (1.0, 2.0, 3.0):
+        np.testing.assert_allclose(loss.grad(W, jnp.full(2, x)), x * jnp.cos(W) + x, rtol=1e-5)
+    assert len(loss.captures) == 1
+
+
+def test_a_hook_that_decides_by_an_array_is_called_back():
+    def loss(w, x):
+        largest = jnp.max(x)
+        return jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: g if largest > 1 else -g))
+
+    taped = aot.tape(loss)
+    for x, sign in ((0.5, -1), (2.0, 1), (0.1, -1)):
+        np.testing.assert_allclose(taped.grad(W, jnp.full(2, x)), sign * jnp.cos(W), rtol=1e-6)
+    assert len(taped.captures) == 1
 
 
 def test_a_removed_hook_is_not_called():

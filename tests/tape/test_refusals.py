@@ -72,6 +72,35 @@ REFUSALS = {
         "keeps at FILE (keeps) reads float32[3] that another call recorded, whose tape has ended.\n"
         "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function.",
     ),
+    "a hook on another tape": (
+        lambda: [aot.tape(keeps).grad(X), aot.tape(lambda w: jnp.sum(aot.on_cotangent(KEPT[0], named) * w)).grad(X)],
+        "<lambda> at FILE (<lambda>) reads float32[3] that another call recorded, whose tape has ended.\n"
+        "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function.",
+    ),
+    "a hook on a tape that has ended": (
+        lambda: [aot.tape(keeps).grad(X), aot.on_cotangent(KEPT[0], named)],
+        "on_cotangent is set on float32[3] of a tape that has ended.\nSet it in the function of the tape.",
+    ),
+    "a hook that keeps a tracer": (
+        lambda: aot.tape(reading).grad(X),
+        "The hook <lambda> at FILE is set (on_cotangent) and reads y, float32[3], whose time is over when the hook is "
+        "called.\n"
+        "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it.",
+    ),
+    "a hook that keeps a tracer of a function": (
+        lambda: aot.function(reading).grad(X),
+        "The hook <lambda> at FILE is set (on_cotangent) and reads y, float32[3], whose time is over when the hook is "
+        "called.\n"
+        "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it.",
+    ),
+    "no arrays beside others": (
+        lambda: aot.tape(lambda w: (jnp.sum(w), "small")).vjp(X),
+        "<lambda> returned a str (result[1]), not an array.\nReturn arrays, or other things as aux with has_aux=True.",
+    ),
+    "a pullback that was released": (
+        lambda: _given_up()(1.0),
+        "The pullback of <lambda> was released, and its residuals are gone.\nCall release() after the last backward.",
+    ),
     "no arrays": (
         lambda: aot.tape(lambda w: {"loss": "small"}).grad(X),
         "<lambda> returned a str (result['loss']), not an array.\n"
@@ -130,10 +159,42 @@ REFUSALS = {
         "accumulate_into needs a jax.Ref of float32[3] for args[0], but was given float32[2].\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
+    "entries in another tree": (
+        lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs([])(1.0),
+        "with_refs was given entries in the structure PyTreeDef(([],)), the arguments are PyTreeDef((*,)).\n"
+        "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array.",
+    ),
+    "no reference": (
+        lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs(X)(1.0),
+        "with_refs needs a jax.Ref of float32[3] for args[0], but was given a ArrayImpl.\n"
+        "Make it with jax.new_ref(jnp.zeros_like(array)).",
+    ),
     "an update that joins gradients": (
         lambda: _released(lambda g, s, p: (jax.tree.map(lambda x: x - sum(map(jnp.sum, g.values())), p), s)),
         "update joins the gradients of args[0]['a'] and args[0]['b'] in add at FILE (<lambda>).\n"
-        "Release needs an update of each leaf alone: take value_and_grad, and update after it.",
+        "One sweep updates each leaf alone: pass sweeps=2, which goes back twice, or take value_and_grad first, and "
+        "update after it.",
+    ),
+    "an update that joins whole gradients": (
+        lambda: _released(lambda g, s, p: (dict.fromkeys(p, g["a"] + g["b"]), s), sweeps=2, size=99),
+        "update joins more than 16 numbers of the gradients of args[0]['a'] and args[0]['b'] in add at FILE "
+        "(<lambda>), or joins twice.\n"
+        "Two sweeps join a few numbers of each gradient: take value_and_grad, and update after it.",
+    ),
+    "three sweeps": (
+        lambda: _released(lambda g, s, p: (p, s), sweeps=3),
+        "sweeps is 3.\nGive 1, or 2 for an update that joins gradients, as a global norm does.",
+    ),
+    "a hook in two sweeps": (
+        lambda: _released(_by_norm, sweeps=2, hook=keeps),
+        "value_and_update with two sweeps goes back twice, but the hook keeps at FILE is called back, and would "
+        "see each cotangent twice.\n"
+        "Remove it, or let JAX trace it: see aot.Hook.",
+    ),
+    "an update of argument 1": (
+        lambda: aot.function(jnp.dot, argnums=1).value_and_update(X, (), X, update=_by_norm),
+        "value_and_update updates all of argument 0, but argnums is 1, or sparse_gradients or filter is given.\n"
+        "Put the parameters first, and leave these options out.",
     ),
     "an update of another tree": (
         lambda: _released(lambda g, s, p: p),
@@ -152,14 +213,33 @@ REFUSALS = {
 }
 
 
+def reading(x):
+    y = jnp.sin(x)
+    return jnp.sum(aot.on_cotangent(y, lambda g: g * y))
+
+
+def _given_up():
+    _, pullback = aot.tape(lambda w: jnp.sum(w)).vjp(X)
+    pullback.release()
+    return pullback
+
+
 def _saved(x):
     with aot.saved_arrays(named, named):
         return x
 
 
-def _released(update):
-    taped = aot.tape(lambda p: jnp.sum(p["a"] * p["b"]))
-    return taped.value_and_update({"a": jnp.ones(3), "b": jnp.ones(3)}, (), update=update)
+def _released(update, sweeps=1, size=3, hook=None):
+    def loss(p):
+        return jnp.sum(p["a"] * (p["b"] if hook is None else aot.on_cotangent(p["b"], hook)))
+
+    params = {"a": jnp.ones(size), "b": jnp.ones(size)}
+    return aot.tape(loss).value_and_update(params, (), update=update, sweeps=sweeps)
+
+
+def _by_norm(g, s, p):
+    norm = jnp.sqrt(sum(jnp.sum(x**2) for x in g.values()))
+    return jax.tree.map(lambda x, y: x - y / norm, p, g), s
 
 
 def everywhere(error):
@@ -193,9 +273,18 @@ def test_a_differentiated_value_in_a_reference():
     )
 
 
-def test_disabled_jit():
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: aot.tape(jnp.sum).grad(X),
+        lambda: aot.tape(jnp.sum).vjp(X),
+        lambda: aot.tape(jnp.sum).value_and_update(X, (), update=lambda g, s, p: (p, s)),
+        lambda: aot.tape(jnp.sum).accumulate_into(jax.new_ref(X))(X),
+    ],
+)
+def test_disabled_jit(call):
     with jax.disable_jit(), pytest.raises(ValueError) as raised:
-        aot.tape(jnp.sum).grad(X)
+        call()
     assert str(raised.value) == (
         "sum is called under jax.disable_jit, and a tape compiles its backward.\n"
         "Leave it out: a taped function runs op by op already, on numbers."

@@ -15,8 +15,9 @@ import jax
 
 from jointcut.aot.tape.program import Backward, leave
 from jointcut.aot.tape.sweep import Sweep
-from jointcut.aot.tape.update.updates import Updates
 from jointcut.aot.tape.walk import Structure, Walk
+from jointcut.aot.update.step import Finish, after, in_sweeps, refuse_twice
+from jointcut.aot.update.updates import Updates
 from jointcut.partition.program import jaxprs
 
 
@@ -65,27 +66,17 @@ class Release:
     def _updated(
         self, structure: Structure, updates: Updates, arrays: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
-        params, state = [arrays[i] for i in self.params], [arrays[i] for i in self.state]
-        outputs: list[Any] = [None] * updates.count
-        finished: set[int] = set()
+        if updates.num_kept and structure.called:
+            refuse_twice(f"the hook {structure.called[0].place.named}")
 
-        def finish(place: int, gradient: Any) -> None:
-            (run, places), given = updates.parts[place], list(params)
-            given[place] = gradient
-            made = run(*given, *state, *params)
-            pending = walk.pending()
-            behind = jaxprs.held([*pending.values(), *made])
-            walk.replace(dict(zip(pending, behind[: len(pending)], strict=True)))
-            finished.add(place)
-            for i, x in zip(places, behind[len(pending) :], strict=True):
-                outputs[i] = x
+        def sweep(finish: Finish, arrays_before: Sequence[Any]) -> None:
+            def hold(made: Sequence[Any]) -> list[Any]:
+                pending = walk.pending()
+                behind = jaxprs.held([*pending.values(), *made])
+                walk.replace(dict(zip(pending, behind, strict=False)))
+                return behind[len(pending) :]
 
-        walk = Walk(structure, arrays, leave, finish=finish)
-        walk(cotangents)
-        for place, x in enumerate(params):
-            if place not in finished:
-                finish(place, jaxprs.full(jaxprs.cotangent_aval(jax.typeof(x)), 0))
-        run, places = updates.rest
-        for i, x in zip(places, run(*params, *state, *params), strict=True):
-            outputs[i] = x
-        return outputs
+            walk = Walk(structure, arrays, leave, finish=lambda place, gradient: finish(place, gradient, hold))
+            walk(after(cotangents, arrays_before))
+
+        return in_sweeps(updates, [arrays[i] for i in self.params], [arrays[i] for i in self.state], sweep)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,11 +14,17 @@ from jax.experimental import io_callback
 
 from jointcut.aot.hooks.hook import Hook, Place, hook_of
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite.hooks import CalledBack
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
 def hooked_value(x: Any, place: Place, can_be_removed: bool) -> Any:
-    """The value, with a hook on its cotangent from here on."""
+    """The value, with a hook on its cotangent; one that has hooks already gets another, and is returned itself."""
+    known = _CHAINS.of(x)
+    if known is not None:
+        known.append((place, can_be_removed))
+        return x
+    chain = [(place, can_be_removed)]
 
     @jax.custom_vjp
     def value(x: Any) -> Any:
@@ -23,10 +32,34 @@ def hooked_value(x: Any, place: Place, can_be_removed: bool) -> Any:
 
     def backward(residuals: None, cotangent: Any) -> tuple[Any]:
         del residuals
-        return (_applied(place, [cotangent], can_be_removed)[0],)
+        for hook, removable in sorted(chain, key=lambda pair: pair[0].kind == "post_accumulate"):
+            (cotangent,) = _applied(hook, [cotangent], removable)
+        return (cotangent,)
 
     value.defvjp(lambda x: (x, None), backward)
-    return value(x)
+    made = value(x)
+    _CHAINS.add(made, chain)
+    return made
+
+
+class _Chains(threading.local):
+    """The hooks of values that are being traced, for as long as the values are there."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], list[tuple[Place, bool]]]] = {}
+
+    def of(self, x: Any) -> list[tuple[Place, bool]] | None:
+        found = self._known.get(id(x))
+        return found[1] if found is not None and found[0]() is x else None
+
+    def add(self, x: Any, chain: list[tuple[Place, bool]]) -> None:
+        if not jaxprs.is_tracer(x):  # nothing is differentiated
+            return
+        key = id(x)
+        self._known[key] = weakref.ref(x, lambda _: self._known.pop(key, None)), chain
+
+
+_CHAINS = _Chains()
 
 
 def hooked_call(function: Callable[..., Any], args: Sequence[Any], pre_hook: Any, post_hook: Any) -> Any:
@@ -66,8 +99,15 @@ def _applied(place: Place, flat: Sequence[Any], can_be_removed: bool) -> list[An
     """What a hook makes of the values: as a part of the program, or by calling back."""
     if place.is_traced and not can_be_removed:
         return place(flat)
+    structs = [jaxprs.struct(aval) for aval in place.returns]
+    return list(io_callback(_Back(place), structs, *flat, ordered=True))
 
-    def back(*arrays: Any) -> list[Any]:
-        return [np.asarray(x) for x in place(arrays)]
 
-    return list(io_callback(back, [jaxprs.struct(aval) for aval in place.returns], *flat, ordered=True))
+@dataclass(frozen=True)
+class _Back(CalledBack):
+    """Calls a hook with arrays that a program hands out."""
+
+    place: Place
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return [np.asarray(x) for x in self.place(arrays)]

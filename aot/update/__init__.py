@@ -1,0 +1,11 @@
+"""Update parameters inside the backward.
+
+An update is traced, and divided into a part for each parameter, which runs as soon as its gradient is complete. An
+update that joins all gradients in a few numbers goes back twice: the first sweep makes these numbers.
+
+Files, in reading order:
+
+    joins: Tell what of an update needs which gradients.
+    updates: Divide an update of all parameters into one for each parameter.
+    step: Run a backward that updates, equation by equation.
+"""

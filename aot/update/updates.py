@@ -1,0 +1,122 @@
+"""Divide an update of all parameters into one for each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jointcut.aot.update.joins import Joins
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify
+
+#: A stretch of an update: what it computes, from the inputs of the update and more, and the places of its results.
+Stretch = tuple[Callable[..., list[Any]], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Updates:
+    """An update `(gradients, state, params) -> (params, state)`, flat, in parts that need one gradient each.
+
+    Attributes:
+        parts: for each parameter, what computes its outputs, from the inputs and the joined values.
+        rest: what needs no gradient, such as a count of the steps.
+        first: for each parameter, what its gradient gives to joined values; the places are those among all such values.
+        join: from the inputs and these values to the joined ones.
+        count: the number of outputs.
+        num_kept: the number of values that the first sweep makes; with none there is one sweep.
+    """
+
+    parts: tuple[Stretch, ...]
+    rest: Stretch
+    first: tuple[Stretch, ...]
+    join: Callable[..., list[Any]]
+    count: int
+    num_kept: int
+
+    @classmethod
+    def of(cls, update: Any, params: Any, state: Any, paths: Sequence[str], sweeps: int) -> Updates:
+        """Trace an update for parameters and a state.
+
+        Raises `TraceError` if an output needs more than one gradient, with the equation that joins them, unless two
+        sweeps can make it.
+        """
+        step = _step_of(update)
+        leaves, tree = jax.tree.flatten(params)
+        states, state_tree = jax.tree.flatten(state)
+        count = len(leaves)
+
+        def flat(*arrays: Any) -> list[Any]:
+            given = jax.tree.unflatten(tree, arrays[:count])
+            before = jax.tree.unflatten(state_tree, arrays[count : len(arrays) - count])
+            after = step(given, before, jax.tree.unflatten(tree, arrays[len(arrays) - count :]))
+            _refuse_others(after, (tree, state_tree))
+            return jax.tree.leaves(after)
+
+        structs = [jaxprs.struct(jax.typeof(x)) for x in (*leaves, *states, *leaves)]
+        jaxpr, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(flat)(*structs)))
+        return cls._divided(_Traced(jaxpr, consts), Joins.of(jaxpr, count, paths, sweeps), count)
+
+    @classmethod
+    def _divided(cls, traced: _Traced, joins: Joins, count: int) -> Updates:
+        outvars = traced.jaxpr.outvars
+        kept, joined = list(joins.kept), list(joins.joined)
+        owners = [_owner(v, o, joins, count) for o, v in enumerate(outvars)]
+        places = [tuple(o for o, k in enumerate(owners) if k == i) for i in (*range(count), None)]
+        ends = [(traced.stretch([outvars[o] for o in at], joined), at) for at in places]
+        held = [tuple(n for n, v in enumerate(kept) if joins.kept[v] == i) for i in range(count)]
+        first = tuple((traced.stretch([kept[n] for n in at], ()), at) for at in held)
+        return cls(tuple(ends[:-1]), ends[-1], first, traced.stretch(joined, kept), len(outvars), len(kept))
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """An update as a jaxpr."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+    def stretch(self, wanted: Sequence[Any], known: Sequence[Any]) -> Callable[..., list[Any]]:
+        """What computes some variables from the inputs and the variables that are known."""
+        eqns = [eqn for eqn in self.jaxpr.eqns if not any(v in known for v in eqn.outvars)]
+        before = [v for v in (*self.jaxpr.constvars, *self.jaxpr.invars) if v not in known]
+        less, used = jaxprs.pruned(jaxprs.build([*before, *known], wanted, eqns), [True] * len(wanted))
+        values = dict(zip(self.jaxpr.constvars, self.consts, strict=True))
+
+        def run(*arrays: Any) -> list[Any]:
+            given = values | dict(zip((*self.jaxpr.invars, *known), arrays, strict=True))
+            return jaxprs.evaluate(less, *(given[v] for v, on in zip((*before, *known), used, strict=True) if on))
+
+        return run
+
+
+def _owner(v: Any, place: int, joins: Joins, count: int) -> int | None:
+    """The parameter with whose gradient an output is computed; one without a gradient belongs to its parameter."""
+    if isinstance(v, jaxprs.Literal) or v not in joins.owners:
+        return place if place < count else None
+    return joins.owners[v]
+
+
+def _step_of(update: Any) -> Callable[[Any, Any, Any], Any]:
+    """The update as one function; that of an Optax transformation adds what it returns."""
+    if not hasattr(update, "update"):
+        if callable(update):
+            return update
+        what = f"is a {type(update).__name__}."
+        cure = "Give an Optax transformation, or a function (gradients, state, params) -> (params, state)."
+        raise TraceError(message("update", what, cure))
+
+    def step(gradients: Any, state: Any, params: Any) -> Any:
+        changes, state = update.update(gradients, state, params)
+        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, changes), state
+
+    return step
+
+
+def _refuse_others(after: Any, trees: Any) -> None:
+    if jax.tree.structure(after) != jax.tree_util.treedef_tuple(trees):
+        what = "does not return parameters and state in the trees that it is given."
+        raise TraceError(message("update", what, "Return (params, state)."))
