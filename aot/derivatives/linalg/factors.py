@@ -32,8 +32,10 @@ def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     Tangents, with c = da·inv(r) and x the skew matrix with the lower triangle of q*·c: dq = q·(x - q*·c) + c and
     dr = (q*·c - x)·r. Source: PyTorch's `linalg_qr_jvp` and `linalg_qr_backward`.
 
-    - Wide matrices: the first columns fix q, and the rest of r is q*·a. JAX has no derivative here.
-    - Complete: the added columns turn only as the others make them. JAX and PyTorch have no derivative here.
+    - Wide matrices: the first columns fix q, and the rest of r is q*·a, as in JAX.
+    - Complete: any columns that complete the basis would do, so only what is the same for all of them has a derivative.
+      Here the added columns turn only as the others make them; in JAX they turn as its algorithm picks them. PyTorch
+      has no derivative here.
     - A column that depends on those before it gives r a zero on its diagonal, and q a free choice: the factors are not
       differentiable there. That column's part counts as zero; PyTorch and JAX give NaN or infinity.
     """
