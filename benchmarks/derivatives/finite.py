@@ -82,9 +82,14 @@ def beside(name: str, rounds: int) -> tuple[float, float, bool]:
         steps[kind] = function.trace(*program.arguments).partition().compile()
     calls = {kind: partial(step.value_and_grad, *program.arguments) for kind, step in steps.items()}
     results = [jax.tree.leaves(call()) for call in calls.values()]
-    is_same = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(*results, strict=True))
+    is_same = all(np.array_equal(numbers_of(a), numbers_of(b)) for a, b in zip(*results, strict=True))
     time = time_together(calls, "jax", rounds)["finite"].ratio.median if rounds else 0.0
     return steps["finite"].peak_bytes / steps["jax"].peak_bytes, time, is_same
+
+
+def numbers_of(x: jax.Array) -> np.ndarray:
+    """The numbers of an array, or of keys of random numbers."""
+    return np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 
 if __name__ == "__main__":
