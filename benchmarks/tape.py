@@ -135,7 +135,7 @@ def shape_of(tree: Any) -> Any:
 
 
 def captures(quick: bool) -> Iterator[Row]:
-    """As many captures as structures, and the time to find one."""
+    """As many captures as structures."""
     rng = np.random.default_rng(1)
     shapes, trees, params = (6, 20, lstm_params()) if quick else (60, 500, lstm_params())
     kinds: dict[Any, Any] = {}
@@ -145,39 +145,29 @@ def captures(quick: bool) -> Iterator[Row]:
     taped, drawn = aot.tape(tree_lstm), list(kinds.values())
     for i in range(trees):
         taped.grad(params, jax.tree.map(lambda x, i=i: x * (1 + i), drawn[i % shapes]))
-    yield (
-        f"Tree-LSTM, {trees} trees",
-        f"{shapes} shapes",
-        f"{taped.captures.made} captures",
-        (taped.captures.made == shapes),
-    )
+    yield made(f"Tree-LSTM, {trees} trees", f"{shapes} shapes", taped, shapes)
     exits, network = aot.tape(early_exit), layers(8, WIDTH)
     for enough in rng.uniform(0.2, 1.0, 10 if quick else 40):
         exits.grad(network, jnp.ones((2, WIDTH)), float(enough))
     depths = {capture.ops for capture in exits.captures}
-    yield (
-        "early exit, 8 layers",
-        f"{len(depths)} depths",
-        f"{exits.captures.made} captures",
-        (exits.captures.made == len(depths)),
-    )
+    yield made("early exit, 8 layers", f"{len(depths)} depths", exits, len(depths))
+
+
+def made(what: str, structures: str, taped: aot.Taped, count: int) -> Row:
+    """Whether a tape made so many captures."""
+    return what, structures, f"{taped.captures.made} captures", taped.captures.made == count
+
+
+def lengths(quick: bool) -> Iterator[Row]:
+    """A capture for each length of a loop, and few for all of them where it is rolled up."""
     most = 10 if quick else 100
     unrolled, rolled, w = aot.tape(rnn), aot.tape(rnn, roll=True), jnp.eye(16)
     for length in range(1, most + 1):
         unrolled.grad(w, list(jnp.ones((length, 16))))
         rolled.grad(w, list(jnp.ones((length, 16))))
-    yield (
-        f"RNN, lengths 1 to {most}",
-        f"{most} lengths",
-        f"{unrolled.captures.made} captures",
-        (unrolled.captures.made == most),
-    )
-    yield (
-        f"RNN, lengths 1 to {most}, roll=True",
-        "3 captures",
-        f"{rolled.captures.made} captures",
-        rolled.captures.made <= 3,
-    )
+    yield made(f"RNN, lengths 1 to {most}", f"{most} lengths", unrolled, most)
+    few = rolled.captures.made
+    yield f"RNN, lengths 1 to {most}, roll=True", "3 captures", f"{few} captures", few <= 3
 
 
 def hits(quick: bool) -> Iterator[Row]:
@@ -252,7 +242,7 @@ def peak(step: Any, *arguments: Any) -> int:
     return kept + stats.temp_size_in_bytes - stats.alias_size_in_bytes
 
 
-PARTS = (backwards, forwards, captures, hits, released)
+PARTS = (backwards, forwards, captures, lengths, hits, released)
 
 
 def table(rows: list[Row]) -> Table:
