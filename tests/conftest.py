@@ -39,9 +39,13 @@ os.environ.setdefault("XLA_FLAGS", FLAGS)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is loaded by now, libraries and tests, out of every later search for garbage."""
+    """Leave what is loaded by now, libraries and tests, out of every later search for garbage, and search less often.
+
+    That spares a twenty-fifth of the time. Tests that ask what stays alive search for garbage themselves.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)
