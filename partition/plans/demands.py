@@ -94,8 +94,8 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
 
 
 def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
-    """A line for each reason to save values of which a plan saves none, since its backward has no use for them."""
-    musts = [c for c in (problem.constraints if problem else ()) if c.demand.is_must_keep]
+    """A line for each demand to save values of which a plan saves none, since its backward has no use for them."""
+    musts = [c for c in (problem.constraints if problem else ()) if c.demand.is_must_keep and c.is_asked]
     kept = {c.reason for c in musts if c.value in saved}
     for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):
         yield f"{reason}: none is saved, as the backward reads none of these values and computes nothing from them"

@@ -96,11 +96,13 @@ class Constraint:
         value: its id in the graph.
         demand: what must happen to it.
         reason: why, in words; the plan tells it.
+        is_asked: whether a user asked for it; only then a plan tells that it has no effect.
     """
 
     value: int
     demand: CheckpointPolicy
     reason: str
+    is_asked: bool = True
 
 
 def judge(graph: Graph, sides: Sides, constraints: Iterable[Constraint] = ()) -> list[Verdict]:

@@ -23,7 +23,7 @@ class Alike:
         self.described = [_Described(row, stretch) for stretch in row.stretches]
         first: dict[Any, int] = {}
         has_loops = len(row.graph.regions) > 1
-        kinds = (d.stretch.number if has_loops else d.text() for d in self.described)
+        kinds = (d.stretch.number if has_loops else d.kind() for d in self.described)
         self.first = [first.setdefault(kind, number) for number, kind in enumerate(kinds)]
         self.known: dict[tuple[Any, ...], Figures] = {}
 
@@ -63,8 +63,8 @@ class _Described:
         values |= dict.fromkeys(r for v in tuple(values) for r in sorted(row.places.roots[v]))
         self.numbers = {v: k for k, v in enumerate(values)}
 
-    def text(self) -> tuple[Any, ...]:
-        """What two stretches have in common that are alike."""
+    def kind(self) -> tuple[Any, ...]:
+        """What stretches that are alike have in common."""
         row, stretch, numbers = self.row, self.stretch, self.numbers
 
         def at(values: Iterable[int]) -> tuple[int, ...]:
@@ -80,9 +80,9 @@ class _Described:
         return ops, sides, reads, ends, tuple(map(self._facts, numbers))
 
     def _facts(self, v: int) -> tuple[Any, ...]:
-        """What is known of a value, and whether an earlier stretch makes it."""
+        """What is known of a value, and whether this stretch makes it."""
         row, problem, value = self.row, self.row.problem, self.row.graph.values[v]
         roots = tuple(sorted(self.numbers[r] for r in row.places.roots[v] if r in self.numbers))
-        is_mine, verdict = row.made_in[v] == self.stretch.number, bool(problem.verdicts[v].not_saved)
+        is_mine, is_never_saved = row.made_in[v] == self.stretch.number, bool(problem.verdicts[v].not_saved)
         must, is_end = v in row.places.must_save, v in row.ends
-        return is_mine, value.bytes, problem.prices[v], verdict, must, is_end, roots
+        return is_mine, value.bytes, problem.prices[v], is_never_saved, must, is_end, roots

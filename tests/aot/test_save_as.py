@@ -233,3 +233,12 @@ def test_a_plan_that_does_not_follow_the_policy_is_refused():
     value = cut.split.graph.role_outputs(Role.OUTPUT)[0]
     with pytest.raises(PlanError, match=r"plan.stored\[%\d+\] is int8, and .* would not be smaller so."):
         Plan.of(cut.split.graph, [*plan.values, value], stored={value: "int8"})
+
+
+def test_no_remark_tells_of_masks_that_are_kept_without_being_asked_for():
+    def loss(x):
+        return jnp.sum(jnp.where(jnp.isfinite(jnp.max(x, -1, keepdims=True)), jnp.tanh(x) ** 2, 0.0))
+
+    plan = aot.function(loss, policy={"tanh": aot.SAVE_AS("bfloat16")}).trace(jnp.ones((256, 64))).partition().plan
+    unread = [c for c in plan.problem.constraints if not c.is_asked and c.value not in plan.values]
+    assert unread and all("mask" not in remark for remark in plan.remarks)

@@ -62,7 +62,7 @@ def kept_exact(problem: Problem) -> tuple[Constraint, ...]:
     """The constraints by which comparisons of floats are not made again; as bits, where they wait as bits."""
     as_bits = {form.value: form.source for form in problem.graph.forms if form.kind == KIND}
     kept = (as_bits.get(value.id, value.id) for value in compared(problem))
-    return tuple(Constraint(v, CheckpointPolicy.MUST_SAVE, EXACT) for v in kept)
+    return tuple(Constraint(v, CheckpointPolicy.MUST_SAVE, EXACT, is_asked=False) for v in kept)
 
 
 def write_compared(new: Rewriting, problem: Problem, plan: Plan, masks: Iterable[Value]) -> None:
