@@ -80,10 +80,12 @@ class Ways(Generic[_T]):
     Attributes:
         measure: compiles a plan, to run it.
         weigh: compiles plans for their memory alone; None where it would take as long.
+        weigh_roughly: the same sooner, where the memory may differ a little; None where nothing is sooner.
     """
 
     measure: Callable[[Plan], Weighed[_T]]
     weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+    weigh_roughly: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
 
 
 def attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:

@@ -1,11 +1,15 @@
 """Find the fastest plan that fits a budget.
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
-program says so. The default plan comes first, if it is expected to fit. Otherwise plans are *weighed*: compiled without
+program says so. The default plan comes first, if it is expected to fit; then a plan that takes most of the budget and
+would fit even if its prediction were some per cent too small. Otherwise plans are *weighed*: compiled without
 optimisation, which gives the same memory in a fraction of the time. What is expected of the others is scaled by what
 XLA says of their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
 Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
 ones with the smallest predicted peaks are tried, two at once, and the error names the smallest peak of all.
+
+Some backends can weigh *roughly*, in half the time. What is chosen so is compiled as always, and no budget is refused
+before the plans that might hold it were weighed exactly.
 """
 
 from __future__ import annotations
@@ -43,8 +47,17 @@ AT_ONCE = 2
 #: A prediction is at most this far off, nearly always: as a factor, up or down.
 SPREAD = 1.1
 
+#: Where the backend is followed, XLA takes at most so many bytes for each predicted one in five of six cases
+#: (`benchmarks.predicted`). A plan that fits by this measure is compiled without weighing, if by the same measure it
+#: takes at least the share `SURELY_FULL` of what the budget leaves.
+SURE, SURELY_FULL = 1.065, 0.92
+
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
+
+#: Weighed roughly, a plan takes up to so many bytes more than it does; where arrays are scattered, it may take this
+#: factor more or less.
+ROUGH_BYTES, ROUGH = 1024, 1.08
 
 #: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
@@ -64,13 +77,14 @@ class _Tried(NamedTuple):
     plan: Plan
     weighed: Weighed[Any]
     runs: bool
+    is_exact: bool
 
 
 class _Search(Generic[_T]):
     """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
 
-    def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None) -> None:
-        self.planner, self.ways = planner, ways
+    def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None, exactly: bool) -> None:
+        self.planner, self.ways, self.exactly = planner, ways, exactly or ways.weigh_roughly is None
         self.standard = None if default is None else planner.known(planner.priced(default))
         self._room = room
         self.trail: list[Attempt] = []
@@ -111,10 +125,16 @@ class _Search(Generic[_T]):
             for candidate in new[:1]:
                 self.compiles(candidate)
         elif new:
-            promised = list(map(self.expected, new))
-            tell(lambda: f"weighing {counted(len(new), 'plan')} after {len(self.trail)}")
-            for candidate, expected, weighed in zip(new, promised, self.ways.weigh([c.plan for c in new]), strict=True):
-                self.notes(candidate, expected, weighed, runs=False)
+            self.weighs(new, self.exactly)
+
+    def weighs(self, candidates: Sequence[Candidate], exactly: bool) -> None:
+        """Weigh candidates at once."""
+        weigh = self.ways.weigh if exactly else self.ways.weigh_roughly
+        assert weigh is not None, "plans can be weighed"
+        promised = list(map(self.expected, candidates))
+        tell(lambda: f"weighing {counted(len(candidates), 'plan')} after {len(self.trail)}")
+        for candidate, expected, weighed in zip(candidates, promised, weigh([c.plan for c in candidates]), strict=True):
+            self.notes(candidate, expected, weighed, runs=False, is_exact=exactly)
 
     def compiles(self, candidate: Candidate) -> bool:
         """Compile a candidate, to run it; whether it holds the budget."""
@@ -124,18 +144,21 @@ class _Search(Generic[_T]):
             self.notes(candidate, expected, self.ways.measure(candidate.plan), runs=True)
         return self.fits(candidate)
 
-    def notes(self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool) -> None:
+    def notes(
+        self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool, is_exact: bool = True
+    ) -> None:
         """Remember what XLA says of a candidate."""
         promised = weighed.fixed_bytes + math.ceil(round(expected, 3))
         plan = replace(candidate.plan, peak_bytes=promised)
         self.tried.pop(id(candidate), None)
-        self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs)
+        self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs, is_exact)
         self.trail.append(attempt(plan, promised, weighed, self.fits(candidate), not runs))
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate that was tried holds the budget."""
-        weighed = self.tried[id(candidate)].weighed
-        return weighed.activation_bytes <= self._room(weighed)
+        """Whether a candidate that was tried holds the budget; it may, if it was weighed roughly."""
+        tried = self.tried[id(candidate)]
+        spare = 0 if tried.is_exact else ROUGH_BYTES
+        return tried.weighed.activation_bytes - spare <= self._room(tried.weighed)
 
     @property
     def fitting(self) -> Candidate | None:
@@ -150,11 +173,25 @@ class _Search(Generic[_T]):
         expected = self.expected(candidate)
         if expected > SPREAD * self.room:
             return None
-        if expected * SPREAD > self.room and self.ways.weigh is not None:
+        if expected * SURE > self.room and self.ways.weigh is not None:
             self.tries([candidate])
             if not self.fits(candidate):
                 return None
         return candidate if self.compiles(candidate) else None
+
+    def sure(self) -> Candidate | None:
+        """The fastest candidate that is nearly sure to fit and to fill the room, compiled; None where there is none.
+
+        Where it does not fit after all, the search goes on and knows more.
+        """
+        if self.ways.weigh is None:
+            return None
+        chosen = self.planner.fastest(self.room, lambda c: SURE * self.expected(c))
+        if chosen is None or chosen.follow is None or chosen.plan.dropped:
+            return None
+        if SURE * self.expected(chosen) < SURELY_FULL * self.room:
+            return None
+        return chosen if self.compiles(chosen) else None
 
     def proposed(self) -> Candidate | None:
         """The fastest candidate that fits, found by trying those that are expected to; None where none of them does.
@@ -208,6 +245,17 @@ class _Search(Generic[_T]):
             if len(peaks) >= 3 and is_even and min(peaks[-2:]) >= 0.99 * min(peaks[:-2]):
                 return
             row = row[count:]
+
+    def settles(self) -> Iterator[None]:
+        """Weigh exactly what was weighed roughly and is the least or might hold the budget; yields after each try."""
+        while True:
+            most = max(ROUGH * self.room, self.tried[id(self.least)].weighed.activation_bytes)
+            rough = [t for t in self.tried.values() if not t.is_exact and t.weighed.activation_bytes <= most]
+            if not rough:
+                return
+            rough.sort(key=lambda t: t.weighed.activation_bytes)
+            self.weighs([t.candidate for t in rough[:AT_ONCE]], exactly=True)
+            yield
 
     @property
     def least(self) -> Candidate:
@@ -267,12 +315,12 @@ def fit(planner: Planner, budget: Limit, room: Room, ways: Ways[_T], default: Pl
     `room` is the budget as bytes of temporaries. Raises `BudgetError` where none of the smallest plans fits. With a
     fraction of 0.0 the smallest plan is returned.
     """
-    search = _Search(planner, ways, room, default)
+    search = _Search(planner, ways, room, default, exactly=budget.fraction == 0.0)
     if budget.fraction == 0.0:
         for _ in search.smallest():
             pass
         return search.fitted(search.least)
-    if (chosen := search.default()) is not None:
+    if (chosen := search.default() or search.sure()) is not None:
         return search.fitted(chosen)
     for chosen in _fitting(search):
         if search.compiles(chosen):
@@ -286,6 +334,9 @@ def _fitting(search: _Search[Any]) -> Iterator[Candidate]:
         yield chosen
     for _ in search.smallest():
         while (chosen := search.proposed() if search.fitting else None) is not None:
+            yield chosen
+    for _ in search.settles():
+        while (chosen := search.fitting) is not None:
             yield chosen
 
 
@@ -304,14 +355,14 @@ def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes
 
 def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     """The error that names the smallest peak found and the largest arrays there."""
-    _, plan, measured, _ = search.tried[id(search.least)]
+    _, plan, measured, *_ = search.tried[id(search.least)]
     replay = search.planner.replay(plan)
     alive = Counter(map(str, replay.alive[:_SHOWN]))
     share = ""
     if budget.fraction and (room := search.room):
         share = f" ({100 * measured.activation_bytes * budget.fraction / room:.0f}% of plain JAX's activations)"
     lines = [
-        f"The smallest peak found is {measured.peak_bytes:,} bytes ({counted(len(search.trail), 'plan')} tried): "
+        f"The smallest peak found is {measured.peak_bytes:,} bytes ({counted(len(search.tried), 'plan')} tried): "
         f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
         *(["Alive there, by the model:"] if alive else []),
         *(f"    {buffer}" if times == 1 else f"    {times} × {buffer}" for buffer, times in alive.items()),

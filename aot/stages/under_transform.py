@@ -16,7 +16,7 @@ from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import has_forms
-from jointcut.aot.run.compile import ProgramMemory, begin
+from jointcut.aot.run.compile import ProgramMemory, begin, rough_options
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.stages.offloading import problem_for
 from jointcut.aot.trace.joint import Joint
@@ -86,7 +86,7 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         leaves=(),
         way=way(options, 1, False),
         planner=lambda: planner_for(problem, options),
-        ways=Ways(measure, scales.weigh),
+        ways=Ways(measure, scales.weigh, scales.weigh_roughly if rough_options() is not None else None),
         take=take,
         plain=plain_memory,
     )

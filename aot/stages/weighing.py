@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jointcut.aot.budget.attempts import Ways, Weighed
 from jointcut.aot.budget.notes import Held
 from jointcut.aot.budget.scales import Scales
-from jointcut.aot.run.compile import weighing_options
+from jointcut.aot.run.compile import rough_options, weighing_options
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.partition.plans.plan import Plan
 
@@ -35,7 +35,10 @@ class Weighing:
     @property
     def ways(self) -> Ways[Compiled]:
         """How plans are compiled, and how they are weighed; steps of two programs are not weighed."""
-        return Ways(self.measure, self._weigh_all if self.is_quick else None)
+        if not self.is_quick:
+            return Ways(self.measure)
+        roughly = self._weigh_all_roughly if rough_options() is not None else None
+        return Ways(self.measure, self._weigh_all, roughly)
 
     @property
     def ways_to_tell(self) -> Ways[Compiled]:
@@ -62,7 +65,15 @@ class Weighing:
 
     def _weigh_all(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
         """Weigh plans; those whose halves run apart are compiled."""
-        others = iter(self._scales.weigh([plan for plan in plans if not self._cut(plan).is_apart]))
+        return self._weigh_each(plans, self._scales.weigh)
+
+    def _weigh_all_roughly(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
+        return self._weigh_each(plans, self._scales.weigh_roughly)
+
+    def _weigh_each(
+        self, plans: Sequence[Plan], weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]]
+    ) -> list[Weighed[Any]]:
+        others = iter(weigh([plan for plan in plans if not self._cut(plan).is_apart]))
         return [self.measure(plan) if self._cut(plan).is_apart else next(others) for plan in plans]
 
     def _weigh(self, plan: Plan) -> Weighed[Compiled]:

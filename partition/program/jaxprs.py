@@ -625,6 +625,11 @@ def barriers_expand(platform: str) -> bool:
     return platform == "cpu" and version() < (0, 12)
 
 
+def has_two_emitters() -> bool:
+    """Whether XLA:CPU can be told to write fusions in the older way: up to JAX 0.10."""
+    return version() < (0, 11)
+
+
 # ---------------------------------------------------------------------------------------- primitives of our own
 
 
