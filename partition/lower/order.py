@@ -280,22 +280,22 @@ class _Scheduler:
 
     def missing(self, demands: Iterable[int], progress: Progress) -> tuple[int, ...]:
         """Ops to run again before `demands` are at hand, in program order; `progress` is extended."""
-        have, made_at = progress.have, progress.made_at
-        stack = [v for v in demands if v not in have or (v in made_at and progress.is_dropped(self.graph, v))]
+        graph, have, made_at = self.graph, progress.have, progress.made_at
+        stack = [v for v in demands if v not in have or (v in made_at and progress.is_dropped(graph, v))]
         if not stack:
             return ()
         ops: set[int] = set()
         fresh: set[int] = set()
         while stack:
             v = stack.pop()
-            if v in fresh or (v in progress.have and not progress.is_dropped(self.graph, v)):
+            if v in fresh or (v in have and not (v in made_at and progress.is_dropped(graph, v))):
                 continue
             fresh.add(v)
-            progress.have.add(v)
-            value = self.graph.values[v]
-            maker = self.graph.maker_of(v)
+            have.add(v)
+            value = graph.values[v]
+            maker = None if value.maker is None else graph.ops[value.maker]
             if value.loop != progress.loop:
-                if progress.loop not in self.graph.ancestors[value.loop]:
+                if progress.loop not in graph.ancestors[value.loop]:
                     progress.reads[v] = None
                 elif (scan := self.scan_to_rerun(v)) is not None:  # else its stack is at hand
                     stack.extend(self.again(scan, ops, fresh, progress))
@@ -308,7 +308,7 @@ class _Scheduler:
                 progress.reads[v] = None
             elif maker.name != OPEN_LOOP:
                 stack.extend(self.again(maker, ops, fresh, progress))
-            elif self.graph.bodies[maker.id].loop == value.loop:
+            elif graph.bodies[maker.id].loop == value.loop:
                 progress.reads.update({v: None} if maker.id in self.rerunnable else {})
             elif maker.id in self.rerunnable:
                 stack.extend(self.again(maker, ops, fresh, progress))

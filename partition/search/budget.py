@@ -37,7 +37,7 @@ from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
-_SAMPLES = ((3_000, 24, 24), (20_000, 5, 5))
+_SAMPLES = ((3_000, 24, 24), (20_000, 4, 4))
 _FEWEST_SAMPLES = 2, 3
 
 #: How many plans that are faster than the one found are looked at, by the most ops that the program may have for it.

@@ -146,21 +146,26 @@ class _Loop:
 
     def open(self, n: int) -> None:
         """Put the operands of a member in the queue."""
-        elements, indices = self.program.elements, self.indices
+        elements, indices, reads = self.program.elements, self.indices, self.fusion.reads[n]
         if n in self.repeated or self.program.kinds[n] is Kind.SPREAD:
-            self.repeated.update(self.fusion.reads[n])
+            self.repeated.update(reads)
         self.times[n] = self.computed(n)
-        for v in self.fusion.reads[n]:
-            at = indices[n] if elements[v] == elements[n] else frozenset([n])
-            if v in indices:
-                indices[v] |= at
-            else:
+        size, mine = elements[n], indices[n]
+        for v in reads:
+            at = mine if elements[v] == size else frozenset([n])
+            if v not in indices:
                 indices[v] = at
                 heapq.heappush(self.heap, -v)
+            elif indices[v] is not at:
+                indices[v] |= at
 
     def computed(self, n: int) -> int:
         """How often an instruction is computed for one element."""
-        return sum(self.times[at] for at in self.indices[n])
+        times, indices = self.times, self.indices[n]
+        if len(indices) == 1:  # nearly always
+            (at,) = indices
+            return times[at]
+        return sum(times[at] for at in indices)
 
     def grown(self) -> tuple[list[int], list[int]]:
         """The members, and what they read."""

@@ -26,14 +26,15 @@ class Users:
 
     def add(self, v: int, n: int) -> None:
         """Let `n` read `v`."""
-        if n not in self.places[v]:
-            self.places[v][n] = len(self.of[v])
-            self.of[v].append(n)
+        places, readers = self.places[v], self.of[v]
+        if n not in places:
+            places[n] = len(readers)
+            readers.append(n)
 
     def remove(self, v: int, n: int) -> None:
         """Let `n` read `v` no longer."""
-        if n in self.places[v]:
-            place = self.places[v].pop(n)
+        place = self.places[v].pop(n, None)
+        if place is not None:
             last = self.of[v].pop()
             if last != n:
                 self.of[v][place] = last
@@ -50,7 +51,8 @@ class Users:
 
     def move_in(self, n: int, reader: int, reads: dict[int, None], members: Collection[int] = ()) -> None:
         """Compute `n` within a reader, which then reads its operands too; without other readers `n` is gone."""
-        for v in self.program.reads[n]:
+        mine = self.program.reads[n]
+        for v in mine:
             if v not in reads and v not in members:
                 reads[v] = None
                 self.add(v, reader)
@@ -58,5 +60,5 @@ class Users:
         self.remove(n, reader)
         if not self.of[n] and n not in self.program.kept:
             self.alive[n] = False
-            for v in self.program.reads[n]:
+            for v in mine:
                 self.remove(v, n)
