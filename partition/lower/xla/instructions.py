@@ -172,6 +172,16 @@ class Program:
         eqn = None if row is None else equation(row)
         return {} if eqn is None else eqn.params
 
+    def is_flat(self, n: int) -> bool:
+        """Whether an instruction is a product that XLA makes in another shape: with one axis for several of an operand."""
+        row = self.rows[n]
+        eqn = None if row is None or self.names[n] != "dot_general" else equation(row)
+        if eqn is None or eqn.primitive.name != "dot_general":
+            return False
+        contracted, batched = eqn.params["dimension_numbers"]
+        free = (len(v.aval.shape) - len(c) - len(b) for v, c, b in zip(eqn.invars, contracted, batched, strict=True))
+        return any(axes > 1 for axes in free)
+
 
 def equation(row: Row) -> Equation | None:
     """The equation of a row; None where its graph was read from text."""

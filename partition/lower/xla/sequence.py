@@ -133,10 +133,15 @@ class Sequence:
         )
 
     def is_over(self, n: int, operand: int) -> bool:
-        """Whether an instruction may be written over an operand of its size: only if it reads each place just there."""
+        """Whether an instruction may be written over an operand of its size: only if it reads each place just there.
+
+        The compiler looks at operands that an instruction reads itself, not behind a barrier or in another shape.
+        """
         program, loop = self.program, self.fused.loops.get(n)
         if loop is None or operand in program.shown or program.types[n].bytes != program.types[operand].bytes:
             return False  # a loop's own buffers are left alone
+        if operand not in self.fused.reads[n] or program.is_flat(operand):
+            return False
         readers_of, readers_of_buffer = self.readers(n)
         readers = list(readers_of_buffer.get(operand, ()))
         seen = set(readers)
