@@ -123,6 +123,17 @@ def test_each_instruction_runs_once_and_after_what_it_reads():
     assert len(made.rows) == len(made.over) == len(made.origins)
 
 
+def test_a_loop_is_written_over_a_product_but_not_over_one_that_is_made_in_another_shape():
+    """XLA makes a product with one axis for several of an operand."""
+
+    def step(x, w):
+        y = jnp.arctan2(x @ w, 2.0)
+        return jnp.sum(jnp.sort(y @ w)) + jnp.sum(jnp.sort(y))
+
+    assert any(arranged(lambda x: step(x, x), X).over)
+    assert not any(arranged(step, BATCH, jax.ShapeDtypeStruct((16, 16), "float32")).over)
+
+
 def test_only_a_followed_backend_has_its_rows_in_the_compiler_s_order():
     traced = aot.function(lambda x: jnp.sum(jnp.tanh(jnp.tanh(x @ x) @ x))).trace(jnp.ones((SIDE, SIDE)))
     plan = traced.planner.default()
