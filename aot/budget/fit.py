@@ -47,9 +47,9 @@ AT_ONCE = 2
 #: A prediction is at most this far off, nearly always: as a factor, up or down.
 SPREAD = 1.1
 
-#: Where the backend is followed, XLA takes at most so many bytes for each predicted one in four of five cases, and of the
-#: default plan in nine of ten (`benchmarks.predicted`). A plan that fits by this measure is compiled without weighing; one
-#: that is not the default only if by the same measure it takes at least the share `SURELY_FULL` of what the budget leaves.
+#: Where the backend is followed, XLA takes at most so many bytes for each predicted one in four of five cases, and of
+#: the default plan in nine of ten (`benchmarks.predicted`). A plan that fits by this measure is compiled without
+#: weighing; another than the default only if it then takes at least the share `SURELY_FULL` of what the budget leaves.
 SURE, DEFAULT_SURE, SURELY_FULL = 1.065, 1.04, 0.92
 
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
