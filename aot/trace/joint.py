@@ -191,7 +191,8 @@ class Joint:
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
     (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them; else
-    conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's.
+    conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's. `replaced`
+    are the positions of the inputs whose memory the results of an update take.
     """
 
     closed: Any
@@ -203,6 +204,7 @@ class Joint:
     is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
     policy: Policy | None = None
+    replaced: tuple[int, ...] = ()
 
     @cached_property
     def to_cut(self) -> Any:
@@ -222,10 +224,11 @@ class Joint:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of arguments, results and gradients, which a step needs under any plan."""
+        """Bytes of arguments, results and gradients, which a step needs under any plan; those that are replaced once."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
-        return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
+        results = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
+        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.replaced}
+        return sum(jaxprs.aval_bytes(v.aval) for v in kept | results)
 
     @property
     def carries(self) -> tuple[bool, ...]:
