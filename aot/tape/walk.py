@@ -63,6 +63,7 @@ class Walk:
         looked: is called after each step with its number and the gradients, and after each hook.
         refs: the references that gradients are added to, None for a leaf without one.
         finish: takes the complete gradient of a leaf, by place, which then is no result.
+        settle: takes each sum of some parts of a leaf's gradient, before the walk goes on.
     """
 
     structure: Structure
@@ -71,6 +72,7 @@ class Walk:
     looked: Callable[[int, Any, Sequence[Any]], None] | None = None
     refs: Sequence[Any] = ()
     finish: Callable[[int, Any], None] | None = None
+    settle: Callable[[Any], Any] | None = None
     results: list[Any] = field(default_factory=list)
     _held: dict[tuple[int, int], Any] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
@@ -175,11 +177,12 @@ class Walk:
 
     def _add(self, edge: tuple[int, int], gradient: Any) -> None:
         """Add a part of the cotangent of a value; finish a leaf with its last part."""
+        number, before = edge[0], self._held.get(edge)
         if gradient is not None:
-            before = self._held.get(edge)
             self._held[edge] = gradient if before is None else before + gradient
-        number = edge[0]
         if number < 0:
+            if self.settle is not None and before is not None and gradient is not None and self._left[number] > 1:
+                self._held[edge] = self.settle(self._held[edge])
             self._left[number] -= 1
             if not self._left[number]:
                 self._leaf(-1 - number)

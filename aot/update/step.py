@@ -103,9 +103,9 @@ class Backward:
 
         def hold(made: Sequence[Any]) -> list[Any]:
             waiting = [v for v in pending if jaxprs.is_plain(v.aval)]
-            behind = jaxprs.held([*(pending[v] for v in waiting), *made])
-            pending.update(zip(waiting, behind, strict=False))
-            return behind[len(waiting) :]
+            if waiting:
+                pending.update(zip(waiting, jaxprs.held([*(pending[v] for v in waiting), *made]), strict=False))
+            return list(made)
 
         def made(n: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
             for v, x in zip(variables, values, strict=True):
