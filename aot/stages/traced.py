@@ -185,7 +185,7 @@ class Traced:
         closed, structs = self.program.closed, self.structs
         ones = self.call.ones() if self.is_scalar else ()
         cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
-        whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=self.program.replaced)
+        whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=self.program.roles.replaced)
         return whole.lower(*structs, *cotangents)
 
     # -------------------------------------------------------------------------------------------- plans

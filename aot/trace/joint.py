@@ -191,8 +191,7 @@ class Joint:
     inputs. Gradients are in the order of the differentiated leaves. Those at positions in `sparse` are two results
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
     (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them; else
-    conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's. `replaced`
-    are the positions of the inputs whose memory the results of an update take.
+    conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's.
     """
 
     closed: Any
@@ -204,7 +203,6 @@ class Joint:
     is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
     policy: Policy | None = None
-    replaced: tuple[int, ...] = ()
 
     @cached_property
     def to_cut(self) -> Any:
@@ -227,7 +225,7 @@ class Joint:
         """Bytes of arguments, results and gradients, which a step needs under any plan; those that are replaced once."""
         jaxpr, _ = jaxprs.opened(self.closed)
         results = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
-        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.replaced}
+        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
         return sum(jaxprs.aval_bytes(v.aval) for v in kept | results)
 
     @property

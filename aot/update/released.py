@@ -61,8 +61,8 @@ def with_update(program: Joint, updates: Updates, params: Sequence[int], state: 
             outputs=(Role.OUTPUT,) * count + (Role.GRADIENT,) * len(results),
             forward_ops=boundary,
             input_paths=(*names, *roles.input_paths[start:]),
+            replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state)})),
         ),
-        replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state)})),
     )
 
 
