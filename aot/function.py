@@ -185,9 +185,7 @@ class Function:
         bound = bind(args, kwargs, self._statics)
         return tracing.trace(self._function, self._options, bound, self._options.chosen)
 
-    def trace_update(
-        self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any
-    ) -> Traced:
+    def trace_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Traced:
         """Trace a step of `value_and_update` for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.
 
         It is a step of `(params, state, *args)`. Where others have gradients it has the new parameters and state, so

@@ -2,7 +2,7 @@
 
 `alone` runs a function without its gradient. `cached` looks up programs that another process compiled, as an `Entry`,
 and compiles missing ones through the stages. `inside` is the call within a transformation of JAX. `flow` answers
-whether a gradient can flow at all. `updating` runs a step with an optimiser in it. `method` binds a function to an instance.
+whether a gradient can flow at all. `updating` runs a step with its update. `method` binds a function to an instance.
 
 Files, in reading order:
 

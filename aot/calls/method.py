@@ -43,6 +43,26 @@ class Method:
         """As `Function.vjp`; the instance is argument 0."""
         return self._bound[0].vjp(self._bound[1], *args, **kwargs)
 
+    def value_and_update(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `value_and_update` of the function; the instance holds the parameters, and is given up with the state.
+
+        Returns `value, instance, state`.
+        """
+        return self._noted(self._bound[0].value_and_update, self._bound[1], state, *args, **kwargs)
+
+    def trace_update(self, state: Any, *args: Any, **kwargs: Any) -> Traced:
+        """As `Function.trace_update`; the instance holds the parameters."""
+        return self._noted(self._bound[0].trace_update, self._bound[1], state, *args, **kwargs)
+
+    def accumulate_into(self, refs: Any) -> Callable[..., Any]:
+        """As `Taped.accumulate_into`; the instance is argument 0."""
+        return functools.partial(self._bound[0].accumulate_into(refs), self._bound[1])
+
+    @property
+    def captures(self) -> Any:
+        """The captures of the tape, which all instances share."""
+        return self._bound[0].captures
+
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """As `Function.explain`; the instance is argument 0."""
         return self._noted(self._bound[0].explain, self._bound[1], *args, **kwargs)

@@ -32,7 +32,9 @@ class Updating:
     them. So every stage works on it: a plan and a budget are for the step with its update.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, statics: Statics, update: Any, sweeps: int):
+    def __init__(
+        self, function: Callable[..., Any], options: Options, statics: Statics, update: Any, sweeps: int
+    ) -> None:
         """Put the state second among the arguments of a function.
 
         Raises `TraceError` if more or other than argument 0 is differentiated, or `sweeps` is neither 1 nor 2.

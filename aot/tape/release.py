@@ -1,8 +1,8 @@
 """Update each parameter as soon as its gradient is complete, inside the backward.
 
-A gradient is gone once its parameter is updated, so that all gradients are never alive together, and its parts are added
-up as they come. What the backward computes next waits for the update, and the new parameter takes the memory of the old one. It corresponds to PyTorch's
-optimiser step in the backward, and to LOMO.
+A gradient is gone once its parameter is updated, so that all gradients are never alive together; its parts are added up
+as they come. What the backward computes next waits for the update, and the new parameter takes the memory of the old
+one. It corresponds to PyTorch's optimiser step in the backward, and to LOMO.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Joint:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of arguments, results and gradients, which a step needs under any plan; those that are replaced once."""
+        """Bytes of arguments, results and gradients, needed under any plan; what is replaced counts once."""
         jaxpr, _ = jaxprs.opened(self.closed)
         results = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
         kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
