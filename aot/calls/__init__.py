@@ -12,5 +12,5 @@ Files, in reading order:
     inside: Run a function inside a transformation, which may differentiate it.
     flow: Find out whether a gradient can flow through a function, and where it stops.
     updating: Run a function with an update of its parameters as one step.
-    method: Bind a `Function` to an instance.
+    method: Bind a function or tape to an instance.
 """

@@ -1,4 +1,4 @@
-"""Bind a `Function` to an instance."""
+"""Bind a function or tape to an instance."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jointcut.partition.errors import TraceError
 
 
 class Method:
-    """A `Function` bound to an instance, such as `obj.loss`."""
+    """A `Function` or `Taped` bound to an instance, such as `obj.loss`: the instance (a pytree) is argument 0."""
 
     def __init__(self, function: Any, instance: Any) -> None:
-        """Bind a `Function`; attribute access calls this."""
+        """Bind a function; attribute access calls this."""
         self._bound = function, instance
         functools.update_wrapper(self, function)
 
@@ -86,5 +86,6 @@ class Method:
         except TraceError as error:
             if str(error).startswith("args[0] is a"):
                 what = f"args[0] is the instance, self, of the method {self._bound[0].__name__}"
-                error.add_note(f"{what}; aot.function(argnums=1) differentiates the argument that comes after it.")
+                decorator = repr(self._bound[0])[1:].partition(" ")[0]
+                error.add_note(f"{what}; {decorator}(argnums=1) differentiates the argument that comes after it.")
             raise

@@ -10,7 +10,6 @@ import jax
 
 from jointcut.aot.choices.options import Options, name_of, refuse_update
 from jointcut.aot.run.bound import Binder, Signature
-from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.stages import debug, tracing
@@ -78,7 +77,6 @@ class Updating:
             self._unchecked()
         if jaxprs.tracing():
             return self._cut(signature, bound).open
-        refuse_donated_objects(bound, self._options)
         if debug.is_on():
             return self._cut(signature, bound).checked()
         runner = signature.made.of("step", lambda: self._cut(signature, bound).jitted)
@@ -101,6 +99,9 @@ class Updating:
         if set(params) != set(bound.spans[0]):
             what = "updates parameters that are floating-point arrays with dense gradients."
             raise TraceError(message("value_and_update", what, "Take value_and_grad, and update after it."))
+        if written := plain.program.results.states:
+            what = f"belongs to an object that is updated, and {plain.name} writes to it."
+            raise TraceError(message(written[0][1], what, "Take value_and_grad, and update after it."))
         options = replace(self._options, argnums=(0, 1))
         paths = bound.paths()
         trees = [_tree(bound, place) for place in (0, 1)]
@@ -110,7 +111,9 @@ class Updating:
         ]
         updates = Updates.of(self.update, *structs, [paths[i] for i in params], self._sweeps)
         places = [[bound.places[i] for i in some] for some in (params, state)]
-        program = with_update(plain.program, updates, *places)
+        twice = (*bound.duplicates, *bound.duplicates.values())
+        kept = {bound.places[i] for i in (*bound.in_objects, *twice)}
+        program = with_update(plain.program, updates, *places, kept)
         return replace(plain, options=options, program=program, wanted=(*params, *state))
 
 

@@ -142,11 +142,12 @@ class Taped:
         made = self._ran([0], (params, *args), kwargs)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
-        flat = tape.updated(self._one(made), leaves, states, update, (params, state), refuse_sweeps(sweeps))
+        trees = made.arguments[0].gradients(leaves), state
+        flat = tape.updated(self._one(made), leaves, states, update, trees, refuse_sweeps(sweeps))
         after, rest = flat[: len(leaves)], flat[len(leaves) :]
         return (
             self._value(made),
-            made.arguments[0].gradients(after),
+            made.arguments[0].holding(after),
             jax.tree.unflatten(jax.tree.structure(state), rest),
         )
 

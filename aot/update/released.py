@@ -6,7 +6,7 @@ budget know when each gradient dies, and that new parameters take the memory of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,13 @@ from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
 
 
-def with_update(program: Joint, updates: Updates, params: Sequence[int], state: Sequence[int]) -> Joint:
+def with_update(
+    program: Joint, updates: Updates, params: Sequence[int], state: Sequence[int], kept: Collection[int] = ()
+) -> Joint:
     """The program `(constants, leaves, cotangents) -> (outputs, new parameters, new state)`.
 
-    `params` and `state` are places among the leaves; there is a gradient for each parameter. Raises `TraceError` for
-    two sweeps of a backward that calls back.
+    `params` and `state` are places among the leaves; there is a gradient for each parameter. Those that are `kept` are
+    not replaced: somebody else holds them. Raises `TraceError` for two sweeps of a backward that calls back.
     """
     jaxpr, _ = jaxprs.opened(program.closed)
     start, roles, count = len(program.consts), program.roles, len(program.results.avals)
@@ -49,11 +51,11 @@ def with_update(program: Joint, updates: Updates, params: Sequence[int], state: 
     structs = [[jaxprs.struct(v.aval) for v in some] for some in (read, cotangents)]
     made, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(whole)(*structs)))
     late, results = simplify.renamed(made, dict(zip(made.invars, [*read, *cotangents], strict=True)))
-    kept, outvars, boundary = simplify.merged([*eqns[:ahead], *late], [*jaxpr.outvars[:count], *results], ahead)
+    whole_eqns, outvars, boundary = simplify.merged([*eqns[:ahead], *late], [*jaxpr.outvars[:count], *results], ahead)
     names = (*roles.input_paths[:start], *(f"constant {start + i}" for i in range(len(consts))))
     return replace(
         program,
-        closed=jaxprs.build([*inputs[:start], *made.constvars, *inputs[start:]], outvars, kept),
+        closed=jaxprs.build([*inputs[:start], *made.constvars, *inputs[start:]], outvars, whole_eqns),
         consts=(*program.consts, *consts),
         roles=replace(
             roles,
@@ -61,7 +63,7 @@ def with_update(program: Joint, updates: Updates, params: Sequence[int], state: 
             outputs=(Role.OUTPUT,) * count + (Role.GRADIENT,) * len(results),
             forward_ops=boundary,
             input_paths=(*names, *roles.input_paths[start:]),
-            replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state)})),
+            replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state) if place not in kept})),
         ),
     )
 
