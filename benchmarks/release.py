@@ -172,16 +172,22 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
     chosen = cut.pareto().chosen
     assert chosen is not None, "the front marks the plan"
-    temporaries = [program.memory_analysis().temp_size_in_bytes for program in (one, ours, *cut.compile().programs)]
     return Found(
-        sum(leaf.nbytes for leaf in jax.tree.leaves((params, state, x))),
-        sum(sizes),
-        max(sizes),
-        *temporaries,
-        held_in(one, max(sizes) // 2),
-        returned.memory_analysis().temp_size_in_bytes,
-        chosen.peak_bytes,
+        kept=sum(leaf.nbytes for leaf in jax.tree.leaves((params, state, x))),
+        gradients=sum(sizes),
+        largest=max(sizes),
+        one=temporaries(one),
+        tape=temporaries(ours),
+        cut=cut.compile().activation_bytes,
+        held=held_in(one, max(sizes) // 2),
+        returned=temporaries(returned),
+        told=chosen.peak_bytes,
     )
+
+
+def temporaries(compiled: Any) -> int:
+    """XLA's bytes of temporaries of a compiled program."""
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def held_in(compiled: Any, least: int) -> int:

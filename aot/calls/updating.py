@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,16 +104,12 @@ class Updating:
             raise TraceError(message(written[0][1], what, "Take value_and_grad, and update after it."))
         options = replace(self._options, argnums=(0, 1))
         paths = bound.paths()
-        trees = [_tree(bound, place) for place in (0, 1)]
-        structs = [
-            jax.tree.unflatten(tree, [jaxprs.struct(jax.typeof(bound.leaves[i])) for i in span])
-            for tree, span in zip(trees, (params, state), strict=True)
-        ]
-        updates = Updates.of(self.update, *structs, [paths[i] for i in params], self._sweeps)
-        places = [[bound.places[i] for i in some] for some in (params, state)]
+        given, before = _types(bound, 0, params), _types(bound, 1, state)
+        updates = Updates.of(self.update, given, before, [paths[i] for i in params], self._sweeps)
+        places = bound.places
         twice = (*bound.duplicates, *bound.duplicates.values())
-        kept = {bound.places[i] for i in (*bound.in_objects, *twice)}
-        program = with_update(plain.program, updates, *places, kept)
+        kept = {places[i] for i in (*bound.in_objects, *twice)}
+        program = with_update(plain.program, updates, [places[i] for i in params], [places[i] for i in state], kept)
         return replace(plain, options=options, program=program, wanted=(*params, *state))
 
 
@@ -128,10 +124,10 @@ def _with_state(function: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _tree(bound: Bound, place: int) -> Any:
-    """The tree of an argument, as its gradient has it: None in the place of what is not an array."""
-    numbers = bound.gradients(range(len(bound.leaves)))[place]
-    return jax.tree.structure(numbers)
+def _types(bound: Bound, place: int, leaves: Sequence[int]) -> Any:
+    """The types of an argument in the tree of its gradient, which has None in the place of what is not an array."""
+    tree = jax.tree.structure(bound.gradients(range(len(bound.leaves)))[place])
+    return jax.tree.unflatten(tree, [jaxprs.struct(jax.typeof(bound.leaves[i])) for i in leaves])
 
 
 def _rebuilt(bound: Bound, made: Any) -> tuple[Any, Any]:
