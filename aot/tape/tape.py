@@ -231,7 +231,8 @@ class Decorator:
             roll: whether loops that ran another number of times share one program. The largest part of the backward
                 that repeats is found: blocks of the same ops, which read their own values, hand cotangents to the next
                 block and add to gradients outside, as the steps of a recurrent network do. They run in one compiled
-                loop, 16 at a time. Blocks with hooks are not rolled, nor are updates.
+                loop, 16 at a time, or block by block where hooks are called back. Blocks may have parameters of their
+                own, and results that are stacked. Updates are not rolled, nor blocks inside `saved_arrays`.
 
         Raises `TraceError` if `fun` is not callable, or the check is unknown.
         """
