@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.trace.joint import Joint
-from jointcut.aot.update.step import Backward, after, in_sweeps, refuse_twice
+from jointcut.aot.update.step import Backward, Finish, after, in_sweeps, refuse_twice
 from jointcut.aot.update.updates import Updates
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
@@ -38,18 +38,7 @@ def with_update(
         refuse_twice("a hook of it")
     read = _read(eqns[ahead:], [*gradients, *replaced], cotangents)
     backward = Backward(jaxprs.build([*read, *cotangents], gradients, eqns[ahead:]), len(read))
-
-    def whole(known: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        values = dict(zip(read, known, strict=True))
-        arrays = [values[v] for v in replaced]
-
-        def sweep(finish: Any, before: Sequence[Any]) -> None:
-            backward(finish, known, after(cts, before))
-
-        return in_sweeps(updates, arrays[: len(params)], arrays[len(params) :], sweep)
-
-    structs = [[jaxprs.struct(v.aval) for v in some] for some in (read, cotangents)]
-    made, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(whole)(*structs)))
+    made, consts = _traced(backward, updates, [read.index(v) for v in replaced], len(params))
     late, results = simplify.renamed(made, dict(zip(made.invars, [*read, *cotangents], strict=True)))
     whole_eqns, outvars, boundary = simplify.merged([*eqns[:ahead], *late], [*jaxpr.outvars[:count], *results], ahead)
     names = (*roles.input_paths[:start], *(f"constant {start + i}" for i in range(len(consts))))
@@ -66,6 +55,22 @@ def with_update(
             replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state) if place not in kept})),
         ),
     )
+
+
+def _traced(backward: Backward, updates: Updates, replaced: Sequence[int], count: int) -> tuple[Any, Sequence[Any]]:
+    """The backward with its update as a jaxpr, and its constants; `replaced` are places among what it reads."""
+
+    def whole(known: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        arrays = [known[i] for i in replaced]
+
+        def sweep(finish: Finish, before: Sequence[Any]) -> None:
+            backward(finish, known, after(cts, before))
+
+        return in_sweeps(updates, arrays[:count], arrays[count:], sweep)
+
+    structs = [jaxprs.struct(v.aval) for v in backward.jaxpr.invars]
+    traced = jax.make_jaxpr(whole)(structs[: backward.count], structs[backward.count :])
+    return jaxprs.opened(simplify.inlined(traced))
 
 
 def _read(eqns: Sequence[Any], ends: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:

@@ -55,13 +55,13 @@ SHARED, SCANNED = ("12 layers, each used three times", "SGD"), ("12 layers in a 
 @pytest.mark.parametrize("which", [PLAIN, CLIPPED, SHARED, SCANNED])
 def test_the_peak_that_a_plan_tells_is_that_of_the_step_with_its_update(which):
     peak = row(*which).kept + row(*which).cut
-    assert 0.97 * peak <= row(*which).told <= 1.1 * peak
+    assert 0.95 * peak <= row(*which).told <= 1.1 * peak
     assert row(*which).cut <= 1.02 * row(*which).one
 
 
 @pytest.mark.parametrize("which", [CLIPPED, SHARED])
 def test_a_step_holds_far_less_than_one_jit_where_norms_are_clipped_or_parameters_shared(which):
-    assert min(row(*which).saved(row(*which).tape), row(*which).saved(row(*which).cut)) >= 0.7
+    assert min(row(*which).saved(row(*which).tape), row(*which).saved(row(*which).cut)) >= 0.6
     assert row(*which).held >= 0.9 * row(*which).gradients
 
 
