@@ -158,6 +158,21 @@ def test_references_and_marks_mean_what_they_mean_in_jax():
     assert got[2:] == want[2:] == (jax.ad.GradRef, jax.ad.DidntWant)
 
 
+def test_a_rule_whose_gradient_does_not_depend_on_its_cotangent_has_it():
+    @jax.custom_vjp
+    def rule(x, y):
+        return x * y
+
+    rule.defvjp(lambda x, y: (x * y, x), lambda x, ct: (jnp.cos(x), jnp.zeros_like(ct)))
+
+    def loss(x):
+        return jnp.sum(rule(jnp.sin(x), x))
+
+    for function in (loss, jax.jit(loss)):
+        taped = aot.tape(function)
+        np.testing.assert_allclose(taped.grad(INPUT), jax.grad(loss)(INPUT), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["defvjp_with_logs", "defvjp_with_accums"])
 def test_rules_that_log_or_add_have_the_gradients_that_they_have_in_jax(name):
     sine = jax.custom_vjp(lambda x: jnp.sin(x))
