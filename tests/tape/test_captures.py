@@ -190,6 +190,23 @@ def test_rules_that_log_or_add_have_the_gradients_that_they_have_in_jax(name):
         np.testing.assert_allclose(made(lambda x: jnp.sum(sine(x) * 2)).grad(INPUT), 2 * jnp.cos(INPUT), rtol=1e-6)
 
 
+def test_what_a_rule_logs_in_jax_is_what_a_hook_there_sees():
+    sine = jax.custom_vjp(lambda x: jnp.sin(x))
+    if not hasattr(sine, "defvjp_with_logs"):
+        pytest.skip("this JAX has no such rules")
+    sine.defvjp_with_logs(lambda x: (jnp.sin(x), x), lambda x, ct: ((ct * jnp.cos(x),), {"cotangent": ct}))
+    _, pull = jax.vjp(lambda x: jnp.sum(sine(x) ** 2), INPUT)
+    (want,), logs = pull.with_logs(1.0)
+    for made in (aot.tape, aot.function):
+        seen = []
+        loss = made(
+            lambda x, seen=seen: jnp.sum(aot.on_cotangent(jnp.sin(x), lambda g: seen.append(np.asarray(g))) ** 2)
+        )
+        np.testing.assert_allclose(loss.grad(INPUT), want, rtol=1e-6)
+        jax.effects_barrier()
+        np.testing.assert_allclose(seen, logs["cotangent"][None], rtol=1e-6)
+
+
 def test_second_derivatives():
     taped = aot.tape(lambda w: jnp.sum(jnp.sin(w) ** 2 * w))
     second = aot.tape(lambda w: jnp.sum(taped.grad(w) ** 2))
