@@ -136,6 +136,47 @@ def test_an_array_that_is_passed_twice_is_not_given_up_twice():
     np.testing.assert_array_equal(jnp.stack([params["a"], params["b"], state]), [[0] * 3, [-1] * 3, [1] * 3])
 
 
+def small(p, x):
+    return jnp.mean(jnp.tanh(x * p) ** 2)
+
+
+def descent(rate):
+    return lambda gradients, state, params: (params - rate * gradients, state)
+
+
+def test_an_update_inside_transformations_is_simply_traced():
+    made, x = aot.function(small), jnp.linspace(0.1, 1.0, 4)
+
+    def ours(p, rate):
+        return made.value_and_update(p, (), x, update=descent(rate))[1]
+
+    def plain(p, rate):
+        return p - rate * jax.grad(small)(p, x)
+
+    for way in (
+        jax.jit,
+        lambda f: jax.vmap(f, (0, None)),
+        lambda f: jax.grad(lambda p, rate: jnp.sum(f(p, rate) ** 2), 1),
+        lambda f: lambda p, rate: jax.lax.scan(lambda p, _: (f(p, rate), None), p, None, 3)[0],
+    ):
+        np.testing.assert_allclose(way(ours)(x + 1, 0.3), way(plain)(x + 1, 0.3), rtol=1e-5)
+
+
+def test_references_that_the_function_writes_are_written_once_a_step():
+    count = jax.new_ref(jnp.zeros(()))
+
+    @aot.function
+    def loss(p, ref):
+        ref[...] = ref[...] + 1
+        return jnp.sum(p**2) * ref[...]
+
+    params = jnp.ones(2)
+    for _ in range(2):
+        _, params, _ = loss.value_and_update(params, (), count, update=descent(0.1))
+    assert float(count[...]) == 2
+    np.testing.assert_allclose(params, 0.8 * 0.6, rtol=1e-6)
+
+
 def test_what_one_jit_holds_is_read_from_its_buffers():
     compiled = jax.jit(lambda x: jnp.sum(jnp.sort(x)) + jnp.sum(jnp.sort(-x))).lower(jnp.ones(1000)).compile()
     assert held_in(compiled, 4000) in (4000, 8000)
