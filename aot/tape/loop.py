@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.aot.tape.program import Parts, leave
+from jointcut.aot.tape.program import Divided, leave
 from jointcut.aot.tape.walk import Structure, Walk
 from jointcut.partition.program import jaxprs
 
@@ -22,11 +22,11 @@ CHUNK = 16
 
 #: A step of a block, or another number, and an output of it.
 Key = tuple[int, int]
-Hooks = Sequence[Callable[[Sequence[Any]], list[Any]]]
+BlockHooks = Sequence[Callable[[Sequence[Any]], list[Any]]]
 
 
 @dataclass(eq=False)
-class Loop:
+class BlockLoop:
     """Equal blocks of steps, each of which hands cotangents to the next one.
 
     Cotangents are named by a number and an output: the step of a block; `period` and more: the step of the next block;
@@ -112,7 +112,7 @@ class Loop:
         self,
         consts: Sequence[Any],
         slots: Sequence[Sequence[Any]],
-        hooks: Sequence[Hooks],
+        hooks: Sequence[BlockHooks],
         arrays: Sequence[Any],
     ) -> tuple[list[Any], list[list[Any]]]:
         """What is carried and summed after all blocks, and for each block the gradients of its own leaves.
@@ -174,7 +174,7 @@ class Loop:
         return jax.jit(chunk)
 
     @functools.cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> Divided:
         """One block, compiled in parts: `(constants, slots, entries, arrays) -> arrays, gradients of own leaves`."""
         count, size = len(self.types), len(self.entries)
 
@@ -184,4 +184,4 @@ class Loop:
 
         avals = [*self.types, *(aval for _, aval in self.entries), *(aval for _, aval in self.ends)]
         jaxpr, consts = jaxprs.opened(jax.make_jaxpr(flat)(*map(jaxprs.struct, avals)))
-        return Parts.of(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns), tuple(consts))
+        return Divided.of(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns), tuple(consts))

@@ -44,14 +44,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Divided:
     """A program divided by its hooks, and the constants that it takes first."""
 
     parts: Sequence[Part]
     consts: tuple[Any, ...]
 
     @classmethod
-    def of(cls, closed: Any, consts: tuple[Any, ...], donated: tuple[int, ...] = ()) -> Parts:
+    def of(cls, closed: Any, consts: tuple[Any, ...], donated: tuple[int, ...] = ()) -> Divided:
         """Divide and compile a jaxpr; it may overwrite the `donated` inputs behind the constants, if it is one part."""
         jaxpr, _ = jaxprs.opened(closed)
         numbers = {v: i for i, v in enumerate(jaxpr.invars)}
@@ -113,9 +113,9 @@ class Backward:
         return cls(structure, closed, tuple(consts), tuple(reached), len(flat), len(there))
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> Divided:
         """The compiled parts, made at the first run."""
-        return Parts.of(self.closed, self.consts, self.donated)
+        return Divided.of(self.closed, self.consts, self.donated)
 
     def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
         """Run it on references, residuals and cotangents; `hooks` are those of this run, by number."""

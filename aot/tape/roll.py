@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.hooks.hook import Place
-from jointcut.aot.tape.loop import Loop
+from jointcut.aot.tape.loop import BlockLoop
 from jointcut.aot.tape.nodes import Node
 from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Packed, Step, Sweep
@@ -109,7 +109,7 @@ class RolledSweep(Sweep):
         return [*self.called, run]
 
     @property
-    def loop(self) -> Loop:
+    def loop(self) -> BlockLoop:
         """The blocks as one loop, which holds no values."""
         period = self.repeat.period
         targets = list(dict.fromkeys((to, i) for ends in self.ends for kind, to, i in ends if kind == 1))
@@ -133,7 +133,7 @@ class RolledSweep(Sweep):
             hooks = [called(place, [next(left) for _ in read_by(place)]) for place in self._hooks(node)]
             steps.append(Step.of(node, tuple(edge(*end) for end in ends), saved, hooks))
         types = tuple(map(jax.typeof, (*self.consts, *(slot[0] for slot in self.slots))))
-        return Loop(
+        return BlockLoop(
             self.repeat.start, len(self.called), Structure(steps, (), ()), tuple(targets), types, self.repeat.count
         )
 

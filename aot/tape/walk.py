@@ -20,7 +20,7 @@ from jointcut.aot.tape.sweep import Called, Step
 from jointcut.partition.program import jaxprs
 
 if TYPE_CHECKING:
-    from jointcut.aot.tape.loop import Loop
+    from jointcut.aot.tape.loop import BlockLoop
 
 #: Calls the hook with a number, with flat values, for results of some types.
 Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
@@ -40,7 +40,7 @@ class Structure:
     steps: Sequence[Step]
     leaf_hooks: Sequence[tuple[Called, ...]]
     seeds: Sequence[tuple[int, int]]
-    loop: Loop | None = None
+    loop: BlockLoop | None = None
 
     @property
     def called(self) -> list[Called]:
