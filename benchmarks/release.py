@@ -196,9 +196,9 @@ def held_in(compiled: Any, least: int) -> int:
     if life is None:
         return 0
     times = range(len(life.order.instructions))
-    alive = [[value for value in life.values if value.start <= time <= value.end] for time in times]
-    top = max(alive, key=lambda values: sum(value.size for value in values), default=[])
-    return sum(value.size for value in top if value.size >= least)
+    alive = [{(v.offset, v.size) for v in life.values if v.start <= time <= v.end} for time in times]
+    top = max(alive, key=lambda places: sum(size for _, size in places), default=set())
+    return sum(size for _, size in top if size >= least)
 
 
 def table(width: int) -> Table:

@@ -11,16 +11,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Step
 from jointcut.partition.program import jaxprs
-
-if TYPE_CHECKING:
-    from jointcut.aot.tape.loop import BlockLoop
 
 #: Calls the hook with a number, with flat values, for results of some types.
 Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
@@ -34,13 +31,13 @@ class Structure:
         steps: the nodes, latest first.
         leaf_hooks: the hooks of each leaf.
         seeds: for each cotangent, the step and output that it is of.
-        loop: equal blocks of steps, whose numbers follow those of the steps.
+        loop: equal blocks of steps, whose numbers follow those of the steps (a `BlockLoop`), or None.
     """
 
     steps: Sequence[Step]
     leaf_hooks: Sequence[tuple[Called, ...]]
     seeds: Sequence[tuple[int, int]]
-    loop: BlockLoop | None = None
+    loop: Any = None
 
     @property
     def called(self) -> list[Called]:
