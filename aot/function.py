@@ -27,6 +27,7 @@ from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.inside import Inside
 from jointcut.aot.calls.method import Method
+from jointcut.aot.calls.updating import Updating
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
@@ -46,7 +47,6 @@ from jointcut.aot.stages.exportable import exportable
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.aot.stages.watched import watched
-from jointcut.aot.update.step import refuse_sweeps, updated
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
@@ -77,7 +77,7 @@ class Function:
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         self._unchecked = Unchecked(self._name)
-        self._updating: Table[tuple[Any, Any]] = Table(KEPT_UPDATES)
+        self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._inside = Inside(function, self._options, self._name, self._uncut)
         functools.update_wrapper(self, function)
 
@@ -154,19 +154,13 @@ class Function:
         Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. Raises `TraceError` if the
         update joins gradients otherwise, with the equation, or if `argnums` is not 0.
         """
-        choosing.refuse_update(self._options)
-        key = id(update), refuse_sweeps(sweeps)
-        program, _ = self._updating.of(key, lambda: (self._jitted_update(update, sweeps), update))
-        return program(params, state, *args, **kwargs)
+        return self._updater(update, sweeps)(params, state, *args, **kwargs)
 
-    def _jitted_update(self, update: Any, sweeps: int) -> Any:
-        def step(params: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-            signature, bound = self._binder((params, *args), kwargs)
-            runner = self._runner("pair", self._options.chosen, signature, bound)
-            return updated(runner, bound, params, state, update, sweeps)
+    def _updater(self, update: Any, sweeps: int) -> Updating:
+        def make() -> Updating:
+            return Updating(self._function, self._options, self._statics, update, sweeps)
 
-        nums, names = [i + 1 for i in self._statics.argnums], list(self._statics.argnames)
-        return jax.jit(step, donate_argnums=(0, 1), static_argnums=nums, static_argnames=names)
+        return self._updating.of((id(update), sweeps), make)
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -190,6 +184,15 @@ class Function:
         """
         bound = bind(args, kwargs, self._statics)
         return tracing.trace(self._function, self._options, bound, self._options.chosen)
+
+    def trace_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Traced:
+        """Trace a step of `value_and_update` for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.
+
+        It is a step of `(params, state, *args)`. Where others have gradients it has the new parameters and state, so
+        that `value_and_grad` of what `trace_update(...).partition().compile()` returns gives `value, (params, state)`.
+        Plans, peaks and budgets are for the step with its update. Raises as `value_and_update`.
+        """
+        return self._updater(update, sweeps).trace(params, state, *args, **kwargs)
 
     def export(
         self,

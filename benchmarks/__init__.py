@@ -35,6 +35,7 @@ Files, in reading order:
 - loops_ode: Differentiate adaptive ODE solves in a plain `lax.while_loop`, beside finite differences and Diffrax.
 - loops_libraries: Differentiate functions of libraries that JAX refuses to differentiate, for a loop inside them.
 - loops: Measure loops that run backwards: the four above, branches and buffers, in one command.
+- release: Measure what an update inside the backward spares, by XLA's account of whole steps.
 - tape: Measure tapes: how much faster a captured backward is than JAX's eager pullback, captures, hits, and release.
 - tape_hooks: Compare the order of a tape's hooks with that of eager PyTorch, all kinds at once.
 - convnets: Write three published convolutional networks so that each op bears the name of its layer.

@@ -2,7 +2,7 @@
 
 `alone` runs a function without its gradient. `cached` looks up programs that another process compiled, as an `Entry`,
 and compiles missing ones through the stages. `inside` is the call within a transformation of JAX. `flow` answers
-whether a gradient can flow at all. `method` binds a function to an instance.
+whether a gradient can flow at all. `updating` runs a step with its update. `method` binds a function to an instance.
 
 Files, in reading order:
 
@@ -11,5 +11,6 @@ Files, in reading order:
     cached: Look up programs that another process compiled, and compile missing ones.
     inside: Run a function inside a transformation, which may differentiate it.
     flow: Find out whether a gradient can flow through a function, and where it stops.
-    method: Bind a `Function` to an instance.
+    updating: Run a function with an update of its parameters as one step.
+    method: Bind a function or tape to an instance.
 """

@@ -1,4 +1,4 @@
-"""Bind a `Function` to an instance."""
+"""Bind a function or tape to an instance."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jointcut.partition.errors import TraceError
 
 
 class Method:
-    """A `Function` bound to an instance, such as `obj.loss`."""
+    """A `Function` or `Taped` bound to an instance, such as `obj.loss`: the instance (a pytree) is argument 0."""
 
     def __init__(self, function: Any, instance: Any) -> None:
-        """Bind a `Function`; attribute access calls this."""
+        """Bind a function; attribute access calls this."""
         self._bound = function, instance
         functools.update_wrapper(self, function)
 
@@ -43,6 +43,26 @@ class Method:
         """As `Function.vjp`; the instance is argument 0."""
         return self._bound[0].vjp(self._bound[1], *args, **kwargs)
 
+    def value_and_update(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `value_and_update` of the function; the instance holds the parameters, and is given up with the state.
+
+        Returns `value, instance, state`.
+        """
+        return self._noted(self._bound[0].value_and_update, self._bound[1], state, *args, **kwargs)
+
+    def trace_update(self, state: Any, *args: Any, **kwargs: Any) -> Traced:
+        """As `Function.trace_update`; the instance holds the parameters."""
+        return self._noted(self._bound[0].trace_update, self._bound[1], state, *args, **kwargs)
+
+    def accumulate_into(self, refs: Any) -> Callable[..., Any]:
+        """As `Taped.accumulate_into`; the instance is argument 0."""
+        return functools.partial(self._bound[0].accumulate_into(refs), self._bound[1])
+
+    @property
+    def captures(self) -> Any:
+        """The captures of the tape, which all instances share."""
+        return self._bound[0].captures
+
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """As `Function.explain`; the instance is argument 0."""
         return self._noted(self._bound[0].explain, self._bound[1], *args, **kwargs)
@@ -66,5 +86,6 @@ class Method:
         except TraceError as error:
             if str(error).startswith("args[0] is a"):
                 what = f"args[0] is the instance, self, of the method {self._bound[0].__name__}"
-                error.add_note(f"{what}; aot.function(argnums=1) differentiates the argument that comes after it.")
+                decorator = repr(self._bound[0])[1:].partition(" ")[0]
+                error.add_note(f"{what}; {decorator}(argnums=1) differentiates the argument that comes after it.")
             raise

@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 
 from jointcut.aot.hooks.hook import Hook, Place, hook_of
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.hooks import CalledBack
+from jointcut.partition.rewrite.hooks import CalledBack, refused_in_vmap
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
@@ -99,8 +99,9 @@ def _applied(place: Place, flat: Sequence[Any], can_be_removed: bool) -> list[An
     """What a hook makes of the values: as a part of the program, or by calling back."""
     if place.is_traced and not can_be_removed:
         return place(flat)
-    structs = [jaxprs.struct(aval) for aval in place.returns]
-    return list(io_callback(_Back(place), structs, *flat, ordered=True))
+    structs, back = [jaxprs.struct(aval) for aval in place.returns], _Back(place)
+    with refused_in_vmap([back]):
+        return list(io_callback(back, structs, *flat, ordered=True))
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ class _Back(CalledBack):
     """Calls a hook with arrays that a program hands out."""
 
     place: Place
+
+    @property
+    def named(self) -> str:
+        """The hook as messages name it."""
+        return self.place.named
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return [np.asarray(x) for x in self.place(arrays)]

@@ -185,7 +185,8 @@ class Traced:
         closed, structs = self.program.closed, self.structs
         ones = self.call.ones() if self.is_scalar else ()
         cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
-        return jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones)).lower(*structs, *cotangents)
+        whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=self.program.roles.replaced)
+        return whole.lower(*structs, *cotangents)
 
     # -------------------------------------------------------------------------------------------- plans
 

@@ -10,9 +10,10 @@ Files, in reading order:
     nodes: Record the ops that run on a tape, as PyTorch's graph of backward nodes.
     sweep: Order the nodes of a tape for the backward, and tell its structure from its values.
     walk: Run the backward of a structure, step by step, on arrays or on tracers.
+    program: Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
+    loop: Run equal blocks of a backward as one compiled loop, some at a time.
     roll: Find the part of a backward that repeats, so that loops of all lengths share one program.
     attach: Set hooks on values, on calls, on parameters and on what is saved.
-    program: Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
     release: Update each parameter as soon as its gradient is complete, inside the backward.
     words: Say in words why a backward had to be captured anew.
     captures: Keep the backwards that a function needed: each structure is traced and compiled once.

@@ -15,6 +15,7 @@ from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
 from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments import fixed
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import is_array_like
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -47,17 +48,28 @@ class Ran:
 class Flattened:
     """One differentiated argument: its tree, its leaves, and the place of each among the leaves of the tape.
 
-    A leaf that is not floating point has no place, None, and is handed to the function as it is.
+    A leaf that is not floating point has no place, None, and is handed to the function as it is. Of those `in_modules`
+    of Equinox the gradient is None.
     """
 
     tree: Any
     leaves: tuple[Any, ...]
     places: tuple[int | None, ...]
+    in_modules: frozenset[int] = frozenset()
 
     def gradients(self, flat: Sequence[Any]) -> Any:
         """The gradients in the tree of the argument: zeros where none flows, `float0` for other arrays than floats."""
+        triples = enumerate(zip(self.leaves, self.places, strict=True))
+        gradients = (
+            None if p is None and i in self.in_modules else _gradient(x, None if p is None else flat[p], p)
+            for i, (x, p) in triples
+        )
+        return jax.tree.unflatten(self.tree, list(gradients))
+
+    def holding(self, flat: Sequence[Any]) -> Any:
+        """The argument with other arrays in the places of the leaves of the tape."""
         pairs = zip(self.leaves, self.places, strict=True)
-        return jax.tree.unflatten(self.tree, [_gradient(x, None if p is None else flat[p], p) for x, p in pairs])
+        return jax.tree.unflatten(self.tree, [x if p is None else flat[p] for x, p in pairs])
 
 
 def ran(
@@ -118,18 +130,19 @@ def refuse_others(name: str, leaves: Sequence[Any], tree: Any) -> None:
 
 def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> Flattened:
     leaves, tree = jax.tree.flatten(argument)
+    in_modules = frozenset(fixed.inside_modules(jax.tree.unflatten(tree, range(len(leaves)))))
     places: list[int | None] = []
-    for at, leaf in zip(tree_paths(path, tree), leaves, strict=True):
+    for i, (at, leaf) in enumerate(zip(tree_paths(path, tree), leaves, strict=True)):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
             places.append(len(tape.leaves))
             tape.leaf(as_array(leaf), at)
-        elif must_differ:
+        elif must_differ and i not in in_modules:
             kind = jax.typeof(leaf).str_short() if is_array_like(leaf) else f"a {type(leaf).__name__}"
             what = f"is {kind}: value_and_grad differentiates floating-point arguments."
             raise TraceError(message(at, what, "Leave its argument out of argnums, convert it, or use vjp."))
         else:
             places.append(None)
-    return Flattened(tree, tuple(leaves), tuple(places))
+    return Flattened(tree, tuple(leaves), tuple(places), in_modules)
 
 
 def as_array(leaf: Any) -> Any:

@@ -44,6 +44,34 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Divided:
+    """A program divided by its hooks, and the constants that it takes first."""
+
+    parts: Sequence[Part]
+    consts: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, closed: Any, consts: tuple[Any, ...], donated: tuple[int, ...] = ()) -> Divided:
+        """Divide and compile a jaxpr; it may overwrite the `donated` inputs behind the constants, if it is one part."""
+        jaxpr, _ = jaxprs.opened(closed)
+        numbers = {v: i for i, v in enumerate(jaxpr.invars)}
+        return cls(_parts(jaxpr, numbers, tuple(len(consts) + i for i in donated)), consts)
+
+    def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
+        """Run it; `hooks` are those of this run, by number."""
+        parts = self.parts
+        if len(parts) == 1:
+            return parts[0].run(*self.consts, *inputs)
+        values: dict[int, Any] = dict(enumerate((*self.consts, *inputs)))
+        for part in parts:
+            values.update(zip(part.makes, part.run(*(values[i] for i in part.reads)), strict=True))
+            if part.hook is not None:
+                results = hooks[part.hook]([values[i] for i in part.given])
+                values.update(zip(part.returned, results, strict=True))
+        return [values[i] for i in parts[-1].makes]
+
+
+@dataclass(frozen=True)
 class Backward:
     """The program of one structure.
 
@@ -85,24 +113,13 @@ class Backward:
         return cls(structure, closed, tuple(consts), tuple(reached), len(flat), len(there))
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> Divided:
         """The compiled parts, made at the first run."""
-        jaxpr, _ = jaxprs.opened(self.closed)
-        numbers = {v: i for i, v in enumerate(jaxpr.invars)}
-        return _parts(jaxpr, numbers, tuple(len(self.consts) + i for i in self.donated))
+        return Divided.of(self.closed, self.consts, self.donated)
 
     def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
         """Run it on references, residuals and cotangents; `hooks` are those of this run, by number."""
-        parts = self.parts
-        if len(parts) == 1:
-            return parts[0].run(*self.consts, *inputs)
-        values: dict[int, Any] = dict(enumerate((*self.consts, *inputs)))
-        for part in parts:
-            values.update(zip(part.makes, part.run(*(values[i] for i in part.reads)), strict=True))
-            if part.hook is not None:
-                results = hooks[part.hook]([values[i] for i in part.given])
-                values.update(zip(part.returned, results, strict=True))
-        return [values[i] for i in parts[-1].makes]
+        return self.parts(inputs, hooks)
 
     @cached_property
     def graph(self) -> Graph:

@@ -65,12 +65,14 @@ class Tape:
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
         if self.check or not WAY.captured:
             return self._by_node(sweep, given, refs)
-        sweep = rolled(sweep) if self.roll else sweep
+        sweep = rolled(sweep, not any(ref is not None for ref in refs)) if self.roll else sweep
         backward = self.captures.of(sweep, given, refs, self.arrays).backward
         hooks = sweep.running(backward.structure) if isinstance(sweep, RolledSweep) else sweep.called
         results = backward([*(ref for ref in refs if ref is not None), *sweep.flat, *given], hooks)
         flat: list[Any] = [None] * len(sweep.leaves)
         for place, gradient in zip(backward.reached, results, strict=True):
+            flat[place] = gradient
+        for place, gradient in (sweep.own if isinstance(sweep, RolledSweep) else {}).items():
             flat[place] = gradient
         return flat
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.aot.cache.fingerprint import fingerprint, foreign_rules
 from jointcut.aot.trace.analyse import depending
@@ -21,6 +22,7 @@ from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.primitives import RENAMING, REPEATING
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.built_in.zeros import Backwards
@@ -28,6 +30,9 @@ from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
 
 KEPT_RECORDS = 4096
+
+#: Ops that leave zeros as they are.
+_SAME_NUMBERS = (REPEATING | RENAMING | {"convert_element_type", "copy", "transpose"}) - {"optimization_barrier"}
 
 _count = itertools.count()
 
@@ -117,13 +122,16 @@ def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple
     backward, _ = jaxprs.opened(halves.backward)
     count = len(halves.residuals)
     moved = depending(backward.eqns, backward.invars[count:])
-    carried = [not isinstance(v, jaxprs.Literal) and v in moved for v in backward.outvars]
+    makers = {v: eqn for eqn in backward.eqns for v in eqn.outvars}
+    depends = [not isinstance(v, jaxprs.Literal) and v in moved for v in backward.outvars]
+    carried = [on or not _is_zero(v, makers) for on, v in zip(depends, backward.outvars, strict=True)]
     differentiated = [i for i, on in enumerate(mask) if on]
     kept = [n for n, on in enumerate(carried) if on]
     halves = replace(halves, backward=jaxprs.build(backward.invars, [backward.outvars[n] for n in kept], backward.eqns))
     backwards = Backwards(halves, JITTED)
     cotangents = tuple(i for i, aval in enumerate(outputs) if is_inexact(aval.dtype))
-    read = dict(zip(cotangents, backwards.read, strict=True))
+    ignores = carried != depends  # a rule of the user's whose gradient is there whatever the cotangent is
+    read = {i: on or ignores for i, on in zip(cotangents, backwards.read, strict=True)}
     return Record(
         next(_count),
         op.params.get("name") or op.name,
@@ -137,6 +145,16 @@ def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple
         backwards,
         tuple(v.aval for v in backward.invars[:count]),
     )
+
+
+def _is_zero(v: Any, makers: Mapping[Any, Any]) -> bool:
+    """Whether a gradient is zeros, as the program is written."""
+    while not isinstance(v, jaxprs.Literal):
+        eqn = makers.get(v)
+        if eqn is None or eqn.primitive.name not in _SAME_NUMBERS:
+            return False
+        v = eqn.invars[0]
+    return not np.any(np.asarray(v.val))
 
 
 def _halves(

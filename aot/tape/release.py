@@ -1,8 +1,8 @@
 """Update each parameter as soon as its gradient is complete, inside the backward.
 
-A gradient is gone once its parameter is updated, so that all gradients are never alive together. What the backward
-computes next waits for the update, and the new parameter takes the memory of the old one. It corresponds to PyTorch's
-optimiser step in the backward, and to LOMO.
+A gradient is gone once its parameter is updated, so that all gradients are never alive together; its parts are added up
+as they come. What the backward computes next waits for the update, and the new parameter takes the memory of the old
+one. It corresponds to PyTorch's optimiser step in the backward, and to LOMO.
 """
 
 from __future__ import annotations
@@ -71,12 +71,17 @@ class Release:
 
         def sweep(finish: Finish, arrays_before: Sequence[Any]) -> None:
             def hold(made: Sequence[Any]) -> list[Any]:
-                pending = walk.pending()
-                behind = jaxprs.held([*pending.values(), *made])
-                walk.replace(dict(zip(pending, behind, strict=False)))
-                return behind[len(pending) :]
+                if pending := walk.pending():
+                    walk.replace(dict(zip(pending, jaxprs.held([*pending.values(), *made]), strict=False)))
+                return list(made)
 
-            walk = Walk(structure, arrays, leave, finish=lambda place, gradient: finish(place, gradient, hold))
+            walk = Walk(
+                structure,
+                arrays,
+                leave,
+                finish=lambda place, gradient: finish(place, gradient, hold),
+                settle=lambda part: hold([part])[0],
+            )
             walk(after(cotangents, arrays_before))
 
         return in_sweeps(updates, [arrays[i] for i in self.params], [arrays[i] for i in self.state], sweep)

@@ -5,23 +5,26 @@ block, hand cotangents to their own and to the next block, and add gradients to 
 by one compiled loop, 16 at a time: its trip count is a number that it is given, and residuals are stacked as it runs.
 So neither the program nor its memory depends on the length, and gradients are added in the same order.
 
-Not found are blocks with hooks or packed residuals, and loops whose steps have parameters of their own or whose results
-are all read at their end, such as by `jnp.stack`.
+Blocks may have hooks: those that are traced are a part of the loop, and with others it runs block by block. Each block
+may have parameters of its own, whose gradients the loop hands out, and results that are read outside of it, such as by
+`jnp.stack`; then what reads them depends on the length. Not found are blocks with packed residuals.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import Place
+from jointcut.aot.tape.loop import BlockLoop
 from jointcut.aot.tape.nodes import Node
 from jointcut.aot.tape.records import Record
-from jointcut.aot.tape.sweep import Packed, Step, Sweep
-from jointcut.aot.tape.walk import Loop, Structure
+from jointcut.aot.tape.sweep import Called, Packed, Step, Sweep
+from jointcut.aot.tape.walk import Structure
 
 #: How many distances between equal nodes are tried as the length of a block.
 MOST_PERIODS = 6
@@ -49,20 +52,29 @@ class RolledSweep(Sweep):
 
     Attributes:
         repeat: the blocks.
-        block: the nodes of the first block.
-        ends: for each edge of each of them: 0, the node from the block's start on, and its output; or 1, what lies
-            outside, and its output.
+        blocks: the nodes of each block.
+        ends: for each edge of each node of the first one: 0, the node from the block's start on, and its output; 1,
+            what lies outside, and its output; or 2, the number of a leaf of the block's own.
         places: for each residual of each of them, its place among constants and then slots.
         consts: the residuals that all blocks read.
         slots: the residuals that differ between blocks: for each, one array for each block.
+        owns: for each own leaf, its place among the leaves in each block.
+        own: the gradients of own leaves, once the loop has run.
     """
 
     repeat: Repeat = Repeat(0, 0, 0)
-    block: Sequence[Node] = ()
+    blocks: Sequence[Sequence[Node]] = ()
     ends: Sequence[Sequence[tuple[int, int, int]]] = ()
     places: Sequence[Sequence[int]] = ()
     consts: Sequence[Any] = ()
     slots: Sequence[Sequence[Any]] = ()
+    owns: Sequence[Sequence[int]] = ()
+    own: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def block(self) -> Sequence[Node]:
+        """The nodes of the first block."""
+        return self.blocks[0]
 
     @property
     def count(self) -> int:
@@ -74,45 +86,82 @@ class RolledSweep(Sweep):
         """The residuals, those of the blocks included."""
         return [*self.flat, *self.consts, *(x for slot in self.slots for x in slot)]
 
+    @property
+    def inner(self) -> list[Place]:
+        """The hooks of the first block."""
+        return [place for node in self.block for place in self._hooks(node)]
+
     def running(self, structure: Structure) -> list[Callable[[Sequence[Any]], list[Any]]]:
-        """The hooks of this run, by number, and then its loop."""
+        """The hooks of this run, by number, and then its loop, which notes the gradients of own leaves."""
         loop = structure.loop
         assert loop is not None, "the structure of another sweep"
-        return [*self.called, lambda arrays: loop.run(self.consts, self.slots, self.repeat.count, arrays)]
+        hooks = [[place for node in block for place in self._hooks(node)] for block in self.blocks]
+
+        def run(arrays: Sequence[Any]) -> list[Any]:
+            results, own = loop.run(self.consts, self.slots, hooks, arrays)
+            self.own.clear()
+            for k, gradients in enumerate(own):
+                for n, gradient in zip(loop.owned, gradients, strict=True):
+                    place = self.owns[n][k]
+                    self.own[place] = self.own[place] + gradient if place in self.own else gradient
+            return results
+
+        return [*self.called, run]
 
     @property
-    def loop(self) -> Loop:
+    def loop(self) -> BlockLoop:
         """The blocks as one loop, which holds no values."""
         period = self.repeat.period
-        targets = list(dict.fromkeys((to, i) for ends in self.ends for kind, to, i in ends if kind))
+        targets = list(dict.fromkeys((to, i) for ends in self.ends for kind, to, i in ends if kind == 1))
 
         def edge(kind: int, to: int, i: int) -> tuple[int, int]:
+            if kind == 2:
+                return 2 * period + len(targets) + to, 0
             return (2 * period + targets.index((to, i)), 0) if kind else (to, i)
 
-        steps = [
-            Step(record_of(node), tuple(edge(*end) for end in ends), tuple(places), (), (), node.source)
-            for node, ends, places in zip(self.block, self.ends, self.places, strict=True)
-        ]
+        numbers = {id(place): i for i, place in enumerate(self.inner)}
+        at = {node: n for n, node in enumerate(self.block)}
+
+        def called(place: Place, read: Sequence[int]) -> Called:
+            partner = at.get(place.partner)
+            return Called(replace(place, partner=None), numbers[id(place)], partner, read=tuple(read))
+
+        steps = []
+        for node, ends, places in zip(self.block, self.ends, self.places, strict=True):
+            left = iter(places)
+            saved = tuple(next(left) for _ in node.saved)
+            hooks = [called(place, [next(left) for _ in read_by(place)]) for place in self._hooks(node)]
+            steps.append(Step.of(node, tuple(edge(*end) for end in ends), saved, hooks))
         types = tuple(map(jax.typeof, (*self.consts, *(slot[0] for slot in self.slots))))
-        return Loop(self.repeat.start, len(self.called), Structure(steps, (), ()), tuple(targets), types)
+        return BlockLoop(
+            self.repeat.start, len(self.called), Structure(steps, (), ()), tuple(targets), types, self.repeat.count
+        )
 
 
-def rolled(sweep: Sweep) -> Sweep:
-    """The sweep with its largest part that repeats rolled up; itself if there is none."""
+def rolled(sweep: Sweep, owns: bool = True) -> Sweep:
+    """The sweep with its largest part that repeats rolled up; itself if there is none.
+
+    With `owns`, blocks may have leaves of their own.
+    """
     edges = [[(sweep.numbers[parent], i) for parent, i in node.edges] for node in sweep.nodes]
-    repeat = _found(sweep.nodes, edges)
-    seeds = [sweep.numbers[node] for node, _ in sweep.seeds]
-    if repeat is None or _is_entered([*seeds, *(n for row in edges[: repeat.start] for n, _ in row)], repeat):
+    finder = _Finder(sweep, edges, _own_spans(sweep, edges) if owns else {})
+    repeat = finder.found()
+    if repeat is None:
         return sweep
     start, end, period = repeat.start, repeat.end, repeat.period
-    outside, block = [*sweep.nodes[:start], *sweep.nodes[end:]], sweep.nodes[start : start + period]
-    numbers = {node: i for i, node in enumerate((*outside, *block))}
+    outside = [*sweep.nodes[:start], *sweep.nodes[end:]]
+    blocks = [sweep.nodes[i : i + period] for i in range(start, end, period)]
+    numbers = {node: i for i, node in enumerate((*outside, *sweep.nodes[start:end]))}
     numbers.update((leaf, -1 - leaf.place) for leaf in sweep.leaves)
-    ends = [[_end(edges, repeat, start + n, e) for e in range(len(edges[start + n]))] for n in range(period)]
-    places, consts, slots = _residuals(sweep.nodes[start:end], period)
-    made = RolledSweep(outside, sweep.seeds, sweep.leaves, [], (), numbers, repeat, block, ends, places, consts, slots)
-    parts = ((record_of(node).id, tuple(row), p) for node, row, p in zip(block, ends, places, strict=True))
-    made.key = (made._key(), start, tuple(parts), len(consts))
+    owned: dict[tuple[int, ...], int] = {}
+    ends = [[finder.end(repeat, start + n, e, owned) for e in range(len(edges[start + n]))] for n in range(period)]
+    places, consts, slots = _residuals(sweep, blocks)
+    parts = outside, sweep.seeds, sweep.leaves, [], (), numbers
+    made = RolledSweep(*parts, repeat, blocks, ends, places, consts, slots, list(owned))
+    block = ((finder.kinds[start + n], tuple(row), p) for n, (row, p) in enumerate(zip(ends, places, strict=True)))
+    read = [*(sweep.numbers[node] for node, _ in sweep.seeds), *(n for row in edges[:start] for n, _ in row)]
+    is_entered = any(start + period <= n < end for n in read)
+    made.key = (made._key(), start, tuple(block), len(consts), repeat.count if is_entered else 0)
     return made
 
 
@@ -129,31 +178,102 @@ def record_of(node: Node) -> Record:
     return node.record
 
 
-def _found(nodes: Sequence[Node], edges: Edges) -> Repeat | None:
-    """The blocks that cover the most nodes."""
-    kinds = [_kind(node) for node in nodes]
-    best: Repeat | None = None
-    for period in _periods(kinds):
-        start = 0
-        while start + 2 * period <= len(nodes):
-            end = start
-            while end + period < len(nodes) and kinds[end] == kinds[end + period] and _alike(edges, end, period):
-                end += 1
-            if end - start >= period and (best is None or end - start + period > best.end - best.start):
-                best = _checked(edges, Repeat(start, period, (end - start) // period + 1)) or best
-            start = end + 1
-    return best
+def read_by(place: Place) -> tuple[Any, ...]:
+    """The arrays that a hook reads as inputs of the program."""
+    return place.read if place.is_traced else ()
 
 
-def _kind(node: Node) -> int:
-    """Equal for nodes that may stand for each other; a node that may not is like no other."""
-    fixed = node.hooks or any(type(x) is Packed for x in node.saved)
-    return -1 - node.order if fixed else record_of(node).id
+def _own_spans(sweep: Sweep, edges: Edges) -> dict[int, tuple[int, int]]:
+    """For each leaf that a block may own, the first and the last node that reads it."""
+    spans: dict[int, tuple[int, int]] = {}
+    for i, row in enumerate(edges):
+        for to, _ in row:
+            if to < 0:
+                spans[to] = spans.get(to, (i, i))[0], i
+    taken = {sweep.numbers[node] for node, _ in sweep.seeds}
+    taken.update(sweep.numbers[leaf] for leaf in sweep.leaves if leaf.hooks)
+    return {leaf: span for leaf, span in spans.items() if leaf not in taken}
 
 
-def _periods(kinds: Sequence[int]) -> list[int]:
+class _Finder:
+    """Finds the blocks of a sweep; `spans` are those of `_own_spans`."""
+
+    def __init__(self, sweep: Sweep, edges: Edges, spans: dict[int, tuple[int, int]]) -> None:
+        """Name the kind of each node."""
+        self.sweep, self.edges, self.spans = sweep, edges, spans
+        self.kinds = [self.kind(i, node) for i, node in enumerate(sweep.nodes)]
+
+    def kind(self, i: int, node: Node) -> Any:
+        """Equal for nodes that may stand for each other; a node that may not is like no other."""
+        if any(type(x) is Packed for x in node.saved):
+            return -1 - node.order
+        numbers = self.sweep.numbers
+        hooks = [(h.key, None if h.partner is None else numbers[h.partner] - i) for h in self.sweep._hooks(node)]
+        return (record_of(node).id, *hooks) if hooks else record_of(node).id
+
+    def found(self) -> Repeat | None:
+        """The blocks that cover the most nodes."""
+        count, best = len(self.kinds), None
+        for period in _periods(self.kinds):
+            start = 0
+            while start + 2 * period <= count:
+                end = start
+                while end + period < count and self.is_alike(end, period):
+                    end += 1
+                if end - start >= period and (best is None or end - start + period > best.end - best.start):
+                    best = self.checked(Repeat(start, period, (end - start) // period + 1)) or best
+                start = end + 1
+        return best
+
+    def is_alike(self, i: int, period: int) -> bool:
+        """Whether a node and its like in the next block are of one kind, and their edges end alike."""
+        pairs = zip(self.edges[i], self.edges[i + period], strict=True)
+        return self.kinds[i] == self.kinds[i + period] and all(
+            a[1] == b[1] and (b[0] == a[0] or (a[0] >= 0 and b[0] - a[0] == period) or self.are_own(a[0], b[0], period))
+            for a, b in pairs
+        )
+
+    def are_own(self, a: int, b: int, period: int) -> bool:
+        """Whether two leaves may each belong to one block."""
+        return all(leaf in self.spans and self.spans[leaf][1] - self.spans[leaf][0] < period for leaf in (a, b))
+
+    def checked(self, repeat: Repeat) -> Repeat | None:
+        """The blocks, if no value of one goes farther than to the next, to its own leaf, or to what lies outside."""
+        start, period, end = repeat.start, repeat.period, repeat.end
+        partners = (h.partner for node in self.sweep.nodes[start : start + period] for h in self.sweep._hooks(node))
+        if any(h is not None and not start <= self.sweep.numbers[h] < start + period for h in partners):
+            return None
+        for i in range(start, start + period):
+            for e, (to, _) in enumerate(self.edges[i]):
+                ends = [self.edges[k][e][0] for k in range(i, end, period)]
+                if ends[1] == to:
+                    if any(other != to for other in ends) or 0 <= to < end:
+                        return None
+                elif to < 0:
+                    blocks = (range(k, k + period) for k in range(start, end, period))
+                    if not all(
+                        leaf in self.spans and {*self.spans[leaf]} <= {*block}
+                        for leaf, block in zip(ends, blocks, strict=True)
+                    ):
+                        return None
+                elif ends != list(range(to, to + len(ends) * period, period)) or to >= start + 2 * period:
+                    return None
+        return repeat
+
+    def end(self, repeat: Repeat, i: int, e: int, owned: dict[tuple[int, ...], int]) -> tuple[int, int, int]:
+        """Where an edge of the first block ends, see `RolledSweep.ends`; `owned` has own leaves by their places."""
+        (to, output), (later, _) = self.edges[i][e], self.edges[i + repeat.period][e]
+        if later == to:
+            return 1, to - (repeat.end - repeat.start) if to >= 0 else to, output
+        if to >= 0:
+            return 0, to - repeat.start, output
+        places = tuple(-1 - self.edges[k][e][0] for k in range(i, repeat.end, repeat.period))
+        return 2, owned.setdefault(places, len(owned)), output
+
+
+def _periods(kinds: Sequence[Any]) -> list[int]:
     """The most frequent distances from a node to the next one of its kind."""
-    last: dict[int, int] = {}
+    last: dict[Any, int] = {}
     distances: Counter[int] = Counter()
     for i, kind in enumerate(kinds):
         if kind in last:
@@ -162,47 +282,18 @@ def _periods(kinds: Sequence[int]) -> list[int]:
     return [distance for distance, _ in distances.most_common(MOST_PERIODS)]
 
 
-def _alike(edges: Edges, i: int, period: int) -> bool:
-    """Whether the edges of a node and of its like in the next block end at the same place, or one block apart."""
-    return all(
-        a[1] == b[1] and (b[0] == a[0] or (a[0] >= 0 and b[0] - a[0] == period))
-        for a, b in zip(edges[i], edges[i + period], strict=True)
-    )
+def _residuals(
+    sweep: Sweep, blocks: Sequence[Sequence[Node]]
+) -> tuple[list[tuple[int, ...]], list[Any], list[list[Any]]]:
+    """Where each residual of a block lies, the residuals that are the same in all blocks, and those that are not.
 
-
-def _checked(edges: Edges, repeat: Repeat) -> Repeat | None:
-    """The blocks, if no value of one goes farther than to the next, or to what lies outside of all."""
-    start, period, end = repeat.start, repeat.period, repeat.end
-    for i in range(start, start + period):
-        for e, (to, _) in enumerate(edges[i]):
-            ends = [edges[k][e][0] for k in range(i, end, period)]
-            if ends[1] == to:
-                if any(other != to for other in ends) or 0 <= to < end:
-                    return None
-            elif ends != list(range(to, to + len(ends) * period, period)) or to >= start + 2 * period:
-                return None
-    return repeat
-
-
-def _is_entered(numbers: Sequence[int], repeat: Repeat) -> bool:
-    """Whether something before the blocks reads another block than the first."""
-    return any(repeat.start + repeat.period <= n < repeat.end for n in numbers)
-
-
-def _end(edges: Edges, repeat: Repeat, i: int, e: int) -> tuple[int, int, int]:
-    """Where an edge of the first block ends, see `RolledSweep.ends`."""
-    (to, output), (later, _) = edges[i][e], edges[i + repeat.period][e]
-    if later != to:
-        return 0, to - repeat.start, output
-    return 1, to - (repeat.end - repeat.start) if to >= 0 else to, output
-
-
-def _residuals(nodes: Sequence[Node], period: int) -> tuple[list[tuple[int, ...]], list[Any], list[list[Any]]]:
-    """Where each residual of a block lies, the residuals that are the same in all blocks, and those that are not."""
+    Behind the residuals of a node are the arrays that its hooks read.
+    """
     kinds: dict[tuple[int, ...], list[Any]] = {}
     keys: list[list[tuple[int, ...]]] = []
-    for n in range(period):
-        rows = list(zip(*(node.saved for node in nodes[n::period]), strict=True))
+    for nodes in zip(*blocks, strict=True):
+        read = [[*node.saved, *(x for place in sweep._hooks(node) for x in read_by(place))] for node in nodes]
+        rows = list(zip(*read, strict=True))
         keys.append([tuple(map(id, row)) for row in rows])
         kinds.update(zip(keys[-1], map(list, rows), strict=True))
     consts = [key for key in kinds if len(set(key)) == 1]

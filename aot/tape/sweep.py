@@ -78,6 +78,20 @@ class Step:
     after: tuple[Called, ...]
     source: Any = field(repr=False)
 
+    @classmethod
+    def of(
+        cls,
+        node: Node,
+        edges: tuple[tuple[int, int], ...],
+        saved: tuple[int | Called, ...],
+        hooks: Sequence[Called],
+    ) -> Step:
+        """The step of a node, with its hooks in the order in which they are called."""
+        assert node.record is not None, "leaves are no steps"
+        before = sorted((h for h in hooks if h.place.kind != "post_hook"), key=lambda h: h.place.kind == "pre_hook")
+        after = tuple(hook for hook in hooks if hook.place.kind == "post_hook")
+        return cls(node.record, edges, saved, tuple(before), after, node.source)
+
 
 @dataclass
 class Sweep:
@@ -176,13 +190,9 @@ class Sweep:
             ]
 
         def step(node: Node) -> Step:
-            assert node.record is not None, "leaves are no steps"
             edges = tuple((self.numbers[parent], i) for parent, i in node.edges)
             saved = tuple(x.called(known, numbers) if type(x) is Packed else known[id(x)] for x in node.saved)
-            hooks = called(node)
-            before = sorted((h for h in hooks if h.place.kind != "post_hook"), key=lambda h: h.place.kind == "pre_hook")
-            after = tuple(hook for hook in hooks if hook.place.kind == "post_hook")
-            return Step(node.record, edges, saved, tuple(before), after, node.source)
+            return Step.of(node, edges, saved, called(node))
 
         return [step(node) for node in self.nodes], [tuple(called(leaf)) for leaf in self.leaves]
 

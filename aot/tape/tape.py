@@ -142,11 +142,12 @@ class Taped:
         made = self._ran([0], (params, *args), kwargs)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
-        flat = tape.updated(self._one(made), leaves, states, update, (params, state), refuse_sweeps(sweeps))
+        trees = made.arguments[0].gradients(leaves), state
+        flat = tape.updated(self._one(made), leaves, states, update, trees, refuse_sweeps(sweeps))
         after, rest = flat[: len(leaves)], flat[len(leaves) :]
         return (
             self._value(made),
-            made.arguments[0].gradients(after),
+            made.arguments[0].holding(after),
             jax.tree.unflatten(jax.tree.structure(state), rest),
         )
 
@@ -230,7 +231,8 @@ class Decorator:
             roll: whether loops that ran another number of times share one program. The largest part of the backward
                 that repeats is found: blocks of the same ops, which read their own values, hand cotangents to the next
                 block and add to gradients outside, as the steps of a recurrent network do. They run in one compiled
-                loop, 16 at a time. Blocks with hooks are not rolled, nor are updates.
+                loop, 16 at a time, or block by block where hooks are called back. Blocks may have parameters of their
+                own, and results that are stacked. Updates are not rolled, nor blocks inside `saved_arrays`.
 
         Raises `TraceError` if `fun` is not callable, or the check is unknown.
         """

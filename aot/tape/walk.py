@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 
 from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Step
@@ -22,10 +21,6 @@ from jointcut.partition.program import jaxprs
 
 #: Calls the hook with a number, with flat values, for results of some types.
 Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
-
-
-#: How many blocks of a loop run at a time.
-CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -36,13 +31,13 @@ class Structure:
         steps: the nodes, latest first.
         leaf_hooks: the hooks of each leaf.
         seeds: for each cotangent, the step and output that it is of.
-        loop: equal blocks of steps, whose numbers follow those of the steps.
+        loop: equal blocks of steps, whose numbers follow those of the steps (a `BlockLoop`), or None.
     """
 
     steps: Sequence[Step]
     leaf_hooks: Sequence[tuple[Called, ...]]
     seeds: Sequence[tuple[int, int]]
-    loop: Loop | None = None
+    loop: Any = None
 
     @property
     def called(self) -> list[Called]:
@@ -63,6 +58,7 @@ class Walk:
         looked: is called after each step with its number and the gradients, and after each hook.
         refs: the references that gradients are added to, None for a leaf without one.
         finish: takes the complete gradient of a leaf, by place, which then is no result.
+        settle: takes each sum of some parts of a leaf's gradient, before the walk goes on.
     """
 
     structure: Structure
@@ -71,6 +67,7 @@ class Walk:
     looked: Callable[[int, Any, Sequence[Any]], None] | None = None
     refs: Sequence[Any] = ()
     finish: Callable[[int, Any], None] | None = None
+    settle: Callable[[Any], Any] | None = None
     results: list[Any] = field(default_factory=list)
     _held: dict[tuple[int, int], Any] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
@@ -113,8 +110,7 @@ class Walk:
         if loop is None or loop.at != number:
             return
         entered = {(n - count, i): self._held.pop((n, i)) for n, i in list(self._held) if n >= count}
-        ends = loop.laid_out({key: jax.typeof(x) for key, x in entered.items()})
-        arrays = [entered[key] if key in entered else jaxprs.full(aval, 0) for key, aval in ends]
+        ends, arrays = loop.laid_out(entered)
         left = self.call(loop.number, arrays, [aval for _, aval in ends])
         results = {key: x for (key, _), x in zip(ends, left, strict=True)}
         for (n, i), x in results.items():
@@ -175,11 +171,12 @@ class Walk:
 
     def _add(self, edge: tuple[int, int], gradient: Any) -> None:
         """Add a part of the cotangent of a value; finish a leaf with its last part."""
+        number, before = edge[0], self._held.get(edge)
         if gradient is not None:
-            before = self._held.get(edge)
             self._held[edge] = gradient if before is None else before + gradient
-        number = edge[0]
         if number < 0:
+            if self.settle is not None and before is not None and gradient is not None and self._left[number] > 1:
+                self._held[edge] = self.settle(self._held[edge])
             self._left[number] -= 1
             if not self._left[number]:
                 self._leaf(-1 - number)
@@ -208,101 +205,12 @@ class Walk:
             self.finish(place, gradient)
 
 
-@dataclass(eq=False)
-class Loop:
-    """Equal blocks of steps, each of which hands cotangents to the next one.
-
-    Cotangents are named by a number and an output: the step of a block; `period` and more: the step of the next block;
-    `2 * period` and more: one of the targets.
-
-    Attributes:
-        at: the step before which it runs.
-        number: the number by which it is called.
-        steps: the steps of a block, whose residuals are constants and then slots.
-        targets: the steps or leaves, and outputs, outside of it to which each block adds.
-        types: of the residuals of a block.
-        ends: what is carried from block to block, and what is summed, with types; found when it is traced.
-        handed_on: what a block hands to the next one.
-    """
-
-    at: int
-    number: int
-    steps: Structure
-    targets: tuple[tuple[int, int], ...]
-    types: tuple[Any, ...]
-    ends: list[tuple[tuple[int, int], Any]] = field(default_factory=list)
-    handed_on: set[tuple[int, int]] = field(default_factory=set)
-
-    @property
-    def period(self) -> int:
-        """The number of steps of a block."""
-        return len(self.steps.steps)
-
-    def laid_out(self, entered: dict[tuple[int, int], Any]) -> list[tuple[tuple[int, int], Any]]:
-        """The cotangents and sums that are carried, if these enter the first block."""
-        carried = {key: aval.update(weak_type=False) for key, aval in entered.items()}
-        sums: dict[tuple[int, int], Any] = {}
-        structs = [jaxprs.struct(aval) for aval in self.types]
-        while True:
-            given = {key: jaxprs.struct(aval) for key, aval in carried.items()}
-            closed, made = jax.make_jaxpr(self._block, return_shape=True)(given, structs)
-            pairs = zip(sorted(made), closed.out_avals, strict=True)
-            avals = {key: aval.update(weak_type=False) for key, aval in pairs}
-            following = {(n - self.period, i): aval for (n, i), aval in avals.items() if n < 2 * self.period}
-            sums = {key: aval for key, aval in avals.items() if key[0] >= 2 * self.period}
-            if following.keys() <= carried.keys():
-                break
-            carried = following | carried
-        self.handed_on.update(following)
-        self.ends[:] = [*carried.items(), *sums.items()]
-        return self.ends
-
-    def _block(self, carried: dict[tuple[int, int], Any], residuals: Sequence[Any]) -> dict[tuple[int, int], Any]:
-        made = Walk(self.steps, residuals, _refuse_call).block(carried)
-        return {key: x for key, x in made.items() if x is not None}
-
-    def run(
-        self, consts: Sequence[Any], slots: Sequence[Sequence[Any]], count: int, arrays: Sequence[Any]
-    ) -> list[Any]:
-        """What is carried and summed after `count` blocks; `slots` have an array for each block."""
-        results = list(arrays)
-        for start in range(0, count, CHUNK):
-            some = min(CHUNK, count - start)
-            padded = [[*slot[start : start + some], *[slot[start]] * (CHUNK - some)] for slot in slots]
-            results = self.chunk(np.int32(some), list(consts), padded, results)
-        return results
-
-    @functools.cached_property
-    def chunk(self) -> Callable[..., list[Any]]:
-        """The compiled loop over at most `CHUNK` blocks: `(how many, constants, slots, arrays) -> arrays`."""
-
-        def body(k: Any, consts: Sequence[Any], stacks: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-            residuals = [*consts, *(jax.lax.dynamic_index_in_dim(x, k, keepdims=False) for x in stacks)]
-            given = dict(zip((key for key, _ in self.ends), arrays, strict=True))
-            sums = {key for key, _ in self.ends if key[0] >= 2 * self.period}
-            made = self._block({key: x for key, x in given.items() if key not in sums}, residuals)
-            after = {key: jaxprs.full(aval, 0) for key, aval in self.ends}
-            after |= {(n - self.period, i): x for (n, i), x in made.items() if n < 2 * self.period}
-            after |= {key: given[key] + made[key] for key in sums}
-            return [jaxprs.typed(after[key], aval) for key, aval in self.ends]
-
-        def chunk(some: Any, consts: Sequence[Any], slots: Sequence[Sequence[Any]], arrays: Sequence[Any]) -> Any:
-            stacks = [jax.numpy.stack(slot) for slot in slots]
-            return jax.lax.fori_loop(0, some, lambda k, x: body(k, consts, stacks, x), list(arrays))
-
-        return jax.jit(chunk)
-
-
 @functools.cache
 def identity(count: int) -> Record:
     """The record of a step that hands `count` cotangents on: the start or the end of a call with hooks."""
     places = tuple(range(count))
     backward = _handed_on
     return Record(-count, "call", _not_run, count, (), (), places, (True,) * count, places, backward, ())
-
-
-def _refuse_call(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
-    raise AssertionError("a block of a loop has no hooks")
 
 
 def _handed_on(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:

@@ -42,7 +42,8 @@ class Sketch:
         block = sweep.block if isinstance(sweep, RolledSweep) else ()
         nodes = [*sweep.nodes, *block]
         ops = tuple((_line(node.source), node.record.name) for node in reversed(nodes) if node.record is not None)
-        places = (hook for hook in sweep.called if isinstance(hook, Place))
+        called = [*sweep.called, *(sweep.inner if isinstance(sweep, RolledSweep) else ())]
+        places = (hook for hook in called if isinstance(hook, Place))
         return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate, len(block))
 
 

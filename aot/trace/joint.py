@@ -222,10 +222,11 @@ class Joint:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of arguments, results and gradients, which a step needs under any plan."""
+        """Bytes of arguments, results and gradients, needed under any plan; what is replaced counts once."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        results = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
-        return sum(jaxprs.aval_bytes(v.aval) for v in {*jaxpr.invars, *results})
+        results = {v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)}
+        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
+        return sum(jaxprs.aval_bytes(v.aval) for v in kept | results)
 
     @property
     def carries(self) -> tuple[bool, ...]:

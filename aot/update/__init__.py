@@ -8,4 +8,5 @@ Files, in reading order:
     joins: Tell what of an update needs which gradients.
     updates: Divide an update of all parameters into one for each parameter.
     step: Run a backward that updates, equation by equation.
+    released: Make an update a part of a joint program.
 """

@@ -12,13 +12,10 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.run.runner import Runner
+from jointcut.aot.trace.analyse import depending
 from jointcut.aot.update.updates import Stretch, Updates
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite import simplify
-from jointcut.wrappers.arguments.paths import tree_paths
-from jointcut.wrappers.arguments.tree import Bound
 
 #: Puts arrays behind a barrier together with what a sweep has yet to read.
 Hold = Callable[[Sequence[Any]], list[Any]]
@@ -78,41 +75,21 @@ def after(cotangents: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
     return jaxprs.held([*cotangents, *arrays])[: len(cotangents)] if arrays else list(cotangents)
 
 
-def updated(runner: Runner, bound: Bound, params: Any, state: Any, update: Any, sweeps: int) -> tuple[Any, Any, Any]:
-    """The value of a function in a trace, and parameters and state after an update inside its backward."""
-    leaves, tree = jax.tree.flatten(params)
-    states, state_tree = jax.tree.flatten(state)
-    updates = Updates.of(update, params, state, tree_paths("args[0]", tree), sweeps)
-    ones = runner.call.ones()
-    outputs, residuals = runner.forward(bound)
-
-    def pull(*cotangents: Any) -> list[Any]:
-        flat = runner.programs.backward(residuals, list(cotangents), False)
-        gradients, made = jax.tree.flatten(runner.call.in_argnums(flat, bound, keep_structure=True))
-        if made != tree:
-            what = "updates parameters that are arrays with dense gradients."
-            raise TraceError(message("value_and_update", what, "Take value_and_grad, and update after it."))
-        return gradients
-
-    backward = _Backward(*jaxprs.opened(simplify.inlined(jax.make_jaxpr(pull)(*ones))))
-    if updates.num_kept and backward.jaxpr.effects:
-        refuse_twice("a hook of it")
-    made = in_sweeps(updates, leaves, states, lambda finish, arrays: backward(finish, after(ones, arrays)))
-    new = jax.tree.unflatten(tree, made[: len(leaves)]), jax.tree.unflatten(state_tree, made[len(leaves) :])
-    return runner.call.result(outputs, bound), *new
-
-
 @dataclass(frozen=True)
-class _Backward:
-    """The backward `cotangents -> gradients` as a jaxpr, and its constants."""
+class Backward:
+    """A backward as a jaxpr `(what it reads, cotangents) -> gradients`; it reads the first `count` inputs."""
 
     jaxpr: Any
-    consts: Sequence[Any]
+    count: int
 
-    def __call__(self, finish: Finish, cotangents: Sequence[Any]) -> None:
-        """Run it, and hand out each gradient as soon as it is there."""
+    def __call__(self, finish: Finish, read: Sequence[Any], cotangents: Sequence[Any]) -> None:
+        """Run it, and hand out each gradient as soon as it is there.
+
+        What needs no cotangent is not held behind updates: the forward may compute it.
+        """
         jaxpr = self.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, self.consts, strict=True))
+        moved = depending(jaxpr.eqns, jaxpr.invars[self.count :])
+        known: dict[Any, Any] = dict(zip(jaxpr.invars, read, strict=False))
         pending: dict[Any, Any] = {}
         last = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in _read(eqn)}
         ends: dict[Any, list[int]] = {}
@@ -126,24 +103,28 @@ class _Backward:
 
         def hold(made: Sequence[Any]) -> list[Any]:
             waiting = [v for v in pending if jaxprs.is_plain(v.aval)]
-            behind = jaxprs.held([*(pending[v] for v in waiting), *made])
-            pending.update(zip(waiting, behind, strict=False))
-            return behind[len(waiting) :]
+            if waiting:
+                pending.update(zip(waiting, jaxprs.held([*(pending[v] for v in waiting), *made]), strict=False))
+            return list(made)
 
         def made(n: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-            pending.update((v, x) for v, x in zip(variables, values, strict=True) if last.get(v, -1) > n)
+            for v, x in zip(variables, values, strict=True):
+                if v not in moved:
+                    known[v] = x
+                elif last.get(v, -1) > n:
+                    pending[v] = x
             for v, x in zip(variables, values, strict=True):
                 for place in ends.get(v, ()):
                     finish(place, x, hold)
 
-        made(-1, jaxpr.invars, cotangents)
+        made(-1, jaxpr.invars[self.count :], cotangents)
         for n, eqn in enumerate(jaxpr.eqns):
-            read = _read(eqn)
-            values = [pending[v] if v in pending else known[v] for v in read]
-            for v in read:
+            variables = _read(eqn)
+            values = [pending[v] if v in pending else known[v] for v in variables]
+            for v in variables:
                 if last[v] == n:
                     pending.pop(v, None)
-            made(n, eqn.outvars, jaxprs.evaluate(jaxprs.build(read, eqn.outvars, [eqn]), *values))
+            made(n, eqn.outvars, jaxprs.evaluate(jaxprs.build(variables, eqn.outvars, [eqn]), *values))
 
 
 def _read(eqn: Any) -> list[Any]:

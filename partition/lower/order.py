@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.program.jaxprs import is_reference
-from jointcut.partition.program.primitives import CALLS, CHEAP, DEAR, REDUCTIONS, REPEATING
-from jointcut.partition.program.roles import Role
+from jointcut.partition.program.primitives import CALLS, CHEAP, DEAR, ELEMENTWISE, FUSED, REDUCTIONS, REPEATING
+from jointcut.partition.program.roles import Role, Side
 
 #: A recomputed value is *near* for as many products, convolutions and the like: the two by which the gradient passes a
 #: layer. Later it is recomputed once more where that costs little, so that it need not stay alive, or else held again.
@@ -174,8 +174,8 @@ class _Scheduler:
         self.reruns = self.rerunnable.intersection(again)
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
-        given = (v for v, _ in graph.inputs)
-        self.at_hand = frozenset(v for v in (*saved, *given) if graph.values[v].loop == TOP)
+        self.given = frozenset(v for v, _ in graph.inputs)
+        self.at_hand = frozenset(v for v in (*saved, *self.given) if graph.values[v].loop == TOP)
         self.backward = {r.id: [i for i in r.ops if i in problem.sides.backward] for r in graph.regions}
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
@@ -215,9 +215,26 @@ class _Scheduler:
         made = {v for o in waiting for v in o.outputs} | {v for scan in progress.stacked.values() for v in scan}
         reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.sides.is_late(v))
         roots = tuple(v for v in reads if not progress.is_near(v))
+        if not whole and self.is_fused(op, again, roots):
+            return ()
         late = (self.repeated(v) for v in demands if roots and self.sides.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
         return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
+
+    def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
+        """Whether XLA computes what runs before an elementwise op of the backward inside of it.
+
+        So it does numbers, and light chains from inputs alone. To wait would copy an input that an update writes over.
+        """
+        graph = self.graph
+        ops = [graph.ops[i] for i in again]
+
+        def is_inside(o: Op) -> bool:
+            is_number = all(not graph.values[v].shape for v in o.outputs)
+            is_read_once = o.name in FUSED and all(len(graph.consumers[v]) == 1 for v in o.outputs)
+            return o.origin is Side.BACKWARD and o.name in ELEMENTWISE and (is_number or is_read_once)
+
+        return op.name in ELEMENTWISE and self.given.issuperset(roots) and all(map(is_inside, ops))
 
     def stacked_by_reruns(self, again: Iterable[int]) -> dict[int, list[int]]:
         """The values that each loop that may run again would stack, by the id of the loop's op."""

@@ -104,6 +104,9 @@ class Replayer:
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
         level.ends.update(level.same.get(b, b) for b in results if b is not None)
+        if graph.replaced:
+            made = (backward.want(v) for v in graph.role_outputs(Role.GRADIENT) if v is not None)
+            level.apart.update(level.same.get(b, b) for b in made if b is not None)
         host_bytes = level.host_peak if level.host else 0
         if self.arranger is None:
             return Rows(level, count, host_bytes)

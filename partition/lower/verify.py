@@ -16,6 +16,7 @@ from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role
+from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
 
 _REPORT = "This is a fault of jointcut: please report the program that shows it."
 
@@ -62,7 +63,8 @@ def run_backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[
     flat = [*residuals, *cotangents]
     if halves.waits:
         flat = waited(halves.residuals, range(len(flat)), flat)
-    return jaxprs.evaluate(halves.backward, *flat)
+    with refused_in_vmap(hooks_in(jaxprs.opened(halves.backward)[0].eqns)):
+        return jaxprs.evaluate(halves.backward, *flat)
 
 
 def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ holds equations of both sides. Everything else that has a body (`cond`, `while`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jointcut.partition.errors import GraphError, message
@@ -306,7 +306,8 @@ def read(joint: Any, roles: Roles) -> Graph:
         (None if lit is not None else names[v], role)
         for v, lit, role in zip(jaxpr.outvars, literals, roles.outputs, strict=True)
     ]
-    return builder.finish(inputs, outputs, literals)
+    replaced = frozenset(inputs[i][0] for i in roles.replaced)
+    return replace(builder.finish(inputs, outputs, literals), replaced=replaced)
 
 
 def _origins(jaxpr: Any, roles: Roles) -> list[Side]:

@@ -184,6 +184,7 @@ class Graph(Shown):
         bodies: the programs that ops hold, by op id, in the order of their regions.
         nested: the steps that are cut on their own, by the id of the op that runs them.
         forms: the values of which the backward reads a cheaper form.
+        replaced: the inputs whose memory gradients take; see `Roles`.
     """
 
     values: tuple[Value, ...]
@@ -196,6 +197,7 @@ class Graph(Shown):
     bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
     nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
     forms: tuple[Form, ...] = field(default=(), compare=False)
+    replaced: frozenset[int] = field(default=frozenset(), compare=False)
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""

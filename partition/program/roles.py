@@ -43,6 +43,7 @@ class Roles:
         outputs: outputs, gradients, or a mixture.
         forward_ops: how many leading equations were traced before the first one of the backward; None where the number
             is not known. Then every equation that needs no cotangent counts as forward.
+        replaced: positions of the inputs whose memory the gradients take: those of an update, new parameters and state.
         input_paths: the user's name for each input, such as `args[0]['w']`; shorter where the last ones have no known
             name.
     """
@@ -51,6 +52,7 @@ class Roles:
     outputs: tuple[Role, ...]
     forward_ops: int | None = None
     input_paths: tuple[str, ...] = ()
+    replaced: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse roles on the wrong end of the program."""

@@ -7,13 +7,42 @@ the gradient, as in PyTorch, and before hooks of what is computed later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.jaxprs import Atom, Equation, Var, called_back
+
+#: What JAX says where `jax.vmap` meets a function that is called back in order.
+_JAX_ON_VMAP = "Cannot `vmap` ordered IO callback."
 
 
 class CalledBack:
     """The base of functions that are called back for a hook: a program may call them earlier than it says."""
+
+    @property
+    def named(self) -> str:
+        """The hook as messages name it."""
+        raise NotImplementedError
+
+
+@contextmanager
+def refused_in_vmap(hooks: Iterable[CalledBack | None]) -> Iterator[None]:
+    """Raise `CallError` where JAX cannot call a hook back inside `jax.vmap`; `hooks` are those that may be called."""
+    try:
+        yield
+    except ValueError as error:
+        hook = next((hook for hook in hooks if hook is not None), None)
+        if _JAX_ON_VMAP not in str(error) or hook is None:
+            raise
+        what = "is called back, once for each cotangent, which jax.vmap cannot do for a batch of them."
+        cure = "Set it outside of jax.vmap, on the batch; or let JAX trace it: see aot.on_cotangent."
+        raise CallError(message(f"The hook {hook.named}", what, cure)) from None
+
+
+def hooks_in(eqns: Iterable[Equation]) -> Iterator[CalledBack]:
+    """The hooks that equations call back."""
+    return (hook for eqn in eqns if isinstance(hook := called_back(eqn), CalledBack))
 
 
 def called_early(eqns: Sequence[Equation], outvars: Sequence[Atom]) -> list[Equation]:

@@ -377,10 +377,34 @@ def what_is_saved_is_packed_and_unpacked_once():
     @aot.tape
     def loss(x):
         with aot.saved_arrays(pack, unpack):
-            return jnp.sum(jnp.sin(x))
+            h = jnp.sin(x)
+        h = aot.on_cotangent(h, lambda g: log.append("h"))
+        with aot.saved_arrays(lambda x: x.astype(jnp.bfloat16), lambda x: x.astype(jnp.float32)):
+            return jnp.sum(h * h)
 
-    assert_near(loss.grad(X), jnp.cos(X))
-    assert log == ["pack", "unpack"]
+    assert_near(loss.grad(X), 2 * jnp.sin(X) * jnp.cos(X), rtol=1e-2)
+    assert log == ["pack", "h", "unpack"]
+
+
+@behaviour(
+    "saved values / a hook on the loss runs before anything is unpacked (saved_tensor_unpack_hook_ordering)",
+    "unpack stands at the op that reads, after the hooks of all values behind it.",
+)
+def hooks_of_the_loss_run_before_unpacking():
+    log = []
+
+    def unpack(x):
+        log.append("unpack")
+        return jnp.asarray(x)
+
+    @aot.tape
+    def loss(x, y):
+        with aot.saved_arrays(np.asarray, unpack):
+            product = x * y
+        return aot.on_cotangent(jnp.sum(product), lambda g: log.append("loss"))
+
+    assert_near(loss.grad(X, X + 1), X + 1)
+    assert log == ["loss", "unpack"]
 
 
 @behaviour(
@@ -538,6 +562,68 @@ def a_second_derivative_goes_through_a_capture():
     taped = aot.tape(lambda x: jnp.sum(x**3))
     second = aot.tape(lambda x: jnp.sum(taped.grad(x) * X))
     assert_near(second.grad(X + 2), 6 * (X + 2) * X)
+
+
+@behaviour(
+    "around the tape / derivatives of high order, each captured once (higher_order_gradients)",
+    "Four tapes around each other give four derivatives, and a second run captures nothing.",
+)
+def four_derivatives_are_captured_once():
+    orders = [aot.tape(lambda x: x**3)]
+    for _ in range(3):
+        orders.append(aot.tape(orders[-1].grad))
+    for _ in range(2):
+        assert [float(order.grad(jnp.float32(2.0))) for order in orders] == [12.0, 12.0, 6.0, 0.0]
+        assert [order.captures.made for order in orders] == [1, 1, 1, 1]
+
+
+@behaviour(
+    "around the tape / what a backward does beside its result stays in the graph (dont_dce_side_effects)",
+    "A rule whose backward calls out, or draws, does so once in each captured backward.",
+)
+def side_effects_of_a_backward_stay():
+    seen = []
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    def backward(_, g):
+        jax.debug.callback(lambda g: seen.append(float(g.sum())), g)
+        return (g,)
+
+    same.defvjp(lambda x: (x, None), backward)
+    for made in (aot.tape, aot.function):
+        loss = made(lambda x: jnp.sum(same(x) * 2))
+        for _ in range(2):
+            jax.block_until_ready(loss.grad(X))
+            jax.effects_barrier()
+    assert seen == [16.0] * 4
+
+
+@behaviour(
+    "around the tape / a checkpointed call keeps what enters it (checkpointing_simple, checkpointing_sac)",
+    "A jax.checkpoint on a tape has the gradients of plain JAX, and keeps no value that it computes.",
+)
+def a_checkpoint_keeps_what_enters():
+    taped = aot.tape(jax.checkpoint(network))
+    assert_near(taped.grad(layers(), X), jax.grad(network)(layers(), X))
+    assert taped.captures[0].residual_bytes <= sum(x.nbytes for x in jax.tree.leaves((layers(), X)))
+
+
+@behaviour(
+    "around the tape / a custom backward that makes a NaN is named (anomaly_mode_backward, anomaly_mode_grad)",
+    "check='nonfinite' names the rule's op and the backward, not the op that reads it.",
+)
+def a_nan_of_a_custom_backward_is_named():
+    @jax.custom_vjp
+    def bad(x):
+        return x
+
+    bad.defvjp(lambda x: (x, None), lambda _, g: (jnp.full_like(g, jnp.nan),))
+    text = refusal(NonFiniteError, aot.tape(lambda x: jnp.sum(bad(x) * 3), check="nonfinite").grad, X)
+    assert text.startswith("The backward of <lambda> is not finite: "), text
+    assert bool(jnp.all(jnp.isnan(aot.tape(lambda x: jnp.sum(bad(x) * 3)).grad(X))))
 
 
 @behaviour(

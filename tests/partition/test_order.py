@@ -233,3 +233,24 @@ def test_what_waited_just_now_waits_for_the_same_cotangent():
     near, far = (order_of(text.replace("MORE", more), [])[TOP].steps[-1] for more in (light, heavy))
     assert (near.again, near.waits) == ((1,), ((0, 1),))
     assert (far.again, far.waits) == ((1,), ((0, 8),))
+
+
+def test_a_light_chain_from_inputs_waits_for_nothing_where_the_compiler_fuses_it():
+    text = """
+        primal %0:float32[8,8]
+        cotangent %1:float32[8,8]
+        primal %2:float32[8,8]
+        %3:float32[8,8] = sin %0
+        backward:
+        %4:float32[8,8] = mul %1 %0
+        %5:float32[8,8] = MAKER %2
+        %6:float32[8,8] = add %4 %5
+        %7:float32[8,8] = mul %6 READ
+        output %3
+        gradient %7
+    """
+    orders = [
+        order_of(text.replace("MAKER", maker).replace("READ", read), [])[TOP].steps[1]
+        for maker, read in (("neg", "%0"), ("cos", "%0"), ("neg", "%5"))
+    ]
+    assert [(turn.again, turn.waits) for turn in orders] == [((2,), ()), ((2,), ((2, 4),)), ((2,), ((2, 4),))]

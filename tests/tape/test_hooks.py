@@ -219,38 +219,6 @@ def test_a_removed_hook_is_not_called():
     assert repr(hook).endswith(", removed>")
 
 
-def test_what_is_saved_is_packed_and_unpacked_when_it_is_read():
-    log = []
-
-    def pack(x):
-        log.append("pack")
-        return np.asarray(x)
-
-    def unpack(x):
-        log.append("unpack")
-        return jnp.asarray(x)
-
-    @aot.tape
-    def loss(w):
-        with aot.saved_arrays(pack, unpack):
-            h = jnp.sin(w)
-        h = aot.on_cotangent(h, lambda g: log.append("h"))
-        with aot.saved_arrays(lambda x: x.astype(jnp.bfloat16), lambda x: x.astype(jnp.float32)):
-            return jnp.sum(h * h)
-
-    np.testing.assert_allclose(loss.grad(B), 2 * jnp.sin(B) * jnp.cos(B), rtol=1e-2)
-    assert log == ["pack", "h", "unpack"]
-
-
-def test_gradients_are_added_to_references():
-    taped = aot.tape(lambda p, x: jnp.sum(jnp.sin(p["w"] * x) * p["w"]) + p["b"])
-    params = {"w": W, "b": jnp.float32(1.0)}
-    refs = jax.tree.map(lambda x: jax.new_ref(jnp.zeros_like(x)), params)
-    for _ in range(3):
-        taped.accumulate_into(refs)(params, X)
-    same(jax.tree.map(lambda ref: ref[...], refs), jax.tree.map(lambda g: 3 * g, taped.grad(params, X)))
-
-
 def test_a_post_accumulate_hook_sees_the_sum():
     seen = []
 

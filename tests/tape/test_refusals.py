@@ -37,6 +37,11 @@ def check(value):
     return aot.tape(lambda x: jnp.sum(value(x)), check="nonfinite").grad
 
 
+IN_VMAP = (
+    "The hook noted at FILE is called back, once for each cotangent, which jax.vmap cannot do for a batch of them.\n"
+    "Set it outside of jax.vmap, on the batch; or let JAX trace it: see aot.on_cotangent."
+)
+
 REFUSALS = {
     "shape of a hook": (
         lambda: aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), shrink))).grad(X),
@@ -205,12 +210,30 @@ REFUSALS = {
         "update is a float.\n"
         "Give an Optax transformation, or a function (gradients, state, params) -> (params, state).",
     ),
+    "a hook that is called back in vmap": (
+        lambda: jax.vmap(aot.function(_hooked_call).grad)(jnp.ones((2, 3))),
+        IN_VMAP,
+    ),
+    "the same in plain JAX": (lambda: jax.vmap(jax.grad(_hooked_call))(jnp.ones((2, 3))), IN_VMAP),
+    "the same around vmap": (
+        lambda: aot.tape(lambda w: jnp.sum(jax.vmap(_hooked_call)(w))).grad(jnp.ones((2, 3))),
+        IN_VMAP,
+    ),
+    "the same in jax.grad": (lambda: jax.vmap(jax.grad(aot.function(_hooked_call)))(jnp.ones((2, 3))), IN_VMAP),
     "saved inside a transformation": (
         lambda: jax.jit(lambda x: _saved(x))(X),
         "saved_arrays is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet.\n"
         "Use it in a function of aot.tape, around such calls, or give it to aot.function(saved_arrays=...).",
     ),
 }
+
+
+def _hooked_call(w):
+    return jnp.sum(aot.hooked(jnp.sin, post_hook=noted)(w))
+
+
+def noted(gradients, cotangents):
+    KEPT.append(gradients)
 
 
 def reading(x):

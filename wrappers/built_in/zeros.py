@@ -14,6 +14,7 @@ from typing import Any
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.lower.verify import waited
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
 from jointcut.partition.rewrite.simplify import live
 from jointcut.partition.rewrite.specialise import Specialised, without
 from jointcut.wrappers.table import Table
@@ -34,12 +35,13 @@ class Backwards:
         """The flat gradients. A cotangent that is zero is None, and so is a gradient that must be zero."""
         zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
         flat = [*residuals, *cotangents]
-        if not zeros:
-            return self._compiled((), self.halves.backward)(*self._waited(range(len(flat)), flat))
-        variant = self.variant(zeros)
-        run = self._compiled(zeros, variant.closed)
-        results = iter(run(*self._waited(variant.used, [flat[i] for i in variant.used])))
-        return [None if zero else next(results) for zero in variant.zero_outputs]
+        with refused_in_vmap(hooks_in(jaxprs.opened(self.halves.backward)[0].eqns)):
+            if not zeros:
+                return self._compiled((), self.halves.backward)(*self._waited(range(len(flat)), flat))
+            variant = self.variant(zeros)
+            run = self._compiled(zeros, variant.closed)
+            results = iter(run(*self._waited(variant.used, [flat[i] for i in variant.used])))
+            return [None if zero else next(results) for zero in variant.zero_outputs]
 
     def _waited(self, places: Iterable[int], inputs: Sequence[Any]) -> Sequence[Any]:
         return waited(self.halves.residuals, places, inputs) if self.halves.waits else inputs

@@ -97,9 +97,10 @@ class Program:
     many `elements` it has, and the `rows` that it comes from. `lies_in` says which instruction's buffer one shares. The
     number of one that stands for something is `known` by a key.
 
-    `results` are the instructions that the level returns, `kept` those that it keeps until its end, and `handed` the
-    pairs of a carried value as a step of a loop finds it and as it hands it on. `copies` may be spared. `parts` are for
-    each loop the result, its start, and whether it is carried; `shown` are, for the buffers of loops, what they hold.
+    `results` are the instructions that the level returns, `apart` those of them that lie in the memory of an input,
+    `kept` those that it keeps until its end, and `handed` the pairs of a carried value as a step of a loop finds it and
+    as it hands it on. `copies` may be spared. `parts` are for each loop the result, its start, and whether it is
+    carried; `shown` are, for the buffers of loops, what they hold.
     `turned` says of a product's operands whether their last two axes stand the other way round than it wants.
     `middle` is the barrier between the halves, and `crossing` are its operands with its results.
     """
@@ -113,6 +114,7 @@ class Program:
     lies_in: dict[int, int] = field(default_factory=dict)
     known: dict[Hashable, int] = field(default_factory=dict)
     results: set[int] = field(default_factory=set)
+    apart: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     handed: list[tuple[int, int]] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)

@@ -82,6 +82,7 @@ class _Reader:
             if handed is not None and self.made[handed] != self.made[given]:
                 program.handed.append((self.made[given], self.made[handed]))
         program.results.update(self.made[b] for b in level.ends if b in self.made)
+        program.apart.update(self.made[b] for b in level.apart if b in self.made)
         program.kept.update(program.results, (self.made[b] for b in level.carried if b in self.made))
 
     def run(self) -> None:

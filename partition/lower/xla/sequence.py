@@ -79,7 +79,7 @@ class Sequence:
             if not is_given and program.types[n].bytes and n not in free:
                 first = self.written(n)
                 found.append(Life(n, first, len(self.steps) if n in kept else max(last.get(n, first), first)))
-        return self.beside(found, {program.buffer(n) for n in results})
+        return self.beside(found, {program.buffer(n) for n in results} - {program.buffer(n) for n in program.apart})
 
     def written(self, n: int) -> int:
         """The step that writes an instruction's buffer."""

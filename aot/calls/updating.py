@@ -1,0 +1,138 @@
+"""Run a function with an update of its parameters as one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jointcut.aot.choices.options import Options, name_of, refuse_update
+from jointcut.aot.run.bound import Binder, Signature
+from jointcut.aot.run.runner import Runner
+from jointcut.aot.run.unchecked import Unchecked
+from jointcut.aot.stages import debug, tracing
+from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.traced import Traced
+from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.aot.update.released import with_update
+from jointcut.aot.update.step import refuse_sweeps
+from jointcut.aot.update.updates import Updates
+from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+
+
+class Updating:
+    """The steps of a function with one update.
+
+    A step is a function of `(params, state, *args)`, whose gradients of the first two are what the update makes of
+    them. So every stage works on it: a plan and a budget are for the step with its update.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], options: Options, statics: Statics, update: Any, sweeps: int
+    ) -> None:
+        """Put the state second among the arguments of a function.
+
+        Raises `TraceError` if more or other than argument 0 is differentiated, or `sweeps` is neither 1 nor 2.
+        """
+        refuse_update(options)
+        self.update, self._sweeps = update, refuse_sweeps(sweeps)
+        nums, names = options.donated
+        self._function, self._unchecked = _with_state(function), Unchecked(name_of(function))
+        self._options = replace(
+            options,
+            argnums=0,
+            static_argnums=tuple(sorted(n + 1 for n in statics.argnums)),
+            donate_argnums=(0, 1, *(n + 1 for n in nums if n > 0)),
+            donate_argnames=names,
+            check=None,
+        )
+        count = None if statics.count is None else statics.count + 1
+        self._statics = Statics(frozenset(n + 1 for n in statics.argnums), statics.argnames, count)
+        self._binder, self._is_checked = Binder(self._statics), options.check is not None
+
+    def __call__(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """The value, and parameters and state after the step."""
+        given = (params, state, *args)
+        if not debug.is_on() and (ready := self._binder.ready("step", given, kwargs)) is not None:
+            (program, consts, tree), leaves = ready
+            value, (params, state) = tree.unflatten(program(*consts, *leaves))
+            return value, params, state
+        signature, bound = self._binder(given, kwargs)
+        runner = self._runner(signature, bound)
+        value, made = runner.value_and_grad(bound)
+        if bound.holds_more:
+            made = _rebuilt(bound, made)
+        return value, *made
+
+    def trace(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> Traced:
+        """Trace the step for these arguments, without computing."""
+        return self._traced(bind((params, state, *args), kwargs, self._statics))
+
+    def _runner(self, signature: Signature, bound: Bound) -> Runner:
+        if self._is_checked:
+            self._unchecked()
+        if jaxprs.tracing():
+            return self._cut(signature, bound).open
+        if debug.is_on():
+            return self._cut(signature, bound).checked()
+        runner = signature.made.of("step", lambda: self._cut(signature, bound).jitted)
+        self._binder.keep("step", bound, runner.ready("step"))  # from the second call on
+        return runner
+
+    def _cut(self, signature: Signature, bound: Bound) -> Cut:
+        def make() -> Cut:
+            traced = self._traced(bound)
+            if self._options.budget is not None and jaxprs.manual_mesh() is not None:
+                return Cut(traced, cut_inside(traced.program, self._options, traced.name))
+            return traced.partition()
+
+        return signature.made.of("cut", make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+
+    def _traced(self, bound: Bound) -> Traced:
+        """The step with its update, whose gradients are new parameters and a new state."""
+        plain = tracing.trace(self._function, self._options, bound, (0,))
+        params, state = plain.wanted, tuple(bound.spans[1])
+        if set(params) != set(bound.spans[0]):
+            what = "updates parameters that are floating-point arrays with dense gradients."
+            raise TraceError(message("value_and_update", what, "Take value_and_grad, and update after it."))
+        if written := plain.program.results.states:
+            what = f"belongs to an object that is updated, and {plain.name} writes to it."
+            raise TraceError(message(written[0][1], what, "Take value_and_grad, and update after it."))
+        options = replace(self._options, argnums=(0, 1))
+        paths = bound.paths()
+        given, before = _types(bound, 0, params), _types(bound, 1, state)
+        updates = Updates.of(self.update, given, before, [paths[i] for i in params], self._sweeps)
+        places = bound.places
+        twice = (*bound.duplicates, *bound.duplicates.values())
+        kept = {places[i] for i in (*bound.in_objects, *twice)}
+        program = with_update(plain.program, updates, [places[i] for i in params], [places[i] for i in state], kept)
+        return replace(plain, options=options, program=program, wanted=(*params, *state))
+
+
+def _with_state(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a second argument that it does not read."""
+
+    def step(params: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del state
+        return function(params, *args, **kwargs)
+
+    step.__name__ = step.__qualname__ = name_of(function)
+    return step
+
+
+def _types(bound: Bound, place: int, leaves: Sequence[int]) -> Any:
+    """The types of an argument in the tree of its gradient, which has None in the place of what is not an array."""
+    tree = jax.tree.structure(bound.gradients(range(len(bound.leaves)))[place])
+    return jax.tree.unflatten(tree, [jaxprs.struct(jax.typeof(bound.leaves[i])) for i in leaves])
+
+
+def _rebuilt(bound: Bound, made: Any) -> tuple[Any, Any]:
+    """New parameters and a new state, with what of the old ones is not an array."""
+    leaves = list(bound.leaves)
+    leaves[: len(jax.tree.leaves(made))] = jax.tree.leaves(made)
+    (args, _), _ = bound.rebuilt(leaves)
+    return args[0], args[1]
