@@ -106,6 +106,8 @@ def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
     name = jaxprs.call_of_jax(eqn)
     if _CALLS.get(name) not in chosen or not _are_inexact(eqn):
         return None
+    if name == "_lstsq" and eqn.invars[0].aval.ndim != 2:  # mapped, over axes that the equation does not tell
+        return None
     formula = spectra.least_squares(eqn) if name == "_lstsq" else getattr(bounds, name)
     return simplify.instead(eqn, ruled(formula, _CALLS[name]))
 
