@@ -68,13 +68,14 @@ class Conventions(Record):
             since no formula is right for them: at the identity two functions f with the same f(1) have the same values
             and vectors, and not the same slope. "zero" takes what is divided by zero as zero there. That is right for
             the space that vectors of equal values span, and wrong for functions of the values with these vectors that
-            are not found; so no named set has it. Second derivatives of functions that are found are NaN there. JAX and
-            PyTorch give NaN.
+            are not found; so no named set has it. Second derivatives are right for functions made by `eigh`, and take
+            memory for the cube of the number of values; for functions made by `svd` they are NaN there. JAX and PyTorch
+            give NaN.
         no_derivative: singular values of `svd(full_matrices=True)`, the default, where the vectors are not used:
             "formula" has the derivative of `aot.derivatives.linalg.svdvals`. For a matrix that is not square JAX raises
-            `NotImplementedError`, and so it does where the vectors are used, unless `equal_eigenvalues` is "zero". The
-            factors of `qr` have JAX's derivative; where a column depends on those before it they have none, and there
-            it is NaN.
+            `NotImplementedError`, and so it does where the vectors are used, unless `equal_eigenvalues` is "zero". Also
+            `jax.scipy.linalg.sqrtm`, by `aot.derivatives.linalg.sqrtm`, but not under `jax.vmap`. The factors of `qr`
+            have JAX's derivative; where a column depends on those before it they have none, and there it is NaN.
         abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
         clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
             `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX
