@@ -22,6 +22,7 @@ solutions of systems, where a right side is zero. So a matrix that was not chose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,6 +45,7 @@ from jointcut.partition.program.jaxprs import (
 from jointcut.partition.program.primitives import MOVEMENT, OPENED, SOLVING
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.matrices import Dot, Solve
+from jointcut.partition.rewrite.numbers import Number, number_of, numbers_in
 from jointcut.partition.rewrite.product import Product, named
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
@@ -95,11 +97,13 @@ def guarded(
     first = opened(forward)[0]
     given = [Known.CONSTANT if i in moved else Known.MASK for i in range(len(first.invars))]
     residuals = guarding.jaxpr(first, given)[1][num_outputs:]
+    numbers = numbers_in(first, [None] * len(given))
+    kept = [number_of(v, numbers) for v in first.outvars[num_outputs:]]
     jaxpr, consts = opened(backward)
     count = len(jaxpr.invars) - len(residuals)
     references = sum(is_reference(v.aval) for v in jaxpr.invars)
     inputs = [*residuals, *[Known.CONSTANT] * references, *[Known.WITH_ZEROS] * (count - references)]
-    return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs)[0], consts)
+    return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs, kept)[0], consts)
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,12 @@ class _Guarding:
 
     everywhere: bool
 
-    def jaxpr(self, jaxpr: Jaxpr, given: Sequence[Known]) -> tuple[Jaxpr, list[Known]]:
-        """The jaxpr with its products guarded, and what is known of its outputs."""
+    def jaxpr(
+        self, jaxpr: Jaxpr, given: Sequence[Known], kept: Sequence[Number | None] = ()
+    ) -> tuple[Jaxpr, list[Known]]:
+        """The jaxpr with its products guarded, and what is known of its outputs; `kept` has numbers of first inputs."""
         known = dict(zip(jaxpr.invars, given, strict=True))
+        numbers = numbers_in(jaxpr, [*kept, *[None] * (len(given) - len(kept))])
         eqns: list[Equation] = []
 
         def read(v: Atom) -> Known:
@@ -122,17 +129,20 @@ class _Guarding:
                 known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
                 eqns.append(eqn)
                 continue
+            fixed = [number_of(v, numbers) for v in eqn.invars]
             new, ends = self._nested(eqn, now) or (
-                _product(eqn, now, self.everywhere),
-                [self._moved(eqn, now)] * len(eqn.outvars),
+                _product(eqn, now, fixed, self.everywhere),
+                [self._moved(eqn, now, fixed)] * len(eqn.outvars),
             )
             eqns.append(new)
             known.update(zip(eqn.outvars, ends, strict=True))
         return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
-    def _moved(self, eqn: Equation, now: Sequence[Known]) -> Known:
-        """What is known of the results of an equation that reads a cotangent."""
+    def _moved(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
+        """What is known of the results of an equation that reads a cotangent, given the numbers that it reads."""
         name = eqn.primitive.name
+        if name == "select_n" and fixed[0] is not None:
+            return now[1 + int(fixed[0])]
         if self.everywhere or name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
             return Known.WITH_ZEROS
         if name in _MIXES or name in _SOLVES:
@@ -222,7 +232,7 @@ def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
 # ------------------------------------------------------------------------------------------------------ one product
 
 
-def _product(eqn: Equation, now: Sequence[Known], everywhere: bool) -> Equation:
+def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool) -> Equation:
     """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite.
 
     With `everywhere` a solution may be the zero, too: in a gradient that is differentiated again, it has a cotangent as
@@ -238,7 +248,7 @@ def _product(eqn: Equation, now: Sequence[Known], everywhere: bool) -> Equation:
     if name == "dot_general" and is_solution:
         return simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))
     may_be_zero = place in _LINEAR_IN.get(name, ()) and (now[place] > Known.COTANGENT or is_solution)
-    if not may_be_zero or _is_finite(eqn.invars[1 - place], eqn):
+    if not may_be_zero or _is_harmless(fixed[1 - place], name):
         return eqn
     of_lines = now[place] is not Known.WITH_ZEROS
     return simplify.instead(eqn, named(Product(eqn.primitive, (place,), params, of_lines)))
@@ -248,9 +258,6 @@ def _is_inexact(v: Any) -> bool:
     return jax.numpy.issubdtype(v.aval.dtype, np.inexact)
 
 
-def _is_finite(factor: Atom, eqn: Equation) -> bool:
-    """Whether a factor is a number that gives no NaN with zero."""
-    if not isinstance(factor, Literal):
-        return False
-    number = np.asarray(factor.val)
-    return bool(np.all(np.isfinite(number)) and (eqn.primitive.name == "mul" or np.all(number != 0)))
+def _is_harmless(number: Number | None, name: str) -> bool:
+    """Whether a factor, or a divisor, is a number that gives no NaN with zero."""
+    return number is not None and math.isfinite(number) and (name == "mul" or number != 0)
