@@ -22,7 +22,7 @@ Number = float | bool
 
 _SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reduce_precision", "reshape", "squeeze", "stop_gradient")
 
-_FUNCTIONS: Mapping[str, Callable[..., Number]] = {
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(_SAME, lambda x, *_: x),
     "abs": abs,
     "add": operator.add,
@@ -52,7 +52,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
 
 
 def numbers_in(jaxpr: Jaxpr, given: Sequence[Number | None]) -> dict[Var, Number]:
-    """The variables of a jaxpr that are one number everywhere, given those of its inputs; NaN for what is too large.
+    """The variables of a jaxpr that are one number everywhere, given those of its inputs.
 
     Numbers are not rounded as the program rounds them.
     """
@@ -68,7 +68,7 @@ def numbers_in(jaxpr: Jaxpr, given: Sequence[Number | None]) -> dict[Var, Number
                 if (number := number_of(out, inside)) is not None
             }
         elif eqn.primitive.name in _FUNCTIONS and len(eqn.outvars) == 1 and None not in now:
-            number = _within(_computed(eqn, now), eqn.outvars[0])
+            number = _within(_computed(eqn, now), eqn.outvars[0].aval)
             known |= {} if number is None else {eqn.outvars[0]: number}
     return known
 
@@ -92,12 +92,12 @@ def _computed(eqn: Any, now: Sequence[Any]) -> Number:
         return math.nan
 
 
-def _within(number: Number, v: Var) -> Number | None:
-    """The number; NaN if it is too large or too small for the type of a variable, None if it is no whole one there."""
-    dtype = v.aval.dtype
+def _within(number: Number, aval: Any) -> Number | None:
+    """The number; None if it is NaN, or too large or too small for the type of an array, or no whole one there."""
+    dtype = aval.dtype
     if jnp.issubdtype(dtype, np.floating):
         kind = jnp.finfo(dtype)
-        return number if number == 0 or float(kind.tiny) <= abs(number) <= float(kind.max) else math.nan
+        return number if number == 0 or float(kind.tiny) <= abs(number) <= float(kind.max) else None
     if dtype == np.dtype(bool):
         return number if isinstance(number, bool) else None
     return number if abs(number) < 2**31 and number == int(number) else None
