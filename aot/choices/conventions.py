@@ -42,7 +42,9 @@ class Conventions(Record):
     Attributes:
         zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a
             branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed,
-            nor are products behind them, but with "everywhere", which takes more time. A gradient that is
+            nor are products behind them, but with "everywhere", which takes more time. But where one factor is made of
+            an inverse, a solution or the factors of a matrix, a row or column of zeros in the cotangent gives zeros: so
+            a singular matrix that was not chosen takes no part, also in a batch of others. A gradient that is
             differentiated again has "everywhere" in its derivative. A first derivative in forward mode has no
             cotangent, and the other formulas alone.
         norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
@@ -62,16 +64,18 @@ class Conventions(Record):
             `lstsq`, which JAX computes by `svd`. "known" has the derivative in first order where all that is made of
             the vectors is a function of the matrix: v·f(w)·v*, u·f(s)·vh, u·f(s)·u* or v·f(s)·v*, for f that works on
             each value alone. A root of a matrix and the nearest rotation are such, and least squares are too (see
-            `aot.derivatives.linalg.lstsq`). All other uses of vectors keep JAX's NaN, since no formula is right for
-            them: at the identity two functions f with the same f(1) have the same values and vectors, and not the same
-            slope. "zero" takes what is divided by zero as zero there. That is right for the space that vectors of equal
-            values span, and wrong for functions of the values with these vectors that are not found; so no named set
-            has it. Second derivatives of functions that are found are NaN there. JAX and PyTorch give NaN.
+            `aot.derivatives.linalg.lstsq`; under `jax.vmap` they have JAX's). All other uses of vectors keep JAX's NaN,
+            since no formula is right for them: at the identity two functions f with the same f(1) have the same values
+            and vectors, and not the same slope. "zero" takes what is divided by zero as zero there. That is right for
+            the space that vectors of equal values span, and wrong for functions of the values with these vectors that
+            are not found; so no named set has it. Second derivatives are right for functions made by `eigh`, and take
+            memory for the cube of the number of values; for functions made by `svd` they are NaN there. JAX and PyTorch
+            give NaN.
         no_derivative: singular values of `svd(full_matrices=True)`, the default, where the vectors are not used:
             "formula" has the derivative of `aot.derivatives.linalg.svdvals`. For a matrix that is not square JAX raises
-            `NotImplementedError`, and so it does where the vectors are used, unless `equal_eigenvalues` is "zero". The
-            factors of `qr` have JAX's derivative; where a column depends on those before it they have none, and there
-            it is NaN.
+            `NotImplementedError`, and so it does where the vectors are used, unless `equal_eigenvalues` is "zero". Also
+            `jax.scipy.linalg.sqrtm`, by `aot.derivatives.linalg.sqrtm`, but not under `jax.vmap`. The factors of `qr`
+            have JAX's derivative; where a column depends on those before it they have none, and there it is NaN.
         abs_at_zero: the absolute value of a real zero: "zero", as in PyTorch (`abs`). JAX gives 1.
         clamp_at_bound: a number that is equal to a bound of `jnp.clip`, `lax.clamp`, or of a `jnp.maximum` or
             `jnp.minimum` with one constant number: "one", as in PyTorch's `clamp`, or "zero", as in its `hardtanh`. JAX

@@ -25,8 +25,9 @@ What PyTorch's table has and this room has not:
 - nested and jagged tensors, layouts other than dense: arrays of JAX are rectangular and dense, and
   `jax.experimental.sparse` has derivatives of its own;
 - copies in place, `_foreach` and fused optimizers, cuDNN's RNNs: there is nothing of the kind;
-- `sum`, `cat`, `stack`, `repeat`, `where`, `masked_fill`, `flip`, `roll`, `trace`, `diag`, convolution and all that is
-  linear: JAX transposes them without a formula, and nothing is singular;
+- `sum`, `nansum`, `cat`, `stack`, `split`, `unbind`, `repeat`, `where`, `flip`, `roll`, `trace`, `diag`, `block_diag`,
+  `deg2rad`, convolution, products of matrices, also grouped ones (`jax.lax.ragged_dot`), and all that is linear in each
+  argument: JAX transposes them without a formula, and nothing is singular;
 - `exp`, `sin`, `tanh`, `erf`, `lgamma`, `digamma`, `mvlgamma` and all that is smooth where it is finite: JAX's own
   derivative is right in every order.
 

@@ -15,7 +15,7 @@ from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.trace.joint import joint
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.product import sloped
+from jointcut.partition.rewrite.slopes import sloped
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap, half
 

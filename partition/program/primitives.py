@@ -280,7 +280,7 @@ ELEMENTWISE, DEAR, MOVEMENT = those("elementwise"), those("dear"), those("moves"
 RENAMING, REPEATING, REORDERING = those("renames"), those("repeats"), those("reorders")
 PICKING, ANYWHERE, UPDATING = those("picks"), those("anywhere"), those("updates")
 REDUCTIONS, CUMULATIVE, BY_BODY = those("reduces"), those("cumulates"), those("by_body")
-PRODUCTS, PACKING = those("multiplies"), those("packs")
+PRODUCTS, PACKING, SOLVING = those("multiplies"), those("packs"), those("solves")
 DRAWING, COLLECTIVES, OPAQUE = those("draws"), those("communicates"), those("opaque")
 CALLS, OPENED, LOOPS, WITH_BODIES = those("calls"), those("opens"), those("loops"), those("body")
 

@@ -12,6 +12,9 @@ Files, in reading order:
     views: Read a value back from an output that is a view of it.
     sparse: Split a gradient that is a sum of scattered rows into the rows and their places.
     product: Write an elementwise product in which zero times infinity is zero, with such products as its derivative.
+    matrices: Write a matrix product, and the solution of a triangular system, in which a line of zeros gives zeros.
+    slopes: Give guarded products and solutions in a program derivatives that are guarded, too.
+    numbers: Follow numbers that a program computes from literals, such as how many elements a mean is over.
     guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
     hooks: Call the hooks of complete gradients as soon as these are there.
     specialise: Leave out of a backward the equations that zero cotangents make needless.

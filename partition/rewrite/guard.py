@@ -13,12 +13,16 @@ programs are those of the backward without guards.
 Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
 have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
 it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the
-derivative rules of foreign calls. Solutions of triangular systems are, where a right side is all zero, for the sake of
-QR, whose derivative divides by R, which may be singular.
+derivative rules of foreign calls.
+
+Inverses, solutions and factors of matrices are NaN as a whole where the matrix is singular. What is computed from them
+is guarded wherever it meets a cotangent: matrix products, in which a row or a column of zeros gives zeros, and
+solutions of systems, where a right side is zero. So a matrix that was not chosen, alone or among others, takes no part.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,13 +37,16 @@ from jointcut.partition.program.jaxprs import (
     Equation,
     Jaxpr,
     Literal,
+    inner_primitives,
     is_reference,
     opened,
     scan_layout,
 )
-from jointcut.partition.program.primitives import MOVEMENT, OPENED
+from jointcut.partition.program.primitives import MOVEMENT, OPENED, SOLVING
 from jointcut.partition.rewrite import simplify
-from jointcut.partition.rewrite.product import Product, Solve, named
+from jointcut.partition.rewrite.matrices import Dot, Solve
+from jointcut.partition.rewrite.numbers import Number, number_of, numbers_in
+from jointcut.partition.rewrite.product import Product, named
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -48,8 +55,11 @@ _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
 _MAKES_ZEROS = frozenset(
     {"select_n", "pad", "scatter", "scatter-add", "dynamic_update_slice", "select_and_scatter_add"}
 )
-_MIXES = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "triangular_solve", "fft"})
+_MIXES = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "fft"})
 _SUMS = frozenset({"add", "add_any", "sub"})
+
+#: What gives NaN for a singular matrix, or solves a system with one.
+_SOLVES = SOLVING | {"custom_linear_solve", "tridiagonal_solve"}
 
 #: What makes a mask of masks and numbers.
 _OF_MASKS = MOVEMENT | {"convert_element_type", "mul", "add", "sub", "neg", "max", "min", "stop_gradient"}
@@ -61,14 +71,17 @@ _CALLS = OPENED | {"remat2", "checkpoint"}
 class Known(IntEnum):
     """What is known of a value in a backward.
 
-    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, which may have zeros. With one, it is a `COTANGENT` that
-    is not taken to have zeros, or one `WITH_ZEROS`.
+    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, which may have zeros, or made of a `SOLUTION`, which may
+    be NaN as a whole. With one, it is a `COTANGENT` that is not taken to have zeros, or one `WITH_LINES` of zeros along
+    its last axis, or `WITH_ZEROS`.
     """
 
     CONSTANT = 0
     MASK = 1
-    COTANGENT = 2
-    WITH_ZEROS = 3
+    SOLUTION = 2
+    COTANGENT = 3
+    WITH_LINES = 4
+    WITH_ZEROS = 5
 
 
 def guarded(
@@ -84,11 +97,13 @@ def guarded(
     first = opened(forward)[0]
     given = [Known.CONSTANT if i in moved else Known.MASK for i in range(len(first.invars))]
     residuals = guarding.jaxpr(first, given)[1][num_outputs:]
+    numbers = numbers_in(first, [None] * len(given))
+    kept = [number_of(v, numbers) for v in first.outvars[num_outputs:]]
     jaxpr, consts = opened(backward)
     count = len(jaxpr.invars) - len(residuals)
     references = sum(is_reference(v.aval) for v in jaxpr.invars)
     inputs = [*residuals, *[Known.CONSTANT] * references, *[Known.WITH_ZEROS] * (count - references)]
-    return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs)[0], consts)
+    return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs, kept)[0], consts)
 
 
 @dataclass(frozen=True)
@@ -97,9 +112,12 @@ class _Guarding:
 
     everywhere: bool
 
-    def jaxpr(self, jaxpr: Jaxpr, given: Sequence[Known]) -> tuple[Jaxpr, list[Known]]:
-        """The jaxpr with its products guarded, and what is known of its outputs."""
+    def jaxpr(
+        self, jaxpr: Jaxpr, given: Sequence[Known], kept: Sequence[Number | None] = ()
+    ) -> tuple[Jaxpr, list[Known]]:
+        """The jaxpr with its products guarded, and what is known of its outputs; `kept` has numbers of first inputs."""
         known = dict(zip(jaxpr.invars, given, strict=True))
+        numbers = numbers_in(jaxpr, [*kept, *[None] * (len(given) - len(kept))])
         eqns: list[Equation] = []
 
         def read(v: Atom) -> Known:
@@ -111,18 +129,24 @@ class _Guarding:
                 known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
                 eqns.append(eqn)
                 continue
-            new, ends = self._nested(eqn, now) or (_product(eqn, now), [self._moved(eqn, now)] * len(eqn.outvars))
+            fixed = [number_of(v, numbers) for v in eqn.invars]
+            new, ends = self._nested(eqn, now) or (
+                _product(eqn, now, fixed, self.everywhere),
+                [self._moved(eqn, now, fixed)] * len(eqn.outvars),
+            )
             eqns.append(new)
             known.update(zip(eqn.outvars, ends, strict=True))
         return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
-    def _moved(self, eqn: Equation, now: Sequence[Known]) -> Known:
-        """What is known of the results of an equation that reads a cotangent."""
+    def _moved(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
+        """What is known of the results of an equation that reads a cotangent, given the numbers that it reads."""
         name = eqn.primitive.name
+        if name == "select_n" and fixed[0] is not None:
+            return now[1 + int(fixed[0])]
         if self.everywhere or name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
             return Known.WITH_ZEROS
-        if name in _MIXES:
-            return Known.COTANGENT
+        if name in _MIXES or name in _SOLVES:
+            return Known.WITH_LINES if name in _SOLVES or Known.SOLUTION in now else Known.COTANGENT
         moving = [one for one in now if one >= Known.COTANGENT]
         return min(moving) if name in _SUMS else max(moving)
 
@@ -135,6 +159,8 @@ class _Guarding:
             return self._while(eqn, now)
         if name == "cond":
             return self._once(eqn, now[1:])
+        if name == "custom_linear_solve":
+            return self._solve(eqn, now)
         return self._once(eqn, now) if name in _CALLS else None
 
     def _once(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
@@ -147,6 +173,22 @@ class _Guarding:
             return new
 
         return simplify.with_bodies(eqn, change), [max(end) for end in zip(*ends, strict=True)]
+
+    def _solve(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
+        """A solution by functions of the user's, or of JAX's: those are guarded that solve."""
+        lengths, bodies = eqn.params["const_lengths"], eqn.params["jaxprs"]
+        starts = [sum(lengths[:i]) for i in range(5)]
+        if max(now[: starts[4]], default=Known.CONSTANT) >= Known.COTANGENT:
+            return None
+        sides = [Known.WITH_LINES] * (len(now) - starts[4])
+        solvers = {}
+        for place, name in ((2, "solve"), (3, "transpose_solve")):
+            if bodies[place] is not None:
+                jaxpr, consts = opened(bodies[place])
+                given = [*now[starts[place] : starts[place + 1]], *sides]
+                solvers[name] = ClosedJaxpr(self.jaxpr(jaxpr, given)[0], consts)
+        params = {**eqn.params, "jaxprs": bodies._replace(**solvers)}
+        return eqn.replace(params=params), [Known.WITH_LINES] * len(eqn.outvars)
 
     def _scan(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]]:
         layout = scan_layout(eqn)
@@ -174,38 +216,48 @@ class _Guarding:
 
 
 def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
-    """Whether the result of an equation that reads no cotangent is a mask."""
+    """What is known of the results of an equation that reads no cotangent."""
     name, is_mask = eqn.primitive.name, False
     if name == "convert_element_type":
         is_mask = not _is_inexact(eqn.invars[0])
     if name in _OF_MASKS:
         pairs = zip(eqn.invars, now, strict=True)
         is_mask |= all(isinstance(v, Literal) or one is Known.MASK for v, one in pairs) and any(now)
-    return Known.MASK if is_mask else Known.CONSTANT
+    if is_mask:
+        return Known.MASK
+    solves = Known.SOLUTION in now or name in _SOLVES or bool(_SOLVES & inner_primitives(eqn))
+    return Known.SOLUTION if solves and _is_inexact(eqn.outvars[0]) else Known.CONSTANT
 
 
 # ------------------------------------------------------------------------------------------------------ one product
 
 
-def _product(eqn: Equation, now: Sequence[Known]) -> Equation:
-    """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite."""
-    if eqn.primitive.name == "triangular_solve" and now[0] < Known.COTANGENT:
-        params = tuple(sorted(eqn.params.items()))
-        return simplify.instead(eqn, named(Solve(eqn.primitive, eqn.params["left_side"], params)))
-    places = [i for i in _LINEAR_IN.get(eqn.primitive.name, ()) if now[i] is Known.WITH_ZEROS]
-    is_linear = len(places) == 1 and sum(one >= Known.COTANGENT for one in now) == 1
-    if not is_linear or not _is_inexact(eqn.outvars[0]) or _is_finite(eqn.invars[1 - places[0]], eqn):
+def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool) -> Equation:
+    """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite.
+
+    With `everywhere` a solution may be the zero, too: in a gradient that is differentiated again, it has a cotangent as
+    its right side.
+    """
+    name, params = eqn.primitive.name, tuple(sorted(eqn.params.items()))
+    moving = [i for i, one in enumerate(now) if one >= Known.COTANGENT]
+    if len(moving) != 1 or not _is_inexact(eqn.outvars[0]):
         return eqn
-    return simplify.instead(eqn, named(Product(eqn.primitive, (places[0],), tuple(sorted(eqn.params.items())))))
+    place, is_solution = moving[0], Known.SOLUTION in now
+    if name in ("triangular_solve", "tridiagonal_solve") and place == len(now) - 1:
+        return simplify.instead(eqn, named(Solve(eqn.primitive, params)))
+    if name == "dot_general" and is_solution:
+        return simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))
+    may_be_zero = place in _LINEAR_IN.get(name, ()) and (now[place] > Known.COTANGENT or is_solution)
+    if not may_be_zero or _is_harmless(fixed[1 - place], name):
+        return eqn
+    of_lines = now[place] is not Known.WITH_ZEROS
+    return simplify.instead(eqn, named(Product(eqn.primitive, (place,), params, of_lines)))
 
 
 def _is_inexact(v: Any) -> bool:
     return jax.numpy.issubdtype(v.aval.dtype, np.inexact)
 
 
-def _is_finite(factor: Atom, eqn: Equation) -> bool:
-    """Whether a factor is a number that gives no NaN with zero."""
-    if not isinstance(factor, Literal):
-        return False
-    number = np.asarray(factor.val)
-    return bool(np.all(np.isfinite(number)) and (eqn.primitive.name == "mul" or np.all(number != 0)))
+def _is_harmless(number: Number | None, name: str) -> bool:
+    """Whether a factor, or a divisor, is a number that gives no NaN with zero."""
+    return number is not None and math.isfinite(number) and (name == "mul" or number != 0)

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Jaxpr, LinearRules, linear_primitive, opened
-from jointcut.partition.rewrite import simplify
+from jointcut.partition.program.jaxprs import LinearRules, linear_primitive
 
 #: The name of a guarded product, a call.
 GUARD = "derivatives.zero_cotangent"
@@ -27,12 +26,14 @@ GUARD = "derivatives.zero_cotangent"
 class Product:
     """An elementwise product or quotient of two factors, `mul` or `div`.
 
-    Where it would be NaN, and one of the factors at the places `zeros` is zero, it is zero.
+    Where it would be NaN, and one of the factors at the places `zeros` is zero, it is zero. With `of_lines` that factor
+    must be zero along its whole last axis.
     """
 
     primitive: Any
     zeros: tuple[int, ...]
     params: tuple[tuple[str, Any], ...] = ()
+    of_lines: bool = False
 
     def __call__(self, *factors: Any) -> Any:
         """The product.
@@ -55,25 +56,9 @@ class Product:
 
     def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
         zeros = [lax.eq(factors[i], lax.full_like(factors[i], 0)) for i in self.zeros]
+        if self.of_lines and result.ndim:
+            zeros = [jnp.broadcast_to(jnp.all(zero, axis=-1, keepdims=True), zero.shape) for zero in zeros]
         return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
-
-
-@dataclass(frozen=True)
-class Solve:
-    """A solution x of a·x = b, or of x·a = b, for a triangular matrix a, as the primitive `triangular_solve` has it.
-
-    Where it would be NaN, and the column of b (without `left_side`, the row) is zero, it is zero.
-    """
-
-    primitive: Any
-    left_side: bool
-    params: tuple[tuple[str, Any], ...]
-
-    def __call__(self, a: Any, b: Any) -> Any:
-        """The solution."""
-        result = self.primitive.bind(a, b, **dict(self.params))
-        is_zero = jnp.all(b == 0, axis=-2 if self.left_side else -1, keepdims=True)
-        return jnp.where(is_zero & (result != result), 0, result)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,30 +75,8 @@ def named(product: Callable[..., Any]) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------ second order
 
 
-def sloped(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, whose guarded products have guarded products as their derivative."""
-
-    def change(eqn: Equation, _: str) -> Equation:
-        product = _product_in(opened(eqn.params["jaxpr"])[0]) if eqn.params["name"] == GUARD else None
-        return eqn if product is None else simplify.instead(eqn, named(_sloped(product)))
-
-    return simplify.replaced(closed, "jit", change)
-
-
-def _product_in(body: Jaxpr) -> Product | None:
-    """The guarded product that a body is; None for one with slopes, or for a part of its derivative."""
-    compared = [eqn.invars[0] for eqn in body.eqns if eqn.primitive.name == "eq"]
-    if not compared or list(body.outvars) != list(body.eqns[-1].outvars):
-        return None
-    product = body.eqns[0]
-    if product.primitive not in (lax.mul_p, lax.div_p) or list(product.invars) != list(body.invars):
-        return None
-    zeros = tuple(i for i, factor in enumerate(body.invars) if factor in compared)
-    return Product(product.primitive, zeros, tuple(sorted(product.params.items())))
-
-
 @functools.lru_cache(maxsize=4096)
-def _sloped(product: Product) -> Callable[..., Any]:
+def with_slopes(product: Product) -> Callable[..., Any]:
     """A product whose derivative is made of such products; it is flat where it is guarded.
 
     A zero of a tangent counts as the zeros of factors do.
@@ -141,13 +104,13 @@ def _along(product: Product, place: int, other: Any, tangent: Any) -> Any:
     """The product with a tangent in one place, as a linear map of the tangent."""
     zeros = tuple(sorted({*product.zeros, place}))
     rules = _rules(replace(product, zeros=zeros), place)
-    return _linear_p.bind(other, tangent, rules=rules, num_residuals=1)[0]
+    return linear_p.bind(other, tangent, rules=rules, num_residuals=1)[0]
 
 
 @functools.lru_cache(maxsize=4096)
 def _rules(product: Product, place: int) -> LinearRules:
     """The map from the factor at a place to the product, which is its own transpose."""
-    run = jax.jit(named(_sloped(product)))
+    run = jax.jit(named(with_slopes(product)))
 
     def apply(others: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
         (other,), (factor,) = others, moved
@@ -159,4 +122,4 @@ def _rules(product: Product, place: int) -> LinearRules:
     return LinearRules(lambda others, moved: [moved[0]], apply, transpose)
 
 
-_linear_p = linear_primitive("guarded_product")
+linear_p = linear_primitive("guarded_product")

@@ -1,11 +1,14 @@
 """Factors of matrices have right derivatives where values are equal or zero, and for every shape."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
 from jointcut.aot.derivatives import linalg
 from jointcut.partition.errors import CallError
@@ -134,13 +137,48 @@ def test_a_logarithm_of_nothing_has_no_slope_but_a_guard_has_one():
     np.testing.assert_array_equal(jax.grad(guarded)(jnp.ones((2, 2))), jnp.ones((2, 2)))
 
 
+def test_a_square_root_has_derivatives_of_every_order_and_none_for_a_cotangent_of_zero():
+    a = np.stack([drawn(3, 3) + 4 * np.eye(3), drawn(3, 3, seed=1) + 5 * np.eye(3)])
+    np.testing.assert_allclose(linalg.sqrtm(a) @ linalg.sqrtm(a), a, atol=1e-12)
+    check_grads(lambda a: linalg.sqrtm(a).real, (a,), 2, atol=1e-5, rtol=1e-5)
+    _, pullback = jax.vjp(linalg.sqrtm, jnp.zeros((2, 2)))
+    np.testing.assert_array_equal(pullback(jnp.zeros((2, 2), complex))[0], np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_an_inverse_from_a_factor_is_that_of_the_product(upper):
+    factor = drawn(2, 3, 3) + 1j * drawn(2, 3, 3, seed=1) + 3 * np.eye(3)
+
+    def plainly(factor):
+        half = jnp.triu(factor).conj().swapaxes(-1, -2) if upper else jnp.tril(factor)
+        return jnp.linalg.inv(half @ half.conj().swapaxes(-1, -2))
+
+    mine = functools.partial(linalg.cholesky_inverse, upper=upper)
+    np.testing.assert_allclose(mine(factor), plainly(factor), rtol=1e-9)
+    weights = drawn(2, 3, 3, seed=2) + 1j * drawn(2, 3, 3, seed=3)
+    grads = [jax.grad(lambda f, which=which: jnp.sum(weights * which(f)).real)(factor) for which in (mine, plainly)]
+    np.testing.assert_allclose(*grads, rtol=1e-9, atol=1e-12)
+    check_grads(mine, (factor[0].real,), 2, atol=1e-5, rtol=1e-5)
+
+
 X, LONG = np.ones((2, 3)), np.arange(4).reshape(2, 2)
 BAD = {
     **{
         f"{name}: a has shape (2, 3), which is no square matrix.\nPass an array of shape (..., n, n).": (
             lambda name=name: getattr(linalg, name)(X)
         )
-        for name in ("inv", "cholesky", "eigh", "eigvalsh", "eig", "det", "slogdet", "expm")
+        for name in (
+            "inv",
+            "cholesky",
+            "cholesky_inverse",
+            "eigh",
+            "eigvalsh",
+            "eig",
+            "det",
+            "slogdet",
+            "expm",
+            "sqrtm",
+        )
     },
     **{
         f"{name}: a has type int64, which has no derivative.\n"

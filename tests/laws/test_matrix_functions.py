@@ -135,16 +135,58 @@ def test_what_is_no_function_of_the_matrix_keeps_its_nan(name):
     assert not np.isfinite(aot.function(OTHER[name], derivatives="finite").grad(x)).all()
 
 
-def test_second_derivatives_are_nan_there_and_jaxs_elsewhere():
-    function = SYMMETRIC["root"]
+ALONG, ACROSS = WEIGHTS + WEIGHTS.T, WEIGHTS @ WEIGHTS.T
+
+
+def forward_over_reverse(f, x):
+    return jax.jvp(lambda x: jnp.vdot(ALONG, jax.grad(f)(x)), (x,), (ACROSS,))[1]
+
+
+def reverse_over_reverse(f, x):
+    return jnp.vdot(ACROSS, jax.grad(lambda x: jnp.vdot(ALONG, jax.grad(f)(x)))(x))
+
+
+def reverse_over_forward(f, x):
+    return jnp.vdot(ACROSS, jax.grad(lambda x: jax.jvp(f, (x,), (ALONG,))[1])(x))
+
+
+MODES = (forward_over_reverse, reverse_over_reverse, reverse_over_forward)
+PARTS = {**SYMMETRIC, "a power that depends on the matrix": of_values(lambda w, v: (v * w ** (w.sum() / 6)) @ v.T)}
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(PARTS)))
+def test_second_derivatives_of_functions_of_a_symmetric_matrix_are_right_there(number, name):
+    function, step = PARTS[name], 1e-3
+    corners = [(a, b) for a in (step, -step) for b in (step, -step)]
+    points = jnp.stack([EQUAL + a * ALONG + b * ACROSS for a, b in corners])
+    values = jax.jit(jax.vmap(function))(points)
+    want = sum(float(value) * np.sign(a * b) for value, (a, b) in zip(values, corners, strict=True)) / (4 * step**2)
     mine = aot.function(function, derivatives="finite")
+    got = jax.jit(MODES[number % 3], static_argnums=0)(mine, EQUAL)
+    np.testing.assert_allclose(got, want, rtol=1e-3)
 
-    def twice(f, x):
-        return jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(f)(x))))(x)
 
-    assert np.isnan(twice(mine, EQUAL)).any()
-    regular = WEIGHTS @ WEIGHTS.T
-    np.testing.assert_allclose(twice(mine, regular), twice(function, regular), rtol=1e-6, atol=1e-8)
+def test_elsewhere_second_derivatives_are_jaxs():
+    function = PARTS["root"]
+    mine = aot.function(function, derivatives="finite")
+    for mode in MODES:
+        got = jax.jit(mode, static_argnums=0)(mine, ACROSS)
+        np.testing.assert_allclose(got, jax.jit(mode, static_argnums=0)(function, ACROSS), rtol=1e-6, atol=1e-8)
+
+
+def test_third_derivatives_and_second_ones_by_svd_are_nan_there():
+    root, rotation = (aot.function(f, derivatives="finite") for f in (PARTS["root"], ANY["nearest rotation"][0]))
+    third = jax.jit(jax.grad(lambda x: reverse_over_forward(root, x)))(EQUAL)
+    assert np.isnan(third).any() and np.isnan(reverse_over_reverse(rotation, EQUAL))
+
+
+def test_a_square_root_of_a_matrix_has_a_derivative():
+    def weighed_root(x):
+        return jnp.sum(WEIGHTS * jax.scipy.linalg.sqrtm(x).real)
+
+    x = ACROSS + WEIGHTS + 4 * np.eye(4)
+    got = aot.function(weighed_root, derivatives="finite").grad(x)
+    np.testing.assert_allclose(got, differences(weighed_root, x), atol=1e-7)
 
 
 @pytest.mark.parametrize("function", [SYMMETRIC["root"], ANY["nearest rotation"][0], ANY["least squares"][0]])

@@ -13,6 +13,8 @@ from benchmarks.eagerly import evaluate
 from jointcut import aot
 from jointcut.partition.errors import TraceError
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify
+from jointcut.partition.rewrite.numbers import number_of, numbers_in
 from jointcut.partition.rewrite.product import Product
 from programs import named
 
@@ -105,6 +107,28 @@ def test_finite_gradients_keep_their_bits(name):
     with program.precision():
         for x, y in zip(gradients("finite"), gradients("jax"), strict=True):
             np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_numbers_of_the_program_itself_need_no_guard():
+    """A variance divides by a number of elements that is tested for zero, and attention by the root of a width."""
+
+    def scaled(x):
+        return jnp.sum(jnp.where(x > 0, x / jnp.sqrt(16.0), 0.0)) + jnp.sum(jnp.var(x, ddof=1, axis=0) @ x)
+
+    x = jnp.arange(6.0).reshape(2, 3)[:, :2]
+    traced = aot.function(scaled, derivatives="finite").trace(x)
+    assert not [change for change in traced.partition().explain(measure=False).derived if "zero" in change.rule]
+    np.testing.assert_array_equal(aot.function(scaled, derivatives="finite").grad(x), jax.jit(jax.grad(scaled))(x))
+
+
+def test_numbers_that_their_type_does_not_hold_are_not_known():
+    def made(x):
+        half, quotient = jnp.float16(300) * jnp.float16(300), jnp.int32(7) / jnp.int32(0)
+        return jnp.sqrt(jnp.float32(64)) - 8, half, quotient, x, half > 0
+
+    jaxpr, _ = jaxprs.opened(simplify.inlined(jax.make_jaxpr(made)(2.0)))
+    known = numbers_in(jaxpr, [None] * len(jaxpr.invars))
+    assert [number_of(v, known) for v in jaxpr.outvars] == [0.0, None, None, None, None]
 
 
 def test_an_unknown_name_gets_the_nearest():

@@ -12,7 +12,7 @@ of which neither library has a derivative.
 
 Files, in reading order:
 
-    solves: Inverses, linear systems, least squares, powers and the exponential.
+    solves: Inverses, linear systems, least squares, powers, the exponential and the square root.
     factors: Cholesky, QR and LU factors, of matrices of any shape and rank.
     eigen: Eigenvalues and eigenvectors, with equal eigenvalues too.
     singular: Singular values and vectors, with equal and zero values too, and the norms made of them.
@@ -26,6 +26,7 @@ from jointcut.aot.derivatives.linalg.eigen import eigh as eigh
 from jointcut.aot.derivatives.linalg.eigen import eigvals as eigvals
 from jointcut.aot.derivatives.linalg.eigen import eigvalsh as eigvalsh
 from jointcut.aot.derivatives.linalg.factors import cholesky as cholesky
+from jointcut.aot.derivatives.linalg.factors import cholesky_inverse as cholesky_inverse
 from jointcut.aot.derivatives.linalg.factors import lu as lu
 from jointcut.aot.derivatives.linalg.factors import qr as qr
 from jointcut.aot.derivatives.linalg.singular import matrix_norm as matrix_norm
@@ -38,3 +39,4 @@ from jointcut.aot.derivatives.linalg.solves import matrix_power as matrix_power
 from jointcut.aot.derivatives.linalg.solves import pinv as pinv
 from jointcut.aot.derivatives.linalg.solves import solve as solve
 from jointcut.aot.derivatives.linalg.solves import solve_triangular as solve_triangular
+from jointcut.aot.derivatives.linalg.solves import sqrtm as sqrtm

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.checks import one_of
 from jointcut.aot.derivatives.linalg.solves import adjoint, matrix, square_matrix
+from jointcut.aot.derivatives.slopes import slopes
 
 
 def cholesky(a: ArrayLike, *, upper: bool = False) -> jax.Array:
@@ -21,6 +22,31 @@ def cholesky(a: ArrayLike, *, upper: bool = False) -> jax.Array:
     the gradient is Hermitian. These are JAX's own rules. Where the matrix is not positive definite the value is NaN.
     """
     return jnp.linalg.cholesky(square_matrix("linalg.cholesky", a), upper=upper)
+
+
+def cholesky_inverse(factor: ArrayLike, *, upper: bool = False) -> jax.Array:
+    """Inverse x of the matrix l·l*, or of u*·u with `upper`, from its Cholesky factor. Tangent: -x·(dl·l* + l·dl*)·x.
+
+    Source: PyTorch's `cholesky_inverse_backward` and `cholesky_inverse_jvp`. Only the triangle of the factor is read;
+    the other has the gradient zero. JAX has this as `cho_solve` with the identity. A zero on the diagonal gives NaN.
+    """
+    array = square_matrix("linalg.cholesky_inverse", factor)
+    return _cholesky_inverse(adjoint(jnp.triu(array)) if upper else jnp.tril(array))
+
+
+@jax.custom_jvp
+def _cholesky_inverse(lower: jax.Array) -> jax.Array:
+    identity = jnp.broadcast_to(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower.shape)
+    half = lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
+    return adjoint(half) @ half
+
+
+def _cholesky_inverse_tangent(d_lower: jax.Array, inverse: jax.Array, lower: jax.Array) -> jax.Array:
+    moved = inverse @ (d_lower @ adjoint(lower)) @ inverse
+    return -(moved + adjoint(moved))
+
+
+slopes(_cholesky_inverse, _cholesky_inverse_tangent)
 
 
 # ---------------------------------------------------------------- QR

@@ -1,4 +1,4 @@
-"""Inverses, linear systems, least squares, powers and the exponential."""
+"""Inverses, linear systems, least squares, powers, the exponential and the square root."""
 
 from __future__ import annotations
 
@@ -160,3 +160,36 @@ def expm(a: ArrayLike) -> jax.Array:
     Source: PyTorch's `linalg_matrix_exp_differential`. JAX differentiates the steps of the same method.
     """
     return jax.scipy.linalg.expm(square_matrix("linalg.expm", a))
+
+
+def sqrtm(a: ArrayLike) -> jax.Array:
+    """Square root x of a square matrix, complex: x·x = a. Tangent: the solution of x·dx + dx·x = da.
+
+    Source: the derivative of x·x = a (Higham, "Functions of Matrices", 2008, section 6.1); PyTorch has no such
+    function. JAX has the value, by Schur's factors, which it has on CPU alone, and no derivative: it raises
+    `NotImplementedError`. Where two eigenvalues of x add up to zero, as in a singular matrix, the slope is infinite;
+    there a cotangent of zero gives zero, and any other NaN or numbers without a meaning.
+    """
+    return jnp.vectorize(_sqrtm, signature="(n,n)->(n,n)")(square_matrix("linalg.sqrtm", a))
+
+
+@jax.custom_jvp
+def _sqrtm(a: jax.Array) -> jax.Array:
+    return jax.scipy.linalg.sqrtm(a)
+
+
+def _sqrtm_tangent(da: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    del a
+
+    def both(y: jax.Array) -> jax.Array:
+        return x @ y + y @ x
+
+    def solution(x: jax.Array, c: jax.Array) -> jax.Array:
+        y = jax.scipy.linalg.solve_sylvester(x, x, c)
+        return jnp.where(jnp.all(c == 0), 0, y)
+
+    solve_, back = (lambda _, c: solution(x, c)), (lambda _, c: solution(x.T, c))
+    return jax.lax.custom_linear_solve(both, da.astype(x.dtype), solve_, back)
+
+
+slopes(_sqrtm, _sqrtm_tangent)

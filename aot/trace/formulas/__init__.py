@@ -7,7 +7,8 @@ Files, in reading order:
 
     slopes: Functions of JAX's whose slopes at singular points are chosen.
     spectra: Decompositions of matrices that may be singular, with JAX's derivatives elsewhere.
-    turns: Differentiate a function of a matrix that is made of its eigenvalues and vectors, where values are equal.
+    spread: Differentiate a function of a symmetric matrix twice where eigenvalues are equal, by divided differences.
+    turns: Differentiate a function of a matrix that is made of its singular values and vectors, where values are equal.
     known: Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
     changes: List the rules that changed derivatives, with their source lines.
     uses: Find what is made of eigenvalues and vectors, and whether it is a function of the matrix.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.choices.conventions import Conventions
+from jointcut.aot.derivatives import linalg
 from jointcut.aot.derivatives.elementwise import angles, bounds, powers
 from jointcut.aot.trace.formulas import slopes, spectra, uses
 from jointcut.aot.trace.formulas.changes import ruled
@@ -37,7 +38,7 @@ _ALWAYS: Mapping[str, tuple[str, Formula]] = {
 }
 
 #: Jitted functions of JAX's that are replaced as a whole, and the rules.
-_CALLS = {"fmax": "fmax_ties", "fmin": "fmax_ties", "_lstsq": "equal_eigenvalues"}
+_CALLS = {"fmax": "fmax_ties", "fmin": "fmax_ties", "_lstsq": "equal_eigenvalues", "_sqrtm": "no_derivative"}
 
 _MEDIANS = ("median", "nanmedian")
 
@@ -106,7 +107,11 @@ def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
     name = jaxprs.call_of_jax(eqn)
     if _CALLS.get(name) not in chosen or not _are_inexact(eqn):
         return None
-    formula = spectra.least_squares(eqn) if name == "_lstsq" else getattr(bounds, name)
+    if name.startswith("f"):
+        return simplify.instead(eqn, ruled(getattr(bounds, name), _CALLS[name]))
+    if eqn.invars[0].aval.ndim != 2:  # mapped, over axes that the equation does not tell
+        return None
+    formula = spectra.least_squares(eqn) if name == "_lstsq" else linalg.sqrtm
     return simplify.instead(eqn, ruled(formula, _CALLS[name]))
 
 

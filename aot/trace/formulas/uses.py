@@ -20,6 +20,7 @@ from jax import lax
 from jointcut.aot.derivatives.linalg.solves import adjoint
 from jointcut.aot.trace.formulas import spectra
 from jointcut.aot.trace.formulas.changes import is_ruled, ruled
+from jointcut.aot.trace.formulas.spread import function_of_symmetric
 from jointcut.aot.trace.formulas.turns import Pair, function_of
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import ELEMENTWISE
@@ -279,7 +280,7 @@ class _Search:
         left, right = (second, first) if is_transposed else (first, second)
         if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating):
             left, right, is_transposed = first, second, False
-        pair = Pair(left.side, right.side, is_symmetric, is_transposed)
+        pair = Pair(left.side, right.side, is_transposed)
         values = source.outvars[1 if is_symmetric else 0]
         scales = (*first.scales, *second.scales)
         closed, more = self._chain(values, [scale.value for scale in scales])
@@ -295,8 +296,14 @@ class _Search:
                 pairs = zip(scales, jaxprs.evaluate(closed, s, *given), strict=True)
                 return functools.reduce(operator.mul, (scale.row(x) for scale, x in pairs), jnp.ones_like(s))
 
+            def slope(s: Any) -> Any:
+                return jax.jvp(f, (s,), (jnp.ones_like(s),))[1]
+
             at = lax.stop_gradient(s)
-            return function_of(pair, product)(a, b, matrix, s, u, v, *jax.jvp(f, (at,), (jnp.ones_like(at),)))
+            if is_symmetric:
+                numbers = (f(at), *jax.jvp(slope, (at,), (jnp.ones_like(at),)))
+                return function_of_symmetric(is_transposed, product)(a, b, matrix, s, u, *numbers)
+            return function_of(pair, product)(a, b, matrix, s, u, v, f(at), slope(at))
 
         operands = [*eqn.invars, source.invars[0], *source.outvars, *more]
         return simplify.instead(eqn, ruled(formula, "equal_eigenvalues"), operands)
