@@ -84,6 +84,7 @@ from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
+from jointcut.partition.errors import SpillError as SpillError
 from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
@@ -113,6 +114,7 @@ __all__ = [
     "Pareto",
     "PolicyError",
     "Report",
+    "SpillError",
     "Stacked",
     "Taped",
     "Traced",

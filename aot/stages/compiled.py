@@ -162,7 +162,7 @@ class Compiled:
 
         There is one cotangent per output that can carry one. Returns the flat gradients of the differentiated leaves.
         """
-        return self.cut.jits.compiled("backward")(*residuals, *cotangents)
+        return list(self.cut.executables.programs.backward(residuals, cotangents, False))
 
 
 def names_of(executables: int) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
 def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = ()) -> Problem:
-    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
+    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks; what
+    spills passes through hooks, too.
 
     `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
     policy that does not fit, and `VerifyError` where offloaded values come back wrong.
@@ -62,6 +63,8 @@ def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = 
         primals = graph.role_inputs(Role.PRIMAL)
         params = frozenset(primals[i] for i in differentiated)
         problem = replace(problem, hooks=Hooks(saving.packing, saving.which or WHICH[0], params))
+    if (spill := options.spilled) is not None:
+        problem = replace(problem, hooks=Hooks(spill.packing, WHICH[0], frozenset()))
     if (problem.to_host or options.offload) and options.check_offload:
         check()
     return problem
