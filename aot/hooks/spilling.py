@@ -66,7 +66,7 @@ def read_spill(spill: Any) -> Spill | None:
     if not isinstance(spill, str | os.PathLike) or not os.fspath(spill):
         cure = "Give the path of a folder, on a disk with room for what is kept."
         raise TraceError(message("spill", f"is {spill!r}, not a folder.", cure))
-    return Spill(os.path.abspath(os.fsdecode(spill)))
+    return Spill(str(Path(os.fsdecode(spill)).absolute()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class SpillFile:
 
     def write(self, x: np.ndarray, start: int) -> None:
         """Write an array at a place that is reserved."""
-        rest = memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+        rest = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
         while rest:
             count = os.pwrite(self.descriptor, rest, start)
             rest, start = rest[count:], start + count
@@ -143,7 +143,6 @@ class SpillFile:
 
     def until_gone(self, arrays: Sequence[Any]) -> None:
         """Remove the file once none of these arrays is left, or at the end of the process."""
-        weakref.finalize(self.disk, self.close)
         left = itertools.count(len(arrays) - 1, -1)
 
         def gone() -> None:
@@ -151,7 +150,7 @@ class SpillFile:
                 self.close()
 
         for x in arrays:
-            weakref.finalize(x, gone).atexit = False
+            weakref.finalize(x, gone)
 
 
 @dataclass(eq=False)
@@ -286,7 +285,7 @@ class Disk:
                 descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT, 0o600)
                 try:
                     _lock(descriptor)
-                    if os.path.exists(own / "lock"):
+                    if (own / "lock").exists():
                         return own, descriptor
                 except OSError as error:
                     os.close(descriptor)
@@ -297,7 +296,7 @@ class Disk:
 
     def _refused(self, name: str, size: int, error: OSError) -> SpillError:
         where, cause = f"spill={self.folder!r}", error.strerror or str(error)
-        if not os.path.isdir(self.folder):
+        if not Path(self.folder).is_dir():
             return SpillError(message(where, "is no folder.", "Make it first, on a disk with room for what is kept."))
         if error.errno in _FULL:
             what = f"has no room for the {human_bytes(size)} that {name} keeps for its backward: {cause}."
