@@ -2,8 +2,8 @@
 
     python -m benchmarks.spilled [--layers 48] [--rows 4096] [--width 512] [--folder /tmp]
 
-Each step runs in a process of its own, which prints its peak resident memory (`ru_maxrss`) and the bytes on disk between
-forward and backward. The gradients must be equal to the last bit.
+Each step runs in a process of its own, which prints its peak resident memory (`ru_maxrss`) and the bytes on disk
+between forward and backward. The gradients must be equal to the last bit.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jointcut.aot.budget.attempts import Attempt
+from jointcut.aot.fitting.attempts import Attempt
 from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, ProgramMemory, Timings
 from jointcut.aot.run.pullback import Pullback

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jointcut.aot.budget.attempts import Fitted
-from jointcut.aot.budget.pareto import Pareto
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
 from jointcut.aot.export.pair import Pair
+from jointcut.aot.fitting.attempts import Fitted
+from jointcut.aot.fitting.pareto import Pareto
 from jointcut.aot.hooks.spilling import is_spilled
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.inexact import CheckedForms, checked_forms

@@ -3,7 +3,7 @@
 XLA has returned wrong gradients, without an error, where residuals of a scan were offloaded on a GPU (openxla/xla
 46231). So on a kind of device and a version of jaxlib that were not seen before, a small step is run twice, once with
 all its residuals in host memory and once with none there, and the gradients are compared. That it went well is noted in
-the file of the device's rates (see `aot/budget/rates`).
+the file of the device's rates (see `aot/fitting/rates`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
 from jointcut.aot.choices.policies import stored_forms
+from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message

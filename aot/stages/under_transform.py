@@ -7,15 +7,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from jointcut.aot.budget.attempts import Ways, Weighed
-from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import planner_for
-from jointcut.aot.budget.notes import Held
-from jointcut.aot.budget.scales import Scales
-from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import has_forms
+from jointcut.aot.fitting.attempts import Ways, Weighed
+from jointcut.aot.fitting.checkpoints import in_budget
+from jointcut.aot.fitting.fit import planner_for
+from jointcut.aot.fitting.notes import Held
+from jointcut.aot.fitting.scales import Scales
+from jointcut.aot.fitting.searches import Wanted, settled, way
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.run.spilled import refuse_spill
