@@ -48,6 +48,7 @@ from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
 from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
 from jointcut.aot.choices.policies import SAVE_AS as SAVE_AS
+from jointcut.aot.choices.scopes import budget as budget
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
@@ -120,6 +121,7 @@ __all__ = [
     "Traced",
     "UncheckedWarning",
     "UncutWarning",
+    "budget",
     "conventions",
     "debug",
     "explain",

@@ -359,9 +359,9 @@ def function(
             transformation are not checked, which an `UncheckedWarning` says, nor are exported programs. With effects
             nothing is replayed, and only a NaN is an error.
         policy: what must or should become of single values at every budget: a dict from keys to `aot.MUST_SAVE`,
-            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds, or
-            one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one
-            (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A
+            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds,
+            `aot.budget(bytes)`, or one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of
+            one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A
             PREFER is a price, and plans tell what they overrule.
         offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
         check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
