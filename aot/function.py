@@ -361,8 +361,8 @@ def function(
         policy: what must or should become of single values at every budget: a dict from keys to `aot.MUST_SAVE`,
             `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds,
             `aot.budget(bytes)`, or one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of
-            one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A
-            PREFER is a price, and plans tell what they overrule.
+            one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`.
+            A PREFER is a price, and plans tell what they overrule.
         offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
         check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
         saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
