@@ -7,19 +7,19 @@ the bound holds for every strategy, budget and plan, and the last cut shows that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
-from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.errors import BudgetError, PlanError, message
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.bounds import Bound
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.search.mincut import min_cut
 
-#: After so many cuts all of a part is taken out that can be.
-MOST_CUTS = 12
+#: After so many cuts the least that was found is the least there is.
+MOST_CUTS = 24
 
 
 def bounded(problem: Problem, bounds: Sequence[Bound]) -> Problem:
@@ -29,40 +29,63 @@ def bounded(problem: Problem, bounds: Sequence[Bound]) -> Problem:
     """
     if not bounds or all(_most(problem, bound) <= bound.most_bytes for bound in bounds):
         return replace(problem, bounds=tuple(bounds))
-    out: dict[int, Bound] = {}
-    for number in range(MOST_CUTS + 1):
-        plan = min_cut(_without(problem, out))
-        broken = [bound for bound in bounds if problem.kept_bytes(bound, plan.values) > bound.most_bytes]
-        if not broken:
-            break
-        for bound in broken:
-            out.update(dict.fromkeys(_taken_out(problem, plan, bound, out, everything=number == MOST_CUTS - 1), bound))
+    found = _Search(problem, bounds)
     rest: dict[int, Bound] = {}
     for bound in bounds:
-        rest.update(dict.fromkeys((v for v in bound.values.difference(plan.values, out) if _counts(problem, v)), bound))
-    return replace(_without(problem, out, rest), bounds=tuple(bounds))
+        left_out = bound.values.difference(found.plan.values, found.out)
+        rest.update(dict.fromkeys((v for v in left_out if _counts(problem, v)), bound))
+    return replace(_without(problem, found.out, rest), bounds=tuple(bounds))
 
 
-def _taken_out(problem: Problem, plan: Plan, bound: Bound, out: Iterable[int], everything: bool) -> list[int]:
-    """Values of a part that are not to be saved, so that those that a plan saves besides fit, the largest first.
+class _Search:
+    """The values that are taken out of the parts, so that the minimum cut of the others holds all bounds.
 
-    Raises `BudgetError` where there are no more.
+    `plan` is that cut, `needed` are values without which there is none.
     """
-    kept = problem.kept_bytes(bound, plan.values)
-    values = bound.values.difference(out) if everything else bound.values.intersection(plan.values)
-    free = [v for v in values if _counts(problem, v) and not _is_fixed(problem, v)]
-    if not free:
-        what = f"is {human_bytes(bound.most_bytes)} for {bound.part}, which keeps {human_bytes(kept)} at the least."
-        fixed = max(bound.values.intersection(plan.values), key=lambda v: problem.prices[v])
-        why = problem.verdicts[fixed].not_recomputed
-        cure = f"Give it more, or less to do: the largest is {problem.graph.where(fixed)}, not computed again: {why}."
+
+    def __init__(self, problem: Problem, bounds: Sequence[Bound]) -> None:
+        """Search; raises `BudgetError` where nothing more can be taken out."""
+        self.problem, self.bounds = problem, bounds
+        self.plan, self.out, self.needed = min_cut(problem), dict[int, Bound](), set[int]()
+        is_single = False
+        for _ in range(MOST_CUTS):
+            broken = self.broken()
+            more = self.largest(broken)[: 1 if is_single else None] if broken else []
+            if broken is None or not more:
+                break
+            try:
+                out = {**self.out, **dict.fromkeys(more, broken)}
+                self.plan, self.out = min_cut(_without(problem, out)), out
+            except PlanError:
+                self.needed.update(more if len(more) == 1 else ())
+                is_single = True
+        if (broken := self.broken()) is not None:
+            self.refuse(broken)
+
+    def broken(self) -> Bound | None:
+        """The first bound that the plan breaks."""
+        return next((b for b in self.bounds if self.problem.kept_bytes(b, self.plan.values) > b.most_bytes), None)
+
+    def largest(self, bound: Bound) -> list[int]:
+        """The largest values of a part without which what the plan saves of it would fit, as far as there are such."""
+        prices, kept = self.problem.prices, self.problem.kept_bytes(bound, self.plan.values)
+        free = bound.values.intersection(self.plan.values).difference(self.needed)
+        taken: list[int] = []
+        for v in sorted(free, key=lambda v: (-prices[v], v)):
+            if kept > bound.most_bytes and _counts(self.problem, v) and not _is_fixed(self.problem, v):
+                taken.append(v)
+                kept -= prices[v]
+        return taken
+
+    def refuse(self, bound: Bound) -> NoReturn:
+        """Raise `BudgetError` for a part."""
+        problem, values = self.problem, bound.values.intersection(self.plan.values)
+        kept = human_bytes(problem.kept_bytes(bound, values))
+        what = f"is {human_bytes(bound.most_bytes)} for {bound.part}, which keeps {kept} at the least."
+        largest = max(values, key=lambda v: problem.prices[v])
+        why = problem.verdicts[largest].not_recomputed or "the backward needs it"
+        cure = f"Give it more, or less to do: the largest is {problem.graph.where(largest)}, which is saved: {why}."
         raise BudgetError(message("aot.budget", what, cure))
-    taken: list[int] = []
-    for v in sorted(free, key=lambda v: (-problem.prices[v], v)):
-        if everything or kept > bound.most_bytes:
-            taken.append(v)
-            kept -= problem.prices[v]
-    return taken
 
 
 def _without(problem: Problem, out: dict[int, Bound], rest: dict[int, Bound] | None = None) -> Problem:
