@@ -117,9 +117,10 @@ def named_by(key: Key, graph: Graph) -> frozenset[int]:
     sides, paths = classify(graph), dict[int, tuple[str, ...]]()
     named = (array for array in arrays_of(graph, sides) if _named(key, array, graph) is not None)
     values = {v for array in named for v in array.values}
-    for op in graph.ops if isinstance(key, str) else ():
+    parts = tuple(key.split("/")) if isinstance(key, str) else ()
+    for op in graph.ops if parts else ():
         path = (*_around(graph, op.region, paths), *modules_of(op.scope)) if op.name == OPEN_LOOP else ()
-        if _in_scope(tuple(key.split("/")), path):
+        if _in_scope(parts, path):
             values.update(v for v in op.outputs if not sides.is_late(v))
     return frozenset(values)
 
