@@ -70,7 +70,11 @@ def test_parts_keep_at_most_their_bytes_and_gradients_stay(strategy):
     assert found[-1] == STACK + ONE and (strategy == "budget" or found == sorted(found, reverse=True))
 
 
-@pytest.mark.parametrize("program", CORPUS[:: 1 if EVERY_PROGRAM else 9], ids=lambda program: program.name)
+#: Of this one no step can be traced, only a vjp.
+SOME = [p for p in CORPUS if p.name != "integers_to_differentiate"][:: 1 if EVERY_PROGRAM else 9]
+
+
+@pytest.mark.parametrize("program", SOME, ids=lambda program: program.name)
 def test_all_of_a_program_in_half_of_the_bytes_or_a_refusal(program):
     bound = partial(program.function, **program.kwargs)
     with program.precision():
