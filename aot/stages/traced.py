@@ -231,7 +231,9 @@ class Traced:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
-        return problem_for(self.graph, self.options, self.program.differentiated)
+        places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
+        differentiated = sorted({places[i] - count for i in self.program.differentiated})
+        return problem_for(self.graph, self.options, differentiated)
 
     @cached_property
     def planner(self) -> Planner:
