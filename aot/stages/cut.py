@@ -231,8 +231,9 @@ class Cut:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the halves run as two programs although one could run both: only so they offload anything, and a
-        file that is full is an error before the backward starts.
+        """Whether the halves run as two programs although one could run both: only so they offload anything.
+
+        Those that spill do too, so that a disk that fills up is an error before the backward starts.
         """
         if self.traced.options.spill is not None:
             return True

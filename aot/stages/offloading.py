@@ -50,8 +50,7 @@ _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
 def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = ()) -> Problem:
-    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks; what
-    spills passes through hooks, too.
+    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
     `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
     policy that does not fit, `BudgetError` for a part that cannot keep as little as its budget, and `VerifyError` where

@@ -120,6 +120,14 @@ def test_marks_survive_transformations():
         traced = aot.function(loss_within(1 << 30, start)).trace(W, X)
         (bound,) = traced.problem.bounds
         assert sum(traced.problem.prices[v] for v in bound.values) >= (ONE if name == "checkpoint" else STACK)
+    part = jax.jit(lambda h, w: lax.scan(step, h, w)[0])
+    part(X, W)  # traced before it is marked
+
+    def outside(w, x):
+        with aot.budget("1GB"):
+            return jnp.sum(part(x, w))
+
+    assert len(aot.function(outside).trace(W, X).problem.bounds) == 1
     size = STACK + ONE
     twice = jax.jit(jax.vmap(jax.grad(aot.function(loss_within(size))), (None, 0)))(W, np.stack([X, X / 2]))
     np.testing.assert_allclose(twice[0], jax.grad(loss_within("1GB"))(W, X), rtol=1e-4, atol=1e-6)

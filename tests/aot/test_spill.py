@@ -258,6 +258,19 @@ def test_gradients_inside_transformations_are_refused(folder):
     np.testing.assert_array_equal(jax.jit(function)(W, X), jax.jit(loss)(W, X))
 
 
+def test_arguments_on_several_devices_are_refused(folder):
+    class Spread:
+        class sharding:
+            device_set = (1, 2)
+
+    programs = aot.function(loss, spill=folder).trace(W, X).partition().jitted.programs
+    with pytest.raises(CallError) as error:
+        programs.run("forward", [Spread(), X])
+    assert str(error.value) == (
+        "loss spills to files, and an argument lies on 2 devices.\nPut its arguments on one device, or leave spill out."
+    )
+
+
 def test_options_that_do_not_fit_are_refused(folder, tmp_path):
     for given in (3, ""):
         with pytest.raises(TraceError) as error:
