@@ -14,7 +14,7 @@ from typing import NoReturn
 from jointcut.partition.errors import BudgetError, PlanError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.prices.bounds import Bound
+from jointcut.partition.prices.bounds import Allowance
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.search.mincut import min_cut
 
@@ -22,7 +22,7 @@ from jointcut.partition.search.mincut import min_cut
 MOST_CUTS = 24
 
 
-def bounded(problem: Problem, bounds: Sequence[Bound]) -> Problem:
+def bounded(problem: Problem, bounds: Sequence[Allowance]) -> Problem:
     """The problem, with constraints under which no plan breaks one of the bounds.
 
     Raises `BudgetError` for a part that cannot keep so little, with the least that was found.
@@ -30,7 +30,7 @@ def bounded(problem: Problem, bounds: Sequence[Bound]) -> Problem:
     if not bounds or all(_most(problem, bound) <= bound.most_bytes for bound in bounds):
         return replace(problem, bounds=tuple(bounds))
     found = _Search(problem, bounds)
-    rest: dict[int, Bound] = {}
+    rest: dict[int, Allowance] = {}
     for bound in bounds:
         left_out = bound.values.difference(found.plan.values, found.out)
         rest.update(dict.fromkeys((v for v in left_out if _counts(problem, v)), bound))
@@ -43,10 +43,10 @@ class _Search:
     `plan` is that cut, `needed` are values without which there is none.
     """
 
-    def __init__(self, problem: Problem, bounds: Sequence[Bound]) -> None:
+    def __init__(self, problem: Problem, bounds: Sequence[Allowance]) -> None:
         """Search; raises `BudgetError` where nothing more can be taken out."""
         self.problem, self.bounds = problem, bounds
-        self.plan, self.out, self.needed = min_cut(problem), dict[int, Bound](), set[int]()
+        self.plan, self.out, self.needed = min_cut(problem), dict[int, Allowance](), set[int]()
         is_single = False
         for _ in range(MOST_CUTS):
             broken = self.broken()
@@ -62,11 +62,11 @@ class _Search:
         if (broken := self.broken()) is not None:
             self.refuse(broken)
 
-    def broken(self) -> Bound | None:
+    def broken(self) -> Allowance | None:
         """The first bound that the plan breaks."""
         return next((b for b in self.bounds if self.problem.kept_bytes(b, self.plan.values) > b.most_bytes), None)
 
-    def largest(self, bound: Bound) -> list[int]:
+    def largest(self, bound: Allowance) -> list[int]:
         """The largest values of a part without which what the plan saves of it would fit, as far as there are such."""
         prices, kept = self.problem.prices, self.problem.kept_bytes(bound, self.plan.values)
         free = bound.values.intersection(self.plan.values).difference(self.needed)
@@ -77,7 +77,7 @@ class _Search:
                 kept -= prices[v]
         return taken
 
-    def refuse(self, bound: Bound) -> NoReturn:
+    def refuse(self, bound: Allowance) -> NoReturn:
         """Raise `BudgetError` for a part."""
         problem, values = self.problem, bound.values.intersection(self.plan.values)
         kept = human_bytes(problem.kept_bytes(bound, values))
@@ -88,7 +88,7 @@ class _Search:
         raise BudgetError(message("aot.budget", what, cure))
 
 
-def _without(problem: Problem, out: dict[int, Bound], rest: dict[int, Bound] | None = None) -> Problem:
+def _without(problem: Problem, out: dict[int, Allowance], rest: dict[int, Allowance] | None = None) -> Problem:
     """The problem in which some values are not saved; those in `rest` are not to be computed again for that."""
     recompute, rest = CheckpointPolicy.MUST_RECOMPUTE, rest or {}
     both = sorted([*out.items(), *rest.items()], key=lambda pair: pair[0])
@@ -96,7 +96,7 @@ def _without(problem: Problem, out: dict[int, Bound], rest: dict[int, Bound] | N
     return replace(problem, constraints=demands, verdicts=tuple(judge(problem.graph, problem.sides, demands)))
 
 
-def _most(problem: Problem, bound: Bound) -> int:
+def _most(problem: Problem, bound: Allowance) -> int:
     """The bytes of all values of a part that could be saved."""
     return sum(problem.prices[v] for v in bound.values if _counts(problem, v))
 

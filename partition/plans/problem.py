@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Self
 
 from jointcut.partition.plans.backend import PORTABLE, Backend
-from jointcut.partition.prices.bounds import Bound
+from jointcut.partition.prices.bounds import Allowance
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import Graph
@@ -54,7 +54,7 @@ class Problem:
     model: CostModel | None = None
     forms: tuple[tuple[int, str], ...] = ()
     hooks: Hooks | None = None
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[Allowance, ...] = ()
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class Problem:
         seconds = (0.0 if op.name in FUSED else s for op, s in zip(self.graph.ops, taken, strict=True))
         return replace(self, seconds=tuple(seconds), model=model)
 
-    def kept_bytes(self, bound: Bound, saved: Iterable[int]) -> int:
+    def kept_bytes(self, bound: Allowance, saved: Iterable[int]) -> int:
         """The bytes that a part keeps in the device's memory where these values are saved there."""
         return sum(self.prices[v] for v in bound.values.intersection(saved))
 

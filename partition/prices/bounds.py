@@ -22,7 +22,7 @@ _MARK = re.compile(re.escape(BUDGET_SCOPE) + r"(\d+)@([^/()]+)")
 
 
 @dataclass(frozen=True)
-class Bound:
+class Allowance:
     """The most bytes that the values of one part keep in the device's memory between the halves.
 
     `part` names it: the line of the user's, or the key of the policy.
@@ -47,18 +47,18 @@ def mark(most_bytes: int, line: str) -> str:
     return f"{BUDGET_SCOPE}{most_bytes}@{re.sub('[/()]', '_', line)}"
 
 
-def bounds_of(policy: Policy | None, graph: Graph) -> tuple[Bound, ...]:
+def bounds_of(policy: Policy | None, graph: Graph) -> tuple[Allowance, ...]:
     """The bounds of a program's parts, those of the name stacks first."""
     marked: dict[tuple[str, str], set[int]] = defaultdict(set)
     for op in graph.ops:
         if op.name not in (STEP, LITERAL):
             for found in _marks(graph, op.scope, op.region):
                 marked[found].update(op.outputs)
-    bounds = [Bound(f"what is made under {line}", int(size), frozenset(vs)) for (size, line), vs in marked.items()]
+    bounds = [Allowance(f"what is made under {line}", int(size), frozenset(vs)) for (size, line), vs in marked.items()]
     rules = () if policy is None or callable(policy) else policy
     for key, demand in rules:
         if isinstance(demand, KeepAtMost):
-            bounds.append(Bound(f"policy[{shown(key)}]", demand.most_bytes, named_by(key, graph)))
+            bounds.append(Allowance(f"policy[{shown(key)}]", demand.most_bytes, named_by(key, graph)))
     return tuple(bounds)
 
 
