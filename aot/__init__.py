@@ -24,7 +24,7 @@ Files, in reading order:
     trace: Trace a function and its gradient, and describe their inputs and outputs.
     run: Compile the halves, run them, and pass residuals from forward to backward.
     update: Update parameters inside the backward.
-    budget: Find a plan that fits a budget, and remember it.
+    fitting: Find a plan that fits a budget, and remember it.
     cures: Find what makes a call finite that was not, and try it by running the call.
     export: Write a cut pair to a folder that others can run, and read one back.
     report: Show what a partition keeps and computes again, by XLA's own account, and what less memory would cost.
@@ -38,7 +38,6 @@ Files, in reading order:
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
-from jointcut.aot.budget.pareto import Pareto as Pareto
 from jointcut.aot.choices.conventions import Conventions as Conventions
 from jointcut.aot.choices.conventions import conventions as conventions
 from jointcut.aot.choices.options import Options as Options
@@ -49,12 +48,14 @@ from jointcut.aot.choices.policies import PREFER_OFFLOAD as PREFER_OFFLOAD
 from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
 from jointcut.aot.choices.policies import SAVE_AS as SAVE_AS
+from jointcut.aot.choices.scopes import budget as budget
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
 from jointcut.aot.explain import is_differentiable as is_differentiable
 from jointcut.aot.export.loaded import Loaded as Loaded
 from jointcut.aot.export.loaded import load as load
+from jointcut.aot.fitting.pareto import Pareto as Pareto
 from jointcut.aot.function import Function as Function
 from jointcut.aot.function import function as function
 from jointcut.aot.hooks.hook import Hook as Hook
@@ -84,6 +85,7 @@ from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
+from jointcut.partition.errors import SpillError as SpillError
 from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
@@ -113,11 +115,13 @@ __all__ = [
     "Pareto",
     "PolicyError",
     "Report",
+    "SpillError",
     "Stacked",
     "Taped",
     "Traced",
     "UncheckedWarning",
     "UncutWarning",
+    "budget",
     "conventions",
     "debug",
     "explain",

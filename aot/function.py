@@ -317,6 +317,7 @@ def function(
     offload: bool = False,
     check_offload: bool = True,
     saved_arrays: SavedArrays | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -361,23 +362,28 @@ def function(
             transformation are not checked, which an `UncheckedWarning` says, nor are exported programs. With effects
             nothing is replayed, and only a NaN is an error.
         policy: what must or should become of single values at every budget: a dict from keys to `aot.MUST_SAVE`,
-            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds, or
-            one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of one
-            (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`. A
-            PREFER is a price, and plans tell what they overrule.
+            `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds,
+            `aot.budget(bytes)`, or one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of
+            one (`"encoder/block_*"`), a primitive (`"dot_general"`), or a function of an op and a value of the `Graph`.
+            A PREFER is a price, and plans tell what they overrule.
         offload: whether a budget may be met by offloading what no policy names, too (see `Roofline.host_bytes_per_s`).
         check_offload: whether a small step is checked before the first offload on a kind of device (openxla/xla 46231).
         saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
             keeps for the backward, traced into the halves where JAX can trace them.
+        spill: a folder in which what is computed and kept for the backward waits in files, in loops step by step, and
+            not in memory. They are removed when the backward is done, also after a crash, by the next call that spills
+            there. The halves run as two programs, one at a time, and a call waits for them; inside a transformation of
+            yours no gradient can be taken.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
         PlanError: two of strategy, budget and plan are given.
         PolicyError: the policy is no policy, or, at a call, names nothing or contradicts itself or a rule.
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
+        SpillError: at a call, the folder of `spill` is full or cannot be written.
         StrategyError: the strategy is unknown.
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -20,7 +20,7 @@ from jax import Array
 from benchmarks.methods import count_equations, forget
 from benchmarks.programs import gpt
 from jointcut import aot
-from jointcut.aot.budget.rates import rates
+from jointcut.aot.fitting.rates import rates
 
 #: Layers of an unrolled GPT whose joint graphs have about 10**3, 10**4 and 10**5 equations.
 DEPTHS = (4, 42, 420)

@@ -53,7 +53,7 @@ def relinked(text: str, folder: str, pages: dict[str, str]) -> str:
     `pages` maps files of the repository to pages of the site.
 
     >>> pages = {"CHANGELOG.md": "changelog.md"}
-    >>> relinked("[a](../CHANGELOG.md), [b](https://b.org), [c](../aot/budget/fit.py)", "notebooks", pages)
+    >>> relinked("[a](../CHANGELOG.md), [b](https://b.org), [c](../aot/fitting/fit.py)", "notebooks", pages)
     '[a](../changelog.md), [b](https://b.org), c'
     """
 

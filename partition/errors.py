@@ -12,6 +12,7 @@ The tree of everything that jointcut raises on its own account::
     ├── NonFiniteError     a half made a NaN or an infinity (also a FloatingPointError)
     ├── RecordError        a record has no JSON form, or a JSON text was not written by jointcut
     ├── CacheError         a cache folder that cannot be used or trusted
+    ├── SpillError         a folder that cannot hold what is spilled (also an OSError)
     ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
     ├── IdentityError      something in a cache key has no identity outside this process
     ├── CallError          a call that does not fit its program (also a TypeError and a ValueError)
@@ -83,6 +84,10 @@ class ArtefactError(JointcutError, ValueError):
 
 class CacheError(JointcutError, ValueError):
     """A cache folder cannot be used or trusted, or was asked for something that is not a key."""
+
+
+class SpillError(JointcutError, OSError):
+    """A folder that is to hold what the backward needs is full, or cannot be written or read."""
 
 
 class IdentityError(JointcutError, ValueError):

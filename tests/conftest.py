@@ -20,8 +20,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jointcut.aot.budget import searches
-from jointcut.aot.budget.rates import VARIABLE as RATES
+from jointcut.aot.fitting import searches
+from jointcut.aot.fitting.rates import VARIABLE as RATES
 from jointcut.aot.progress.progress import VARIABLE as PROGRESS
 
 EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ

@@ -231,6 +231,8 @@ def _refusal(source: Primal, bound: Bound, options: Options) -> str | None:
         return "it runs on several devices."
     if options.saved_arrays is not None:
         return "what it saves passes through functions of yours."
+    if options.spill is not None:
+        return "what it saves waits in files of this process."
     if options.passes:
         return f"{type(options.passes[0]).__name__} rewrites its halves."
     if options.budget is not None and limit(options.budget).of_device:

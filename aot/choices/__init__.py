@@ -4,6 +4,7 @@ Files, in reading order:
 
     limits: Read a memory budget.
     conventions: Choose the derivative at points where a function has none, or several.
+    scopes: Bound what a part of a program keeps for its backward.
     policies: Read a policy: what a user demands of single values, by names, scopes and primitives.
     options: List every choice a user can make, with its default.
 """

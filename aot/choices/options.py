@@ -12,6 +12,7 @@ from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.aot.choices.policies import GivenPolicy, read_policy
 from jointcut.aot.hooks.saving import SavedArrays
+from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
@@ -69,6 +70,7 @@ class Options(Record):
         offload: whether a budget's search may also offload what the policy does not name.
         check_offload: whether a small step is checked before anything is first offloaded on a kind of device.
         saved_arrays: the functions that what is saved passes through, and which arrays these are for.
+        spill: the folder in which what is saved waits for the backward in files, or None.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
     """
@@ -94,6 +96,7 @@ class Options(Record):
     offload: bool = False
     check_offload: bool = True
     saved_arrays: SavedArrays | None = None
+    spill: str | os.PathLike[str] | Spill | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -104,6 +107,11 @@ class Options(Record):
     def conventions(self) -> Conventions:
         """The derivatives that are chosen at singular points."""
         return NAMED[self.derivatives] if isinstance(self.derivatives, str) else self.derivatives
+
+    @property
+    def spilled(self) -> Spill | None:
+        """Where what is saved waits in files."""
+        return read_spill(self.spill)
 
     @property
     def around(self) -> tuple[Any, ...]:
@@ -165,14 +173,18 @@ def validated(function: Any, options: Options) -> Options:
         cache=_folder(options.cache),
         wrappers=_tuple(options.wrappers),
         policy=read_policy(options.policy),
+        spill=read_spill(options.spill),
     )
 
 
 def _check(options: Options) -> None:
-    """Raise `TraceError` for an unknown check, one that needs donated arguments, or saved arrays that are none."""
+    """Raise `TraceError` for an unknown check, one that needs donated arguments, or unfit saved arrays."""
     if options.saved_arrays is not None and not isinstance(options.saved_arrays, SavedArrays):
         what = f"is a {type(options.saved_arrays).__name__}."
         raise TraceError(message("saved_arrays", what, "Give aot.saved_arrays(pack, unpack)."))
+    if options.saved_arrays is not None and options.spill is not None:
+        cure = "Give one of them: pack may itself write to a file."
+        raise TraceError(message("saved_arrays and spill", "are given together.", cure))
     if options.check not in (None, NONFINITE):
         raise TraceError(message("check", f"{options.check!r} is unknown.", choices(options.check, [NONFINITE])))
     if options.check is not None and any(options.donated):

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot.choices.scopes import budget
 from jointcut.partition.errors import PolicyError, choices, message
 from jointcut.partition.prices.policies import Key, Policy, forms_of, shown
 from jointcut.partition.prices.rules import CheckpointPolicy
@@ -97,7 +98,7 @@ class SAVE_AS(SaveAs, Record):
         return f"aot.{self.name}"
 
 
-Demand = CheckpointPolicy | SAVE_AS
+Demand = CheckpointPolicy | SAVE_AS | budget
 
 #: A policy as users give it: a dict from keys to demands, or a policy of `jax.checkpoint_policies`.
 GivenPolicy = Mapping[Key, Demand | tuple[Demand, ...]] | Callable[..., Any]
@@ -165,6 +166,8 @@ def _refuse(key: Any, demand: Any) -> None:
         cure = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."
         raise PolicyError(message("policy", f"has the key {key!r}.", cure))
     where = f"policy[{shown(key)}]"
-    if not isinstance(demand, CheckpointPolicy | SaveAs):
+    if not isinstance(demand, CheckpointPolicy | SaveAs | budget):
         names = ", ".join(f"aot.{member.name}" for member in CheckpointPolicy)
-        raise PolicyError(message(where, f"is {demand!r}.", f"Give one of {names}, or aot.SAVE_AS(dtype)."))
+        raise PolicyError(
+            message(where, f"is {demand!r}.", f"Give one of {names}, aot.SAVE_AS(dtype) or aot.budget(bytes).")
+        )

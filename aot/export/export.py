@@ -116,7 +116,10 @@ def refuse_what_stays(traced: Traced) -> None:
 
 
 def _refuse_hooks(pair: Pair) -> None:
-    """Raise `ArtefactError` where what is saved passes through functions that are called back."""
+    """Raise `ArtefactError` where what is saved is spilled, or passes through functions that are called back."""
+    if pair.traced.options.spill is not None:
+        what = "spills what it keeps to files of this process."
+        raise ArtefactError(message(pair.traced.name, what, "Export it without spill."))
     halves = (pair.halves.forward, pair.halves.backward)
     if pair.traced.options.saved_arrays and any(any(_effects(jaxprs.opened(half)[0])) for half in halves):
         what = "has saved_arrays that are called back, in this process."

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.aot.budget.axes import apart, kept, shown, unit_of
+from jointcut.aot.fitting.axes import apart, kept, shown, unit_of
 from jointcut.partition.drawing.picture import JSON
 from jointcut.partition.errors import JointcutError, choices, message
 

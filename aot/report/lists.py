@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jointcut.aot.budget.pareto import Pareto, ParetoPoint
+from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.drawing.picture import file_and_line, type_of
 from jointcut.partition.figures import human_bytes

@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from jointcut.aot.budget.axes import optional
-from jointcut.aot.budget.pareto import Pareto
+from jointcut.aot.fitting.axes import optional
+from jointcut.aot.fitting.pareto import Pareto
 from jointcut.aot.report import drawing, table
 from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow

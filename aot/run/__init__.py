@@ -12,6 +12,7 @@ Files, in reading order:
     pullback: Hold a forward's residuals until the cotangent is given.
     runner: Run the programs of one signature on the caller's trees.
     flat: Make the flat programs of a function: inside a trace, jitted, or compiled ahead of time.
+    spilled: Run programs that keep what the backward needs in files.
     meshed: Measure a program inside `jax.shard_map`, compiled for all devices of the mesh.
     uncut: Warn, once per function, that plain JAX runs instead of a cut.
     unchecked: Warn, once per function, that a call is not checked for NaN.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jointcut.aot.budget.attempts import Attempt
+from jointcut.aot.fitting.attempts import Attempt
 from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, ProgramMemory, Timings
 from jointcut.aot.run.pullback import Pullback
@@ -162,7 +162,7 @@ class Compiled:
 
         There is one cotangent per output that can carry one. Returns the flat gradients of the differentiated leaves.
         """
-        return self.cut.jits.compiled("backward")(*residuals, *cotangents)
+        return list(self.cut.executables.programs.backward(residuals, cotangents, False))
 
 
 def names_of(executables: int) -> tuple[str, ...]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jointcut.aot.budget.attempts import Fitted
-from jointcut.aot.budget.pareto import Pareto
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
 from jointcut.aot.export.pair import Pair
+from jointcut.aot.fitting.attempts import Fitted
+from jointcut.aot.fitting.pareto import Pareto
+from jointcut.aot.hooks.spilling import is_spilled
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report.inexact import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
@@ -24,6 +25,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.runner import Programs, Runner
+from jointcut.aot.run.spilled import refuse_spill, spilled
 from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.compiled import Compiled, names_of
 from jointcut.aot.stages.debug import Checked
@@ -40,6 +42,7 @@ from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split, halved
+from jointcut.partition.stored.packing import HOOK
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -206,6 +209,8 @@ class Cut:
     @property
     def open(self) -> Runner:
         """The runner inside an outer trace, which the halves become part of."""
+        if self.traced.options.spill is not None:
+            refuse_spill(self.traced.name)
         return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self._again))))
 
     @property
@@ -226,7 +231,12 @@ class Cut:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the halves run as two programs although one could run both: only so they offload anything."""
+        """Whether the halves run as two programs although one could run both: only so they offload anything.
+
+        Those that spill do too, so that a disk that fills up is an error before the backward starts.
+        """
+        if self.traced.options.spill is not None:
+            return True
         return bool(self.plan.offloaded) and not self.split.problem.backend.moves_inside
 
     def checked(self) -> Runner:
@@ -241,6 +251,15 @@ class Cut:
         return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
 
     @property
+    def bytes_spilled(self) -> int:
+        """Bytes that wait in files, but for the starts of segments; 0 unless the options spill."""
+        if self.traced.options.spill is None:
+            return 0
+        values = self.split.graph.values
+        waiting = (values[v] for v, forms in self.schedule.stored.items() if HOOK in forms)
+        return sum(value.saved_bytes for value in waiting if is_spilled(value.payload))
+
+    @property
     def _again(self) -> Wrap:
         """How the halves are differentiated once more; those with references, by JAX."""
         traced = self.traced
@@ -253,6 +272,9 @@ class Cut:
 
     def _running(self, programs: Programs, is_apart: bool = False) -> Runner:
         traced, signed = self.traced, lambda: self.signature
+        if (spill := traced.options.spilled) is not None:
+            count = len(traced.program.results.avals) - len(traced.handed_back)
+            programs = spilled(programs, spill.packing.disk, traced.name, self.bytes_spilled, count)
         known = traced.consts, traced.handed_back, self.residuals, signed, is_apart
         return Runner(traced.call, programs, *known)
 

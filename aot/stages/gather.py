@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.choices.limits import Budget
+from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.aot.report import sections
 from jointcut.aot.report.derived import derived, derived_section
 from jointcut.aot.report.held import held, one_after_the_other

@@ -3,7 +3,7 @@
 XLA has returned wrong gradients, without an error, where residuals of a scan were offloaded on a GPU (openxla/xla
 46231). So on a kind of device and a version of jaxlib that were not seen before, a small step is run twice, once with
 all its residuals in host memory and once with none there, and the gradients are compared. That it went well is noted in
-the file of the device's rates (see `aot/budget/rates`).
+the file of the device's rates (see `aot/fitting/rates`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
-from jointcut.aot.choices.policies import stored_forms
+from jointcut.aot.choices.policies import read_policy, stored_forms
+from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread
+from jointcut.aot.fitting.scopes import bounded
 from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message
@@ -30,6 +31,7 @@ from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.bounds import bounds_of
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
@@ -51,17 +53,21 @@ def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = 
     """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
     `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
-    policy that does not fit, and `VerifyError` where offloaded values come back wrong.
+    policy that does not fit, `BudgetError` for a part that cannot keep as little as its budget, and `VerifyError` where
+    offloaded values come back wrong.
     """
     forms = stored_forms(options.policy, graph)
     asked = demands(options, graph)
     if forms:
         asked = (*kept_exact(Problem.of(graph)), *asked)
     problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
+    problem = bounded(problem, bounds_of(read_policy(options.policy), graph))
     if (saving := options.saved_arrays) is not None:
         primals = graph.role_inputs(Role.PRIMAL)
         params = frozenset(primals[i] for i in differentiated)
         problem = replace(problem, hooks=Hooks(saving.packing, saving.which or WHICH[0], params))
+    if (spill := options.spilled) is not None:
+        problem = replace(problem, hooks=Hooks(spill.packing, WHICH[0], frozenset()))
     if (problem.to_host or options.offload) and options.check_offload:
         check()
     return problem

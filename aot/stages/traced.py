@@ -16,14 +16,14 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.budget.attempts import Fitted
-from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import planner_for
-from jointcut.aot.budget.pareto import Pareto, ParetoPoint
-from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
+from jointcut.aot.fitting.attempts import Fitted
+from jointcut.aot.fitting.checkpoints import in_budget
+from jointcut.aot.fitting.fit import planner_for
+from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
+from jointcut.aot.fitting.searches import Wanted, settled, summary, way
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.stages.compiled import Compiled
@@ -232,7 +232,9 @@ class Traced:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
-        return problem_for(self.graph, self.options, self.program.differentiated)
+        places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
+        differentiated = sorted({places[i] - count for i in self.program.differentiated})
+        return problem_for(self.graph, self.options, differentiated)
 
     @cached_property
     def planner(self) -> Planner:

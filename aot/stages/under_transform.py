@@ -7,17 +7,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from jointcut.aot.budget.attempts import Ways, Weighed
-from jointcut.aot.budget.checkpoints import in_budget
-from jointcut.aot.budget.fit import planner_for
-from jointcut.aot.budget.notes import Held
-from jointcut.aot.budget.scales import Scales
-from jointcut.aot.budget.searches import Wanted, settled, way
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import has_forms
+from jointcut.aot.fitting.attempts import Ways, Weighed
+from jointcut.aot.fitting.checkpoints import in_budget
+from jointcut.aot.fitting.fit import planner_for
+from jointcut.aot.fitting.notes import Held
+from jointcut.aot.fitting.scales import Scales
+from jointcut.aot.fitting.searches import Wanted, settled, way
 from jointcut.aot.run.compile import ProgramMemory, begin, rough_options
 from jointcut.aot.run.meshed import lowered
+from jointcut.aot.run.spilled import refuse_spill
 from jointcut.aot.stages.offloading import problem_for
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.lower import verify
@@ -34,8 +35,10 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     """Cut a joint program; the memory for a budget is measured on both halves in one program.
 
     The memory of the surrounding program is not known here. A plan found by another way of calling is tried before a
-    search (see `searches`). Raises as `Traced.partition`.
+    search (see `searches`). Raises as `Traced.partition`, and `CallError` for a function that spills.
     """
+    if options.spill is not None:
+        refuse_spill(name)
     how, program = wanted_plan(options), replace(program, policy=options.policy)
     if how.budget is None:
         is_as_jax = how.strategy == "save_all" and options.policy is None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jointcut.aot.budget.attempts import Ways, Weighed
-from jointcut.aot.budget.notes import Held
-from jointcut.aot.budget.scales import Scales
+from jointcut.aot.fitting.attempts import Ways, Weighed
+from jointcut.aot.fitting.notes import Held
+from jointcut.aot.fitting.scales import Scales
 from jointcut.aot.run.compile import rough_options, weighing_options
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.partition.plans.plan import Plan

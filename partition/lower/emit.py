@@ -8,6 +8,7 @@ name stack and source line.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from jointcut.partition.program.bodies import Apart, Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.simplify import renamed
-from jointcut.partition.stored.packing import Packed, Packings
+from jointcut.partition.stored.packing import HOOK, Packed, Packings
 
 #: A value of a loop in segments, and whether its stack of the last steps is meant, or else the starts of segments.
 _Key = tuple[int, bool]
@@ -93,7 +94,8 @@ def _forward(graph: Graph, schedule: Schedule, top: _Writer) -> tuple[Any, list[
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.OUTPUT)]
     kept = [(key, atom) for key, atoms in top.kept.items() for atom in atoms]
     left = flat(map(top.leaving, handed))
-    closed = jaxprs.build(invars, [*results, *left, *(atom for _, atom in kept)], top.eqns)
+    waiting = [part for (v, _), atom in kept for part in top.hooked(v, atom)]
+    closed = jaxprs.build(invars, [*results, *left, *waiting], top.eqns)
     return closed, [(key, atom.aval) for key, atom in kept]
 
 
@@ -105,17 +107,18 @@ def _backward(
     top.on_host.update(schedule.offloaded)
     top.forms.update(schedule.stored)
     fed = [top.define(v, top.fresh(v, TOP)) for v in values]
-    first = [jaxprs.fresh(aval) for _, aval in kept]
-    for (key, _), var in zip(kept, first, strict=True):
-        top.kept.setdefault(key, []).append(var)
+    first = [[*map(jaxprs.fresh, top.types_of_kept(aval))] for _, aval in kept]
+    for (key, aval), atoms in zip(kept, first, strict=True):
+        top.kept.setdefault(key, []).append(top.unhooked(key[0], aval, atoms))
     cotangents = [top.define(v, top.fresh(v, TOP)) for v in graph.role_inputs(Role.COTANGENT)]
     top.run(schedule.backward)
     results = [lit if v is None else top.want(v) for v, lit in _ends(graph, Role.GRADIENT)]
     read = {v for eqn in top.eqns for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
     read.update(v for v in results if not isinstance(v, jaxprs.Literal))
     counts = {v: len(atom) for v, atom in zip(values, fed, strict=True) if isinstance(atom, tuple)}
-    places = _residuals(graph, schedule, [v for (v, _), _ in kept], counts)
-    residuals = [(r, var) for r, var in zip(places, [*flat(fed), *first], strict=True) if var in read]
+    parts = [v for ((v, _), _), atoms in zip(kept, first, strict=True) for _ in atoms]
+    places = _residuals(graph, schedule, parts, counts)
+    residuals = [(r, var) for r, var in zip(places, [*flat(fed), *itertools.chain(*first)], strict=True) if var in read]
     invars = [*(var for _, var in residuals), *cotangents]
     return jaxprs.build(invars, results, top.eqns), tuple(r for r, _ in residuals)
 
@@ -193,6 +196,23 @@ class _Writer(Followed[Any]):
         for aval in types:
             self.packings.named(form).check(aval, lambda: self.graph.where(v))
         return [self.packings.of(form, jaxprs.stacked(aval, lengths), len(lengths)) for aval in types]
+
+    def hooked(self, v: int, atom: Any) -> list[Any]:
+        """Write what a user's functions make of what a loop in segments keeps; without them, what it keeps."""
+        if HOOK not in self.packings.more:
+            return [atom]
+        self.packings.named(HOOK).check(atom.aval, lambda: self.graph.where(v))
+        return self.called(v, self.packings.of(HOOK, atom.aval).pack, [atom])
+
+    def types_of_kept(self, aval: Any) -> Sequence[Any]:
+        """The types of what `hooked` gives for an atom of a type."""
+        return self.packings.of(HOOK, aval).types if HOOK in self.packings.more else [aval]
+
+    def unhooked(self, v: int, aval: Any, atoms: Sequence[Any]) -> Any:
+        """Write what makes the atom of this type again that was `hooked`."""
+        if HOOK not in self.packings.more:
+            return atoms[0]
+        return self.called(v, self.packings.of(HOOK, aval).unpack, atoms)[0]
 
     def called(self, v: int, call: Any, invars: Sequence[Any]) -> list[Any]:
         """Write a call, at the line of the op that makes a value."""

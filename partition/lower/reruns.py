@@ -95,7 +95,8 @@ def _considered(problem: Problem, plan: Plan, loop: Loop) -> Segmentable | None:
     if not values or any(op.effects for op in ops) or any(_is_laid_out(graph, v) for op in ops for v in op.outputs):
         return None
     again, carries = needed_again(graph, body, values, runs_forward(graph, problem.sides, plan.values))
-    if any(({op.name} | op.inner) & COLLECTIVES for op in again):
+    barred = {v for bound in problem.bounds for v in bound.values if problem.verdicts[v].not_saved}
+    if barred.intersection(carries) or any(({op.name} | op.inner) & COLLECTIVES for op in again):
         return None
     return Segmentable(
         loop.id,

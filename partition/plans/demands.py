@@ -6,7 +6,7 @@ A plan that breaks a MUST is refused. A plan that overrules a PREFER says so, an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from jointcut.partition.errors import PlanError, message
@@ -91,6 +91,14 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
             took = f"taken {1e3 * sum(known):,.3f} ms" if known else f"run {counted(len(own), 'op')} again"
             cost = f"it keeps {size}; computing it again would have {took}, with what that reads"
         yield f"overruled {reason}: {times}{what}; {cost}"
+
+
+def in_bounds(problem: Problem | None, on_device: Set[int]) -> Iterator[str]:
+    """A line for each part of a program that may keep only so many bytes: what was asked, and what it keeps."""
+    if problem is None:
+        return
+    for bound in problem.bounds:
+        yield f"{bound.reason}: {human_bytes(problem.kept_bytes(bound, on_device))} kept"
 
 
 def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
-from jointcut.partition.plans.demands import Overruled, overruled, told, unused
+from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
 from jointcut.partition.plans.saved import DEVICE, Saved, in_smaller_forms, listed
@@ -189,8 +189,9 @@ class Plan(Shown):
 
     @property
     def remarks(self) -> list[str]:
-        """A line for each kind of cheaper form, each loop cut by its steps, each demand without effect."""
+        """A line for each kind of cheaper form, each loop cut by its steps, each budget, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
+        cut += in_bounds(self.problem, set(self.values).difference(self.offloaded))
         return [*cut, *in_smaller_forms(self.saved), *told(self.overruled), *unused(self.problem, self.values)]
 
     def _figures(self) -> Iterator[str]:

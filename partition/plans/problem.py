@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Self
 
 from jointcut.partition.plans.backend import PORTABLE, Backend
+from jointcut.partition.prices.bounds import Allowance
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import Graph
@@ -39,6 +40,7 @@ class Problem:
             that a rule of cost forbids to run again is never run again; with prices, it costs its seconds.
         model: the cost model that gave these seconds, None where ops have no prices.
         hooks: a user's functions, through which passes what is saved; None if there are none.
+        bounds: the parts that may keep only so many bytes; the constraints see to it.
         forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
     """
 
@@ -52,6 +54,7 @@ class Problem:
     model: CostModel | None = None
     forms: tuple[tuple[int, str], ...] = ()
     hooks: Hooks | None = None
+    bounds: tuple[Allowance, ...] = ()
 
     @classmethod
     def of(
@@ -97,6 +100,10 @@ class Problem:
         taken = recompute_seconds(self.graph, self.sides, model)
         seconds = (0.0 if op.name in FUSED else s for op, s in zip(self.graph.ops, taken, strict=True))
         return replace(self, seconds=tuple(seconds), model=model)
+
+    def kept_bytes(self, bound: Allowance, saved: Iterable[int]) -> int:
+        """The bytes that a part keeps in the device's memory where these values are saved there."""
+        return sum(self.prices[v] for v in bound.values.intersection(saved))
 
     @cached_property
     def preferences(self) -> tuple[Constraint, ...]:

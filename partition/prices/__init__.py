@@ -12,5 +12,6 @@ Files, in reading order:
     flops: Count what one equation computes and moves.
     rules: Decide what may be saved and what may be recomputed, with a reason.
     policies: Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
+    bounds: Read which parts of a program may keep how many bytes for the backward.
     cost: Price every value in bytes and every op in seconds.
 """

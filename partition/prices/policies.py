@@ -15,7 +15,8 @@ one value with all its names, scopes and primitives.
 
 Of several keys that name a value a MUST goes before a PREFER; then a `checkpoint_name` before a predicate, and that
 before scopes and primitives; then the key that comes first. Two different MUSTs of the same kind contradict each other.
-Of forms the one whose key goes first is taken, whatever else is demanded of the value.
+Of forms the one whose key goes first is taken, whatever else is demanded of the value. A `KeepAtMost` is on the values
+of its key together (see `bounds`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import jax
 
 from jointcut.partition.errors import PolicyError, message, nearest
 from jointcut.partition.nesting.read import read
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, KeepAtMost, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
 from jointcut.partition.program.jaxprs import HOST, Jaxpr, asked, build, inner_jaxprs, opened
 from jointcut.partition.program.places import modules_of
@@ -41,7 +42,7 @@ from jointcut.partition.stored.forms import FORMS, SaveAs
 
 Key = str | Callable[[Op, Value], Any]
 
-Rule = tuple[Key, CheckpointPolicy | SaveAs]
+Rule = tuple[Key, CheckpointPolicy | SaveAs | KeepAtMost]
 
 #: Rules in order, or a policy of JAX's.
 Policy = tuple[Rule, ...] | Callable[..., Any]
@@ -109,6 +110,19 @@ def forms_of(policy: Policy | None, graph: Graph) -> tuple[tuple[int, str], ...]
                 forms |= {found: forms[end], out: forms[end]}
     left_out = arrays.sides.outputs
     return tuple((v, form) for v, form in sorted(forms.items()) if v not in left_out and not arrays.sides.is_late(v))
+
+
+def named_by(key: Key, graph: Graph) -> frozenset[int]:
+    """The values of a program's forward that a key names, with what the loops carry that stand in a scope."""
+    sides, paths = classify(graph), dict[int, tuple[str, ...]]()
+    named = (array for array in arrays_of(graph, sides) if _named(key, array, graph) is not None)
+    values = {v for array in named for v in array.values}
+    parts = tuple(key.split("/")) if isinstance(key, str) else ()
+    for op in graph.ops if parts else ():
+        path = (*_around(graph, op.region, paths), *modules_of(op.scope)) if op.name == OPEN_LOOP else ()
+        if _in_scope(parts, path):
+            values.update(v for v in op.outputs if not sides.is_late(v))
+    return frozenset(values)
 
 
 def _is_smaller(value: Value, form: str) -> bool:

@@ -79,6 +79,18 @@ class CheckpointPolicy(enum.Enum):
         return self.name.endswith("OFFLOAD")
 
 
+@dataclass(frozen=True)
+class KeepAtMost:
+    """A demand on values: together they keep at most so many bytes in the device's memory between the halves."""
+
+    most_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The demand as a user writes it."""
+        return f"budget({self.most_bytes})"
+
+
 def not_offloaded(graph: Graph, sides: Sides, v: int) -> str:
     """Why a value of the forward cannot wait in host memory, in words; empty where it can."""
     if v in sides.outputs:
@@ -97,12 +109,14 @@ class Constraint:
         demand: what must happen to it.
         reason: why, in words; the plan tells it.
         is_asked: whether a user asked for it; only then a plan tells that it has no effect.
+        is_costly: whether the rules of cost hold all the same for what must be computed again if it is read.
     """
 
     value: int
     demand: CheckpointPolicy
     reason: str
     is_asked: bool = True
+    is_costly: bool = False
 
 
 def judge(graph: Graph, sides: Sides, constraints: Iterable[Constraint] = ()) -> list[Verdict]:
@@ -124,7 +138,7 @@ def _demanded(verdict: Verdict, c: Constraint, escapes: bool) -> Verdict:
     if c.demand.is_must_keep:
         return Verdict("", c.reason)
     if c.demand is CheckpointPolicy.MUST_RECOMPUTE:
-        return replace(verdict, not_saved=c.reason) if is_hard else Verdict(c.reason)
+        return replace(verdict, not_saved=c.reason) if is_hard or c.is_costly else Verdict(c.reason)
     if c.demand in (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_OFFLOAD):
         return verdict if is_hard or verdict.not_saved else Verdict("", c.reason, True)
     if c.demand is CheckpointPolicy.PREFER_RECOMPUTE:

@@ -33,6 +33,8 @@ _NOBODY = frozenset(
 
 #: A name on a name stack that begins so says how often the loops under it are expected to run.
 TRIPS_SCOPE = "jointcut.trips="
+#: One that begins so says how many bytes what is traced under it may keep, and under which line.
+BUDGET_SCOPE = "jointcut.budget="
 
 _SHARE = 0.6  # of the equations: a first name that so many have is taken for the model
 
@@ -131,7 +133,7 @@ def modules_of(name_stack: str) -> tuple[str, ...]:
             continue
         text.append(c)
     names = "".join(text).split("/")
-    return tuple(name for name in names if name not in _NOBODY and not name.startswith(TRIPS_SCOPE))
+    return tuple(name for name in names if name not in _NOBODY and not name.startswith((TRIPS_SCOPE, BUDGET_SCOPE)))
 
 
 @lru_cache(maxsize=4096)

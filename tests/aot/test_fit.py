@@ -20,10 +20,10 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.budget.attempts import Attempt, Ways, Weighed
-from jointcut.aot.budget.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit, room_for
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options
+from jointcut.aot.fitting.attempts import Attempt, Ways, Weighed
+from jointcut.aot.fitting.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit, room_for
 from jointcut.partition import Plan
 from jointcut.partition.errors import BudgetError, PlanError
 from jointcut.partition.lower.memory import Buffer

@@ -13,7 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
-from jointcut.aot.budget import rates
+from jointcut.aot.fitting import rates
 from jointcut.aot.stages import offloading
 from jointcut.partition import Plan, diff
 from jointcut.partition.errors import PlanError, PolicyError, VerifyError

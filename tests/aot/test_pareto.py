@@ -12,8 +12,8 @@ import pytest
 from matplotlib.cbook import STEP_LOOKUP_MAP
 
 from jointcut import aot
-from jointcut.aot.budget.axes import apart
-from jointcut.aot.budget.pareto import Pareto, ParetoPoint
+from jointcut.aot.fitting.axes import apart
+from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.partition import Plan, parse
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.prices.cost import Roofline

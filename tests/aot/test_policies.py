@@ -280,7 +280,7 @@ def test_a_plan_that_breaks_a_must_is_refused():
 
 DEMANDS = (
     "aot.MUST_SAVE, aot.PREFER_SAVE, aot.MUST_RECOMPUTE, aot.PREFER_RECOMPUTE, aot.MUST_OFFLOAD, aot.PREFER_OFFLOAD, "
-    "or aot.SAVE_AS(dtype)"
+    "aot.SAVE_AS(dtype) or aot.budget(bytes)"
 )
 EXAMPLE = '{"attention_out": aot.MUST_SAVE, "dot_general": aot.PREFER_SAVE}'
 KEYS = "Give a checkpoint_name, a scope, a primitive, or a function of (op, value)."

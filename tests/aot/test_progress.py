@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
 from jointcut import aot
-from jointcut.aot.budget.rates import rates
 from jointcut.aot.choices.options import Options
+from jointcut.aot.fitting.rates import rates
 from jointcut.aot.progress import screens
 from jointcut.aot.progress.progress import WORDS, Stage, progress, shortened, tell, text
 from jointcut.partition import Plan

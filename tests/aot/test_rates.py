@@ -19,9 +19,9 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jointcut.aot.budget import link
-from jointcut.aot.budget import rates as measuring
-from jointcut.aot.budget.rates import Measured, rates
+from jointcut.aot.fitting import link
+from jointcut.aot.fitting import rates as measuring
+from jointcut.aot.fitting.rates import Measured, rates
 from jointcut.partition.errors import JointcutError
 from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.cost import Roofline, recompute_seconds

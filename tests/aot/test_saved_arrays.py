@@ -72,6 +72,17 @@ def test_gradients_are_those_of_the_arrays_that_come_back(which):
     assert relative_error(packed(same, same, which).grad(W, X), aot.function(loss).grad(W, X)) < 1e-6
 
 
+def test_an_array_that_is_passed_twice_is_one_input():
+    def product(x, y):
+        return jnp.sum(jnp.sin(x) * jnp.tanh(y @ x))
+
+    for which in ("intermediates", "no_params", "all"):
+        function = aot.function(product, saved_arrays=aot.saved_arrays(same, same, which))
+        got = function.vjp(W[0], W[0])[1](1.0)
+        for a, b in zip(got, jax.grad(product, (0, 1))(W[0], W[0]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_the_filters_choose_what_is_packed():
     shapes = {}
     for which in ("intermediates", "no_params", "all"):

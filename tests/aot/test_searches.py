@@ -18,10 +18,10 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.budget import rates as measuring
-from jointcut.aot.budget import searches
-from jointcut.aot.budget.attempts import Ways
 from jointcut.aot.choices.limits import limit
+from jointcut.aot.fitting import rates as measuring
+from jointcut.aot.fitting import searches
+from jointcut.aot.fitting.attempts import Ways
 from jointcut.aot.stages.under_transform import cut_inside
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.planfile import dumps, loads

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from drawn import rows
-from jointcut.aot.budget.axes import MissingLibrary, apart, optional
+from jointcut.aot.fitting.axes import MissingLibrary, apart, optional
 from jointcut.aot.report import drawing
 from jointcut.partition.drawing.picture import timeline
 from jointcut.partition.errors import JointcutError

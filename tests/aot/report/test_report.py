@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot.budget.axes import apart
+from jointcut.aot.fitting.axes import apart
 from jointcut.aot.report.report import FORMATS
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import JointcutError, TraceError

@@ -23,11 +23,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jointcut.aot.budget.attempts import Attempt, Fitted, Ways, Weighed, attempt
-from jointcut.aot.budget.link import host_rate
-from jointcut.aot.budget.rates import rates
 from jointcut.aot.choices.limits import Limit, free_bytes
 from jointcut.aot.choices.options import Options
+from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, attempt
+from jointcut.aot.fitting.link import host_rate
+from jointcut.aot.fitting.rates import rates
 from jointcut.aot.progress.progress import tell
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.figures import counted, human_bytes

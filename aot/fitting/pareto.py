@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.aot.budget.axes import apart, kept, optional, shown, unit_of
+from jointcut.aot.fitting.axes import apart, kept, optional, shown, unit_of
 from jointcut.partition.drawing.displays import table
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.figures import counted

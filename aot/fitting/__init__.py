@@ -15,6 +15,7 @@ Files, in reading order:
     fit: Find the fastest plan that fits a budget.
     scales: Weigh plans: compile them side by side without optimisation, for their memory alone.
     notes: Remember on disk which plans held a budget, and what plain JAX takes.
+    scopes: Let no plan keep more of a part of a program than its `aot.budget`.
     searches: Search for a plan once for all ways of calling.
     checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.
 """

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread, rounded
 from jointcut.aot.choices.limits import default_device
+from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread, rounded
 from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.program import jaxprs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.budget.attempts import Weighed
+from jointcut.aot.fitting.attempts import Weighed
 from jointcut.aot.run.compile import begin
 from jointcut.partition.plans.plan import Plan
 

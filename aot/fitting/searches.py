@@ -21,14 +21,14 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jointcut.aot.budget.attempts import Attempt, Fitted, Ways, Weighed, followed
-from jointcut.aot.budget.fit import Room, fit, prices, room_for
-from jointcut.aot.budget.notes import Held, Note, PlainNote
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.choices.limits import Limit
 from jointcut.aot.choices.options import Options
+from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, followed
+from jointcut.aot.fitting.fit import Room, fit, prices, room_for
+from jointcut.aot.fitting.notes import Held, Note, PlainNote
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.trace.joint import Joint

@@ -1,0 +1,327 @@
+"""Keep what the backward needs in files: written as soon as it is made, memory-mapped where it is read.
+
+A `Spill` is a form of what is saved, as a user's functions are (see `saving`). Its two functions are called back by the
+running halves, in loops at each step: no stack is ever whole in memory. An array waits as its number, four bytes.
+
+Each run of a forward has a file of its own, of which all blocks are reserved before it starts: a full disk is an error
+then, and not a crash later. Files lie in a folder of this process, `jointcut-*`, in the folder that the user gave. The
+process holds a lock on the file `lock` in it for as long as it lives. So a folder whose lock is free was left by a
+process that crashed, and the next one that spills removes it. Without `fcntl`, on Windows, nothing tells the two apart,
+and such a folder stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jointcut.partition.errors import SpillError, TraceError, message
+from jointcut.partition.figures import human_bytes
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.record import Record
+
+if sys.platform != "win32":
+    import fcntl
+
+#: Arrays of fewer bytes, in a loop those of one step, stay in memory: a file would take as much.
+LEAST_BYTES = 4096
+
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT} if sys.platform != "win32" else {errno.ENOSPC, errno.EFBIG}
+
+_NUMBER = jax.ShapeDtypeStruct((), "int32")
+_PREFIX = "jointcut-"
+
+
+@dataclass(frozen=True)
+class Spill(Record):
+    """The folder of `aot.function(spill=...)`, and what writes to it and reads from it."""
+
+    folder: str
+
+    @cached_property
+    def packing(self) -> SpillPacking:
+        """The folder as a form of what is saved."""
+        return SpillPacking(Disk(self.folder))
+
+
+def read_spill(spill: Any) -> Spill | None:
+    """The folder of the option; raises `TraceError` for what is no path."""
+    if spill is None or isinstance(spill, Spill):
+        return spill
+    if not isinstance(spill, str | os.PathLike) or not os.fspath(spill):
+        cure = "Give the path of a folder, on a disk with room for what is kept."
+        raise TraceError(message("spill", f"is {spill!r}, not a folder.", cure))
+    return Spill(str(Path(os.fsdecode(spill)).absolute()))
+
+
+@dataclass(frozen=True, eq=False)
+class SpillPacking:
+    """Arrays in files as a form (a `Packing`)."""
+
+    disk: Disk
+
+    def pack(self, x: Any) -> Sequence[Any]:
+        """The number of the array once it is written; a small array as it is."""
+        if not is_spilled(x):
+            return [x]
+        return [jax.pure_callback(self.disk.write, _NUMBER, x, vmap_method="sequential")]
+
+    def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
+        """The array of a number."""
+        (number,) = arrays
+        if not is_spilled(aval):
+            return number
+        struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        return jax.pure_callback(partial(self.disk.read, struct), struct, number, vmap_method="sequential")
+
+    def check(self, aval: Any, where: Callable[[], str]) -> None:
+        """What comes back is what was written."""
+
+
+def is_spilled(aval: Any) -> bool:
+    """Whether an array of this type, in a loop that of one step, is written to a file."""
+    return jaxprs.is_plain(aval) and jaxprs.aval_bytes(aval) >= LEAST_BYTES
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies."""
+
+    file: SpillFile
+    start: int
+
+
+@dataclass(eq=False)
+class SpillFile:
+    """The file of one run of a forward; `end` is behind its last reserved block, `used` behind its last array."""
+
+    disk: Disk
+    path: Path
+    descriptor: int
+    end: int = 0
+    used: int = 0
+    numbers: list[int] = field(default_factory=list)
+    is_open: bool = True
+    process: int = field(default_factory=os.getpid)
+
+    def reserve(self, size: int) -> None:
+        """Reserve more blocks; raises `OSError` where there are none."""
+        if size <= 0:
+            return
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.descriptor, self.end, size)
+        else:
+            os.truncate(self.descriptor, self.end + size)
+        self.end += size
+
+    def write(self, x: np.ndarray, start: int) -> None:
+        """Write an array at a place that is reserved."""
+        rest = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+        while rest:
+            count = os.pwrite(self.descriptor, rest, start)
+            rest, start = rest[count:], start + count
+
+    def close(self) -> None:
+        """Remove the file, unless that was done; in a process that was forked it is another's."""
+        if self.is_open and os.getpid() == self.process:
+            self.disk.remove(self)
+
+    def until_gone(self, arrays: Sequence[Any]) -> None:
+        """Remove the file once none of these arrays is left, or at the end of the process."""
+        left = itertools.count(len(arrays) - 1, -1)
+
+        def gone() -> None:
+            if next(left) == 0:
+                self.close()
+
+        for x in arrays:
+            weakref.finalize(x, gone)
+
+
+@dataclass(eq=False)
+class Disk:
+    """The files in one folder that the halves of one function write and read, from all threads.
+
+    One half runs at a time: a half that calls back does not say for which call.
+    """
+
+    folder: str
+    _turn: Any = field(default_factory=threading.Lock, repr=False)
+    _guard: Any = field(default_factory=threading.RLock, repr=False)  # a finalizer may run inside of it
+    _own: tuple[Path, int] | None = None
+    _files: list[SpillFile] = field(default_factory=list, repr=False)
+    _places: dict[int, _Place] = field(default_factory=dict, repr=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _free: list[int] = field(default_factory=list, repr=False)
+    _running: SpillFile | None = None
+    _error: OSError | None = None
+
+    @contextmanager
+    def forward(self, name: str, size: int) -> Iterator[SpillFile]:
+        """A file for one run of the forward of a function, with blocks for `size` bytes.
+
+        Raises `SpillError`, and leaves nothing behind, where the folder has no room or cannot be written.
+        """
+        with self._turn:
+            file, is_done = None, False
+            try:
+                file = self._running = self._new()
+                file.reserve(size)
+                yield file
+                self._raise_error()
+                is_done = True
+            except OSError as error:
+                raise self._refused(name, max(size, file.used if file else 0), error) from error
+            finally:
+                self._running = self._error = None
+                if file is not None and not is_done:
+                    file.close()
+
+    @contextmanager
+    def backward(self, name: str) -> Iterator[None]:
+        """Run the backward of a function; raises `SpillError` where a file cannot be read."""
+        with self._turn:
+            yield
+            try:
+                self._raise_error()
+            except OSError as error:
+                what = f"cannot be read back for the backward of {name}: {error.strerror or error}."
+                raise SpillError(message(f"spill={self.folder!r}", what, "Call the forward again.")) from error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    # ----------------------------------------------------------------------------- what the halves call back
+
+    def write(self, x: Any) -> np.ndarray:
+        """Write an array; returns its number, or -1 where that failed, which the caller of the half is told."""
+        x = np.asarray(x)
+        try:
+            with self._guard:
+                file = self._running
+                assert file is not None, "a forward that spills runs in a turn"
+                start, file.used = file.used, file.used + x.nbytes
+                file.reserve(file.used - file.end)
+                number = self._free.pop() if self._free else next(self._numbers)
+                file.numbers.append(number)
+                self._places[number] = _Place(file, start)
+            file.write(x, start)
+        except OSError as error:
+            self._error = error
+            number = -1
+        return np.asarray(number, np.int32)
+
+    def read(self, struct: Any, number: Any) -> np.ndarray:
+        """Map an array of a type; zeros where that failed, which the caller of the half is told."""
+        if number < 0:
+            return np.zeros(struct.shape, struct.dtype)
+        place = self._places[int(number)]
+        try:
+            return np.memmap(place.file.path, struct.dtype, "r", place.start, struct.shape)
+        except OSError as error:
+            self._error = error
+            return np.zeros(struct.shape, struct.dtype)
+
+    # ------------------------------------------------------------------------------------------------ files
+
+    def _new(self) -> SpillFile:
+        """An empty file in the folder of this process."""
+        with self._guard:
+            own, _ = self._own = self._own or self._made()
+            descriptor, name = -1, ""
+            try:
+                descriptor, name = tempfile.mkstemp(".bin", dir=own)
+            finally:
+                if descriptor < 0:
+                    self._leave()
+            self._files.append(SpillFile(self, Path(name), descriptor))
+            return self._files[-1]
+
+    def remove(self, file: SpillFile) -> None:
+        """Remove a file; with the last one, the folder of this process."""
+        with self._guard:
+            file.is_open = False
+            os.close(file.descriptor)
+            with suppress(OSError):
+                file.path.unlink()
+            for number in file.numbers:
+                self._free.append(number)
+                del self._places[number]
+            self._files.remove(file)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Remove the folder of this process if it holds no file."""
+        if self._own is not None and not self._files:
+            folder, descriptor = self._own
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+            self._own = None
+
+    def _made(self) -> tuple[Path, int]:
+        """A new folder of this process, and its locked file; folders of processes that crashed are removed."""
+        for left in Path(self.folder).glob(f"{_PREFIX}*"):
+            _remove_if_left(left)
+        while True:  # another process may take a folder for one that was left, between these lines
+            own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
+            with suppress(FileNotFoundError, BlockingIOError):
+                descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+                try:
+                    _lock(descriptor)
+                    if (own / "lock").exists():
+                        return own, descriptor
+                except OSError as error:
+                    os.close(descriptor)
+                    if not isinstance(error, BlockingIOError):
+                        shutil.rmtree(own, ignore_errors=True)
+                    raise
+                os.close(descriptor)
+
+    def _refused(self, name: str, size: int, error: OSError) -> SpillError:
+        where, cause = f"spill={self.folder!r}", error.strerror or str(error)
+        if not Path(self.folder).is_dir():
+            return SpillError(message(where, "is no folder.", "Make it first, on a disk with room for what is kept."))
+        if error.errno in _FULL:
+            what = f"has no room for the {human_bytes(size)} that {name} keeps for its backward: {cause}."
+            return SpillError(message(where, what, "Make room there, or give a folder on a larger disk."))
+        return SpillError(message(where, f"cannot be written: {cause}.", "Give a folder that you may write to."))
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file for this process, or raise `BlockingIOError` at once if another one holds it."""
+    if sys.platform != "win32":
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove the folder of a process that is not there any more."""
+    if sys.platform == "win32":
+        return
+    with suppress(OSError):
+        try:
+            descriptor = os.open(folder / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            folder.rmdir()
+            return
+        try:
+            _lock(descriptor)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
