@@ -33,7 +33,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.search.forms.bits import kept_exact
+from jointcut.partition.search.forms.exact import kept_exact, without_form
 from jointcut.partition.search.mincut import save_all
 from jointcut.partition.split import Split, halved
 from jointcut.partition.stored.packing import Hooks
@@ -56,7 +56,10 @@ def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = 
     forms = stored_forms(options.policy, graph)
     asked = demands(options, graph)
     if forms:
-        asked = (*kept_exact(Problem.of(graph)), *asked)
+        plain = Problem.of(graph)
+        asked = (*kept_exact(plain), *asked)
+        left_out = without_form(plain)
+        forms = tuple((v, form) for v, form in forms if v not in left_out)
     problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
     if (saving := options.saved_arrays) is not None:
         primals = graph.role_inputs(Role.PRIMAL)

@@ -18,7 +18,7 @@ from jointcut.aot.report.inexact import relative_error
 from jointcut.partition import Plan, Role, diff
 from jointcut.partition.errors import PlanError, PolicyError
 from jointcut.partition.plans import planfile
-from jointcut.partition.search.forms import bits
+from jointcut.partition.search.forms import exact
 from jointcut.partition.stored.forms import FORMS
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
@@ -114,7 +114,7 @@ def test_masks_of_comparisons_are_kept_exactly_as_bits():
     x = np.random.default_rng(0).standard_normal((128, 16), np.float32)
     cut = aot.function(rectified, policy=ALL).trace(W[0], x).partition()
     (mask,) = (s for s in cut.plan.saved if not s.form)
-    assert (mask.dtype, mask.shape) == ("uint8", (128, 2)) and bits.EXACT in mask.reason
+    assert (mask.dtype, mask.shape) == ("uint8", (128, 2)) and exact.EXACT in mask.reason
     assert cut.check_forms(W[0], x).error < 5e-3
 
 
