@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
-import numpy as np
 
 from jointcut.aot.budget.attempts import Fitted
+from jointcut.aot.budget.inexact import one
 from jointcut.aot.budget.pareto import Pareto
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
@@ -42,7 +42,6 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.split import Split, halved
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap
-from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
@@ -172,13 +171,13 @@ class Cut:
 
         def gradients(forms: frozenset[str]) -> Any:
             own = {v: form for v, form in stored.items() if form in forms}
-            cut = self if own == stored else self._storing(own)
+            cut = self if own == stored else self.storing(own)
             main, pullback = Compiled(cut, 2).vjp(*args, **kwargs)  # pyright: ignore[reportArgumentType]
-            return pullback(jax.tree.map(_one, main[0] if self.traced.options.has_aux else main))
+            return pullback(jax.tree.map(one, main[0] if self.traced.options.has_aux else main))
 
-        return checked_forms(self.plan, self._storing({}).plan.bytes_saved, gradients)
+        return checked_forms(self.plan, self.storing({}).plan.bytes_saved, gradients)
 
-    def _storing(self, forms: Mapping[int, str]) -> Cut:
+    def storing(self, forms: Mapping[int, str]) -> Cut:
         """The same cut with other values in smaller forms."""
         plan, problem = self.plan, self.split.problem.without_forms
         kept = {"segments": plan.segments, "kept_steps": plan.kept_steps, "dropped": plan.dropped}
@@ -273,8 +272,3 @@ class Cut:
             if sharding is not None and (len(sharding.device_set) > 1 or jaxprs.lies_on_host(sharding)):
                 structs[i] = structs[i].update(sharding=sharding)
         return structs
-
-
-def _one(x: Any) -> Any:
-    """The cotangent of an output: ones, or what JAX asks for where there is no derivative."""
-    return np.ones(x.shape, x.dtype) if is_inexact(x.dtype) else np.zeros(x.shape, jax.dtypes.float0)

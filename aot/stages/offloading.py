@@ -47,13 +47,16 @@ _TOLERANCE = 1e-4
 _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
-def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = ()) -> Problem:
+def problem_for(
+    graph: Graph, options: Options, differentiated: Sequence[int] = (), forms: Sequence[tuple[int, str]] = ()
+) -> Problem:
     """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
-    `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
-    policy that does not fit, and `VerifyError` where offloaded values come back wrong.
+    `differentiated` are the program's differentiated inputs, counted among its primals. `forms` are given beside those
+    of the policy. Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come
+    back wrong.
     """
-    forms = stored_forms(options.policy, graph)
+    forms = (*stored_forms(options.policy, graph), *forms)
     asked = demands(options, graph)
     if forms:
         plain = Problem.of(graph)

@@ -65,7 +65,7 @@ def test_a_pooling_reads_the_element_that_it_chose():
     checked = cut.check_forms(W, X)
     assert checked.error < 1e-2 and checked.bytes_saved < 0.65 * checked.plain_bytes_saved
     np.testing.assert_allclose(
-        cut._storing({}).compile(2).value_and_grad(W, X)[1], jax.grad(network)(W, X), rtol=2e-4, atol=1e-3
+        cut.storing({}).compile(2).value_and_grad(W, X)[1], jax.grad(network)(W, X), rtol=2e-4, atol=1e-3
     )
 
 
@@ -101,5 +101,5 @@ def test_indices_and_signs_of_floats_are_not_chosen_again():
     assert not {"argmax", "sort", "top_k", "sign"} & {graph.ops[i].name for i in again}
     kept = [graph.ops[c.value and graph.values[c.value].maker].name for c in cut.split.problem.constraints]
     assert kept == ["argmax", "sort", "sign", "top_k", "convert_element_type"]
-    want, found = (each.compile(2).value_and_grad(x)[1] for each in (cut._storing({}), cut))
+    want, found = (each.compile(2).value_and_grad(x)[1] for each in (cut.storing({}), cut))
     assert relative_error(found, want) < 1e-2

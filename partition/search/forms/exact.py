@@ -16,6 +16,7 @@ from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.program.graph import Op, Value
 from jointcut.partition.search.forms import bits, chosen
 from jointcut.partition.search.forms.written import Rewriting
+from jointcut.partition.stored.forms import FORMS
 
 #: Why the result of an op that chooses is kept.
 EXACT = "values that wait in a smaller form would make another choice"
@@ -66,6 +67,26 @@ def without_form(problem: Problem) -> frozenset[int]:
     plain = judge(problem.graph, problem.sides)
     read = (_pooled(op) for op in chosen.poolings(problem))
     return frozenset(v for v in read if not plain[v].not_saved)
+
+
+def may_wait(problem: Problem, form: str) -> dict[int, int]:
+    """The arrays of the forward that a form makes smaller, each with the one whose form it shares.
+
+    What a loop carries has the form of what its step hands on.
+    """
+    graph, left_out = problem.graph, problem.sides.outputs | without_form(problem)
+    found: dict[int, int] = {}
+    for value in graph.values:
+        is_made = value.maker is not None and not problem.sides.is_late(value.id) and value.id not in left_out
+        if is_made and FORMS[form].is_smaller(value.shape, value.dtype):
+            found[value.id] = value.id
+    for body in graph.bodies.values():
+        for carried, end, out in zip(body.carried_in, body.carried, body.carried_out, strict=True):
+            for v in (carried, out):
+                found.pop(v, None)
+                if end in found and v not in left_out and not problem.sides.is_late(v):
+                    found[v] = found[end]
+    return found
 
 
 def _pooled(op: Op) -> int:
