@@ -234,10 +234,14 @@ def name_of(function: Any) -> str:
 
 @dataclass(frozen=True)
 class WantedPlan:
-    """How a plan is chosen: by a strategy, or within a budget."""
+    """How a plan is chosen: by a strategy, or within a budget; `keeps_forms` of a plan that was made before.
+
+    Where values wait in smaller forms, the program also has what must stay exact beside them.
+    """
 
     strategy: Strategy
     budget: Budget | None = None
+    keeps_forms: bool = False
 
 
 def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
@@ -279,9 +283,9 @@ def wanted_plan(
     if budget is not None:
         limit(budget)
     if isinstance(plan, str):
-        return WantedPlan(functools.partial(planfile.loads, plan))
+        return WantedPlan(functools.partial(planfile.loads, plan), keeps_forms='"form": ' in plan)
     if plan is not None:
-        return WantedPlan(lambda graph: plan)
+        return WantedPlan(lambda graph: plan, keeps_forms=bool(plan.stored))
     strategy = strategy or DEFAULT
     if strategy == DEFAULT and options.cost is not None:
         strategy = functools.partial(best, cost=options.cost)

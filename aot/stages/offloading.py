@@ -21,7 +21,7 @@ from jax import lax
 from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
-from jointcut.aot.choices.policies import stored_forms
+from jointcut.aot.choices.policies import has_forms, stored_forms
 from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message
@@ -48,17 +48,18 @@ _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
 def problem_for(
-    graph: Graph, options: Options, differentiated: Sequence[int] = (), forms: Sequence[tuple[int, str]] = ()
+    graph: Graph, options: Options, differentiated: Sequence[int] = (), forms: Sequence[tuple[int, str]] | None = None
 ) -> Problem:
     """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
     `differentiated` are the program's differentiated inputs, counted among its primals. `forms` are given beside those
-    of the policy. Raises `PolicyError` for a policy that does not fit, and `VerifyError` where offloaded values come
-    back wrong.
+    of the policy; None if there are none, and a plan brings none. Raises `PolicyError` for a policy that does not fit,
+    and `VerifyError` where offloaded values come back wrong.
     """
-    forms = (*stored_forms(options.policy, graph), *forms)
+    is_exact = forms is None and not has_forms(options.policy)
+    forms = (*stored_forms(options.policy, graph), *(forms or ()))
     asked = demands(options, graph)
-    if forms:
+    if not is_exact:
         plain = Problem.of(graph)
         asked = (*kept_exact(plain), *asked)
         left_out = without_form(plain)

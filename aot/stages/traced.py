@@ -76,7 +76,8 @@ class Traced:
         wanted: flat positions of the arguments that are differentiated.
         trace_ms: wall time of tracing.
         examples: the arguments of the call, if an error is to be measured at them and they are arrays.
-        forms: values that wait in a smaller form, beside those of the policy, if a bound on the error permits them.
+        forms: values that wait in a smaller form beside those of the policy, by a bound on the error; an empty tuple if
+            a plan brings its own, None if nothing waits so.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Traced:
     wanted: tuple[int, ...]
     trace_ms: float
     examples: Bound | None = field(default=None, repr=False, compare=False)
-    forms: tuple[tuple[int, str], ...] = ()
+    forms: tuple[tuple[int, str], ...] | None = None
 
     def __repr__(self) -> str:
         """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
@@ -162,7 +163,7 @@ class Traced:
     def graph(self) -> Graph:
         """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values."""
         graph = read(self.program.to_cut, self.program.roles)
-        has_smaller = bool(self.forms) or has_forms(self.options.policy)
+        has_smaller = self.forms is not None or has_forms(self.options.policy)
         return graph if self.program.is_as_jax else formed(graph, has_smaller)
 
     @property
@@ -218,7 +219,7 @@ class Traced:
             return replace(self, options=options, program=program).partition(strategy, budget=budget, plan=plan)
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
-            return self._cut(how.strategy)
+            return (replace(self, forms=()) if how.keeps_forms else self)._cut(how.strategy)
         bytes_limit = limit(how.budget)
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)
@@ -337,7 +338,7 @@ class Traced:
             ways=weighing.ways if is_compiled else weighing.ways_to_tell,
             take=weighing.take,
             plain=lambda: plain._plain_weighed,
-            forms=self.forms,
+            forms=self.forms or (),
         )
 
     def pareto(self) -> Pareto:

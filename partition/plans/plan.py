@@ -292,6 +292,7 @@ def validated(problem: Problem, plan: Plan) -> Plan:
 def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
     """Return the plan if no op runs again that must not; `runs` are the ops that the plan makes run."""
     graph, verdicts, saved, read = problem.graph, problem.verdicts, frozenset(plan.values), runs.values
+    _stored(problem, plan)
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed
@@ -301,7 +302,6 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
     _dropped(graph, plan)
     _segmented(graph, plan)
     _offloaded(problem, plan)
-    _stored(problem, plan)
     found = overruled(problem, saved, read, frozenset(plan.offloaded))
     is_known = plan.problem is problem and plan.overruled == found
     return plan if is_known else replace(plan, problem=problem, overruled=found)

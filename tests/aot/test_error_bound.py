@@ -111,8 +111,8 @@ def test_inside_a_transformation_all_waits_as_it_is_with_a_warning():
     with pytest.warns(UncheckedWarning) as caught:
         found = jax.jit(jax.grad(function))(W, X)
     assert [str(w.message) for w in caught] == [
-        "small is differentiated inside a transformation (jax.jit, jax.grad, jax.vmap), where the error of its gradient "
-        "cannot be measured: all that it saves waits as it is.\n"
+        "small is differentiated inside a transformation (jax.jit, jax.grad, jax.vmap), where the error of its "
+        "gradient cannot be measured: all that it saves waits as it is.\n"
         "Call its own value_and_grad, grad or vjp outside of it, or name values in a policy, aot.SAVE_AS."
     ]
     assert caught[0].filename == __file__
