@@ -236,7 +236,8 @@ class Cut:
     def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
         """The same cut with the search that found its plan; programs compiled during the search are reused."""
         known = self.plan  # a plan that was read from a note knows nothing of the policy
-        plan = replace(fitted.plan, problem=known.problem, overruled=fitted.plan.overruled or known.overruled)
+        plan = replace(fitted.plan, problem=known.problem, packed=known.packed)
+        plan = replace(plan, overruled=plan.overruled or known.overruled)
         return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
 
     @property

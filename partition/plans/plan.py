@@ -19,7 +19,7 @@ from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
-from jointcut.partition.plans.saved import DEVICE, GradientError, Saved, in_smaller_forms, listed
+from jointcut.partition.plans.saved import DEVICE, GradientError, PackedBytes, Saved, in_smaller_forms, listed
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
@@ -81,6 +81,7 @@ class Plan(Shown):
         forms: the cheaper forms of values that it takes: what they are made of is kept.
         overruled: the preferences that it does not follow, and what following them would have cost.
         problem: what it is a plan for.
+        packed: what a user's functions make of what is saved, if there are any; `bytes_saved` is without them.
         gradient_error: what was measured of its smaller forms, if a bound on the error permits them.
     """
 
@@ -101,6 +102,7 @@ class Plan(Shown):
     forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
     overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
     problem: Problem | None = field(default=None, compare=False, repr=False)
+    packed: PackedBytes | None = field(default=None, compare=False, repr=False)
     gradient_error: GradientError | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -193,8 +195,14 @@ class Plan(Shown):
     def remarks(self) -> list[str]:
         """A line for each kind of cheaper form, each loop cut by its steps, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
-        cut += [*in_smaller_forms(self.saved), *([str(self.gradient_error)] * bool(self.gradient_error))]
-        return [*cut, *told(self.overruled), *unused(self.problem, self.values)]
+        measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
+        return [
+            *cut,
+            *in_smaller_forms(self.saved),
+            *measured,
+            *told(self.overruled),
+            *unused(self.problem, self.values),
+        ]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
