@@ -21,7 +21,7 @@ from jax import lax
 from jointcut.aot.budget.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
-from jointcut.aot.choices.policies import has_forms, stored_forms
+from jointcut.aot.choices.policies import has_forms, read_policy, stored_forms
 from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import VerifyError, message
@@ -30,6 +30,7 @@ from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.policies import without_effect
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
@@ -65,6 +66,7 @@ def problem_for(
         left_out = without_form(plain)
         forms = tuple((v, form) for v, form in forms if v not in left_out)
     problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
+    problem = replace(problem, remarks=tuple(without_effect(read_policy(options.policy), graph)))
     if (saving := options.saved_arrays) is not None:
         primals = graph.role_inputs(Role.PRIMAL)
         params = frozenset(primals[i] for i in differentiated)

@@ -196,13 +196,9 @@ class Plan(Shown):
         """A line for each kind of cheaper form, each loop cut by its steps, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
         measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
-        return [
-            *cut,
-            *in_smaller_forms(self.saved),
-            *measured,
-            *told(self.overruled),
-            *unused(self.problem, self.values),
-        ]
+        without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
+        without_effect += self.problem.remarks if self.problem else ()
+        return [*cut, *in_smaller_forms(self.saved), *measured, *without_effect]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:

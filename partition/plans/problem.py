@@ -40,6 +40,7 @@ class Problem:
         model: the cost model that gave these seconds, None where ops have no prices.
         hooks: a user's functions, through which passes what is saved; None if there are none.
         forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
+        remarks: what is to be said of the demands beside any plan.
     """
 
     graph: Graph
@@ -52,6 +53,7 @@ class Problem:
     model: CostModel | None = None
     forms: tuple[tuple[int, str], ...] = ()
     hooks: Hooks | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
 from jointcut.aot.report.inexact import relative_error
@@ -103,3 +104,38 @@ def test_indices_and_signs_of_floats_are_not_chosen_again():
     assert kept == ["argmax", "sort", "sign", "top_k", "convert_element_type"]
     want, found = (each.compile(2).value_and_grad(x)[1] for each in (cut.storing({}), cut))
     assert relative_error(found, want) < 1e-2
+
+
+def test_forms_and_exact_masks_reach_the_branches_of_conditionals():
+    w, x = W[0, 0] @ W[0, 1].T, DRAWN.standard_normal((128, 3)).astype(np.float32)
+
+    def function(w, x):
+        def first(h):
+            h = h @ w
+            return jax.nn.relu((h - h.mean(0)) * 3) @ w
+
+        return jnp.sum(lax.cond(x[0, 0] > 0, first, lambda h: jnp.tanh(h @ w) @ w, jnp.sin(x)) ** 2)
+
+    def looped(w, x):
+        return lax.scan(lambda h, x: (h + function(w, x), None), 0.0, jnp.stack([x, -x]))[0]
+
+    for f, copies in ((function, 1), (looped, 2)):
+        kept = [(s.dtype, s.form) for s in cut_of(f, w, x).plan.saved if s.op == "cond" and s.copies == copies]
+        assert ("bfloat16", "") in kept  # the space that the branches share
+        for sign in (1, -1):
+            found = aot.function(f, policy=POLICY).grad(w, sign * x)
+            assert 0 < relative_error(found, jax.grad(f)(w, sign * x)) < 1e-2
+
+
+def test_a_remark_tells_of_steps_that_are_cut_on_their_own():
+    def function(w, x):
+        step = lambda c: (c[0] + 1, checkpoint_name(jnp.tanh(c[1] @ w), "inner") + c[1])  # noqa: E731
+        return jnp.sum(aot.while_loop(lambda c: c[0] < 3, step, (0, jnp.sin(x)))[1] ** 2)
+
+    w, x = np.eye(8, dtype=np.float32), DRAWN.standard_normal((128, 8)).astype(np.float32)
+    policy = {"inner": aot.SAVE_AS("int8"), "sin": aot.SAVE_AS("bfloat16")}
+    (line,) = (r for r in aot.function(function, policy=policy).trace(w, x).partition().plan.remarks if "effect" in r)
+    assert line == (
+        "SAVE_AS('int8') by 'inner' has no effect on 1 value in steps of a loop, "
+        "which keep them for their own backward alone"
+    )
