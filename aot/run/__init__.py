@@ -14,5 +14,5 @@ Files, in reading order:
     flat: Make the flat programs of a function: inside a trace, jitted, or compiled ahead of time.
     meshed: Measure a program inside `jax.shard_map`, compiled for all devices of the mesh.
     uncut: Warn, once per function, that plain JAX runs instead of a cut.
-    unchecked: Warn, once per function, that a call is not checked for NaN.
+    unchecked: Warn, once per function, that a call is not checked for NaN, or that an error is not measured.
 """

@@ -1,4 +1,4 @@
-"""Warn, once per function, that a call is not checked for NaN, or that the error of a gradient is not measured."""
+"""Warn, once per function, that a call is not checked for NaN, or that an error is not measured."""
 
 from __future__ import annotations
 
