@@ -56,10 +56,13 @@ def test_plan_and_report_tell_the_bytes_of_what_is_packed(which):
     assert found.bytes * 2 == found.plain_bytes and found.bytes == cut.split.residual_bytes
     assert found.values == len(cut.plan.values) + {"intermediates": 0, "no_params": 1, "all": 2}[which]
     assert PLAIN.plan.packed is None and str(found) in cut.plan.remarks
-    report = cut.explain(measure=False)
-    assert f"P{str(found)[1:]}." in str(report) and report.to_dict()["packed"]["bytes"] == found.bytes
-    under = packed(half, whole, which, budget=0.0).trace(W, X).partition()
-    assert under.plan.packed.bytes == under.split.residual_bytes
+
+
+def test_a_report_and_a_plan_within_a_budget_tell_packed_bytes():
+    cut = packed(half, whole, budget=0.0).trace(W, X).partition()
+    found, report = cut.plan.packed, cut.explain(measure=False)
+    assert found.bytes == cut.split.residual_bytes and report.to_dict()["packed"]["bytes"] == found.bytes
+    assert f"P{str(found)[1:]}." in str(report)
 
 
 def test_packed_bytes_count_behind_smaller_forms_and_for_what_is_called_back():

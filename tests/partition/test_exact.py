@@ -103,7 +103,7 @@ def test_indices_and_signs_of_floats_are_not_chosen_again():
     kept = [graph.ops[c.value and graph.values[c.value].maker].name for c in cut.split.problem.constraints]
     assert kept == ["argmax", "sort", "sign", "top_k", "convert_element_type"]
     want, found = (each.compile(2).value_and_grad(x)[1] for each in (cut.storing({}), cut))
-    assert relative_error(found, want) < 1e-2
+    assert relative_error(found, want) < 3e-2  # of numbers up to a hundred, as sines
 
 
 def test_forms_and_exact_masks_reach_the_branches_of_conditionals():
