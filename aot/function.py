@@ -372,8 +372,8 @@ def function(
             keeps for the backward, traced into the halves where JAX can trace them.
         error: the relative error that the gradient may have under a budget, such as 1e-2. What is saved may then wait
             in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
-            the arguments of the first call, and no plan with a larger one is used; `trace(...).partition()` measures at
-            random ones. Where nothing can be measured, inside a transformation, all waits as it is, with a warning.
+            the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
+            one is used. Where nothing can be measured, inside a transformation, all waits as it is, with a warning.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.

@@ -153,7 +153,7 @@ def validated(function: Any, options: Options) -> Options:
     positions, donated_names = options.donated
     donated = Statics.of(function, positions or None, donated_names or None, "donate")
     _check(options)
-    _check_error(options)
+    check_error(options)
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -184,7 +184,7 @@ def _check(options: Options) -> None:
         raise TraceError(message("check and donate_argnums", what, cure))
 
 
-def _check_error(options: Options) -> None:
+def check_error(options: Options) -> None:
     """Raise `TraceError` for a bound on the error that is none, or beside forms whose error nobody bounds."""
     if (error := options.error) is None:
         return

@@ -23,7 +23,7 @@ from jointcut.aot.budget.inexact import FORM, WORTH, Examples, Rounding, searche
 from jointcut.aot.budget.pareto import Pareto, ParetoPoint
 from jointcut.aot.budget.searches import Wanted, settled, summary, way
 from jointcut.aot.choices.limits import Budget, Limit, limit
-from jointcut.aot.choices.options import Options, wanted_plan
+from jointcut.aot.choices.options import Options, check_error, wanted_plan
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory, begin
@@ -216,10 +216,13 @@ class Traced:
         if policy is not None:
             rules = read_policy(policy)
             options, program = replace(self.options, policy=rules), replace(self.program, policy=rules)
+            check_error(options)
             return replace(self, options=options, program=program).partition(strategy, budget=budget, plan=plan)
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
-            return (replace(self, forms=()) if how.keeps_forms else self)._cut(how.strategy)
+            forms = () if how.keeps_forms else self.forms
+            is_same = self.examples is None and forms == self.forms
+            return (self if is_same else replace(self, examples=None, forms=forms))._cut(how.strategy)
         bytes_limit = limit(how.budget)
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)

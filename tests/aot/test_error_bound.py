@@ -149,3 +149,10 @@ def test_a_bound_beside_what_else_changes_values_is_refused():
     )
     with pytest.raises(TraceError, match="error and saved_arrays are given together"):
         bounded(1e-2, saved_arrays=aot.saved_arrays(lambda x: x, lambda x: x))
+    with pytest.raises(TraceError, match="error and policy are given together"):
+        bounded(1e-2).trace(W, X).partition(policy={"*": aot.SAVE_AS("bfloat16")})
+
+
+def test_a_cut_does_not_hold_the_arguments():
+    cut = aot.function(small, error=1e-2).trace(W, X).partition()
+    assert cut.traced.examples is None and not cut.plan.stored
