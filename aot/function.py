@@ -39,7 +39,7 @@ from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import Unchecked
+from jointcut.aot.run.unchecked import Unchecked, Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
@@ -78,7 +78,8 @@ class Function:
         self._uncut = Uncut(self._name)
         self._unchecked = Unchecked(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
-        self._inside = Inside(function, self._options, self._name, self._uncut)
+        self._unmeasured = Unmeasured(self._name)
+        self._inside = Inside(function, self._options, self._name, self._uncut, self._unmeasured)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -282,6 +283,8 @@ class Function:
 
         def make() -> Cut:
             traced = tracing.trace(self._function, self._options, bound, positions)
+            if choosing.is_measured(self._options) and jaxprs.tracing():
+                self._unmeasured()
             if self._options.budget is not None and jaxprs.manual_mesh() is not None:
                 cut = Cut(traced, cut_inside(traced.program, self._options, self._name))
             else:
@@ -318,6 +321,7 @@ def function(
     check_offload: bool = True,
     saved_arrays: SavedArrays | None = None,
     spill: str | os.PathLike[str] | None = None,
+    error: float | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -374,6 +378,10 @@ def function(
             not in memory. They are removed when the backward is done, also after a crash, by the next call that spills
             there. The halves run as two programs, one at a time, and a call waits for them; inside a transformation of
             yours no gradient can be taken.
+        error: the relative error that the gradient may have under a budget, such as 1e-2. What is saved may then wait
+            in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
+            the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
+            one is used. Where nothing can be measured, inside a transformation, all waits as it is, with a warning.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -385,5 +393,5 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -9,8 +9,8 @@ aot.SAVE_AS(form)}`, and with the same values as they are. The error of the grad
 the difference over the norm (`Cut.check_forms`). Then both are trained at their tiny size: the greatest difference of
 two losses is relative to the loss.
 
-The ResNet's error comes from one value, which its maximum pooling reads: of two rounded numbers that are equal, another
-one gets the cotangent. Without it the error with bfloat16 is a tenth of a hundredth.
+The ResNet pools maxima. Of rounded numbers that are equal another one would get the cotangent, and the gradient in
+bfloat16 would be off by three hundredths. So its backward reads which element was chosen, one byte for a window.
 """
 
 import argparse
@@ -29,7 +29,7 @@ STATED = {
     ("gpt-scan", "bfloat16"): (1e-2, 1e-3),
     ("gpt-scan", "int8"): (5e-2, 1e-2),
     ("gpt-scan", "float8_e4m3fn"): (0.1, 1e-2),
-    ("resnet", "bfloat16"): (5e-2, 5e-2),
+    ("resnet", "bfloat16"): (1e-2, 5e-2),
     ("resnet", "int8"): (0.2, 5e-2),
     ("resnet", "float8_e4m3fn"): (0.2, 5e-2),
 }

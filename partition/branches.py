@@ -20,12 +20,16 @@ from jointcut.partition.nesting.read import read
 from jointcut.partition.nesting.slots import Space
 from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.prices.policies import Policy, constraints_of, refuse_musts
+from jointcut.partition.prices.policies import Policy, constraints_of, forms_of, refuse_musts
+from jointcut.partition.prices.rules import Constraint
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jaxprs import Atom, Equation, Literal, Var
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite.simplify import holds, live, merged, renamed
+from jointcut.partition.search.forms.choose import formed
+from jointcut.partition.search.forms.exact import kept_exact
 from jointcut.partition.split import Split, halved
 
 COND = "cond"
@@ -187,9 +191,7 @@ class _Meeting:
             (Role.OUTPUT,) * len(self.outputs) + (Role.GRADIENT,) * len(gradients),
             boundary,
         )
-        graph = read(cut_branches(joint, boundary, policy), roles)
-        demands = () if policy is None else constraints_of(policy, graph, is_part=True)
-        return halved(Problem.of(graph, constraints=demands, backend=PORTABLE), "min_cut")
+        return halved(_problem(read(cut_branches(joint, boundary, policy), roles), policy), "min_cut")
 
     def written(self, cuts: Sequence[Split], space: Space) -> tuple[Equation, Equation]:
         """Both conditionals with the halves of their branches, whose residuals lie in the slots of a space."""
@@ -219,6 +221,20 @@ class _Meeting:
             _conditional(forward, forward.invars, [*results, *slots], ours),
             _conditional(backward, [backward.invars[0], *atoms], backward.outvars, theirs),
         )
+
+
+def _problem(graph: Graph, policy: Policy | None) -> Problem:
+    """The planning problem of a branch under a policy, whose values may wait in smaller forms."""
+    if policy is None:
+        return Problem.of(graph, backend=PORTABLE)
+    exact = tuple[Constraint, ...]()
+    if forms_of(policy, graph, is_part=True):
+        graph = formed(graph, exact_masks=True)
+        exact = kept_exact(Problem.of(graph))
+    left_out = {c.value for c in exact}
+    forms = [(v, form) for v, form in forms_of(policy, graph, is_part=True) if v not in left_out]
+    demands = (*exact, *constraints_of(policy, graph, is_part=True))
+    return Problem.of(graph, constraints=demands, backend=PORTABLE, forms=forms)
 
 
 def _branches(function: Any, cuts: Sequence[Split], atoms: Sequence[Atom]) -> tuple[Any, ...]:

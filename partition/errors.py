@@ -20,7 +20,7 @@ The tree of everything that jointcut raises on its own account::
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
 and two warnings: `UncutWarning`, plain JAX runs where a cut was asked for, and `UncheckedWarning`, a call is not
-checked for NaN where that was asked for.
+checked for NaN, or the error of a gradient is not measured, where that was asked for.
 
 Errors that JAX itself raises for the same mistake (an integer argument to differentiate, a loss that is not a
 scalar) keep JAX's type, so that code which catches them goes on working.
@@ -111,7 +111,10 @@ class UncutWarning(UserWarning):
 
 
 class UncheckedWarning(UserWarning):
-    """A call is not checked for NaN and infinities, although `check="nonfinite"` asks for it."""
+    """A call is not checked for NaN and infinities, although `check="nonfinite"` asks for it.
+
+    Also: the error of a gradient is not measured, and so no smaller form is used, although `error` permits some.
+    """
 
 
 def message(where: str, what: str, cure: str) -> str:

@@ -28,10 +28,13 @@ from jointcut.partition.passes import HalfPass, passed
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan, validated
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.saved import PackedBytes
+from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
+from jointcut.partition.stored.packing import HOOK
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -129,7 +132,19 @@ def halved(problem: Problem, strategy: Strategy, passes: Sequence[HalfPass] = ()
     halves = _verified(problem, steps, passes)
     end = time.perf_counter()
     times = 1e3 * (middle - start), 1e3 * (end - middle)
-    return Split(problem, spared(problem.graph, plan, steps), steps, halves, *times, tuple(passes))
+    plan = replace(spared(problem.graph, plan, steps), packed=_packed(problem, steps))
+    return Split(problem, plan, steps, halves, *times, tuple(passes))
+
+
+def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
+    """What the user's functions make of what a schedule hands over; None where they are given nothing."""
+    before, after, packings = list[int](), list[int](), problem.packings
+    for v, forms in steps.stored.items():
+        if forms[-1] == HOOK:
+            value = problem.graph.values[v]
+            for sizes, own in ((before, forms[:-1]), (after, forms)):
+                sizes.append(value.copies * sum(map(jaxprs.aval_bytes, packings.types(value.payload, own))))
+    return PackedBytes(len(after), sum(after), sum(before)) if after else None
 
 
 def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass]) -> Halves:

@@ -132,7 +132,7 @@ class CachedCalls:
             keep_unused=options.keep_unused,
             sparse=options.sparse_gradients if request.kind == "step" else (),
             derivatives=None if request.kind == "call" else options.conventions,
-            how=None if request.kind == "call" else (*how, options.policy, options.offload),
+            how=None if request.kind == "call" else (*how, options.policy, options.offload, options.error),
         )
 
     # --------------------------------------------------------------------------------------------- the programs

@@ -10,9 +10,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jointcut.aot.choices.options import Options
+from jointcut.aot.choices.options import Options, is_measured
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.bound import Signature
+from jointcut.aot.run.unchecked import Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages.again import differentiated_again
 from jointcut.aot.stages.under_transform import cut_inside
@@ -32,9 +33,12 @@ from jointcut.wrappers.wrapper import Target
 class Inside:
     """Calls of one function inside transformations."""
 
-    def __init__(self, function: Callable[..., Any], options: Options, name: str, uncut: Uncut) -> None:
-        """`uncut` says once where no cut is applied."""
-        self._function, self._options, self._name, self._uncut = function, options, name, uncut
+    def __init__(
+        self, function: Callable[..., Any], options: Options, name: str, uncut: Uncut, unmeasured: Unmeasured
+    ) -> None:
+        """`uncut` says once where no cut is applied, `unmeasured` that no error is measured."""
+        self._function, self._options, self._name = function, options, name
+        self._uncut, self._unmeasured = uncut, unmeasured
 
     def __call__(self, signature: Signature, bound: Bound) -> Any:
         """The function's result for the arguments of one call; traced once for a signature."""
@@ -86,6 +90,8 @@ class Inside:
         structs = jaxprs.input_structs(closed)
         more = len(mask) - len(paths)  # constants of `jax.vmap`
         paths = [*(f"constant {i}" for i in range(more)), *paths]
+        if is_measured(self._options):
+            self._unmeasured()
         with Stage("inside", self._name):
             with explained(self._name, self._function):
                 flat = functools.partial(jaxprs.evaluate, closed)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
-from jointcut.aot.choices.policies import GivenPolicy, read_policy
+from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
@@ -68,6 +68,7 @@ class Options(Record):
         policy: what must or should become of single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
             policy of `jax.checkpoint_policies`. Canonical options hold the pairs of the dict, in order.
         offload: whether a budget's search may also offload what the policy does not name.
+        error: the relative error of the gradient up to which a budget's search may let values wait in bfloat16.
         check_offload: whether a small step is checked before anything is first offloaded on a kind of device.
         saved_arrays: the functions that what is saved passes through, and which arrays these are for.
         spill: the folder in which what is saved waits for the backward in files, or None.
@@ -97,6 +98,7 @@ class Options(Record):
     check_offload: bool = True
     saved_arrays: SavedArrays | None = None
     spill: str | os.PathLike[str] | Spill | None = None
+    error: float | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -159,6 +161,7 @@ def validated(function: Any, options: Options) -> Options:
     positions, donated_names = options.donated
     donated = Statics.of(function, positions or None, donated_names or None, "donate")
     _check(options)
+    check_error(options)
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -193,6 +196,18 @@ def _check(options: Options) -> None:
         raise TraceError(message("check and donate_argnums", what, cure))
 
 
+def check_error(options: Options) -> None:
+    """Raise `TraceError` for a bound on the error that is none, or beside forms whose error nobody bounds."""
+    if (error := options.error) is None:
+        return
+    if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
+        raise TraceError(message("error", f"is {error!r}.", "Give a relative error, such as 1e-2."))
+    beside = ["policy"] * has_forms(options.policy) + ["saved_arrays"] * (options.saved_arrays is not None)
+    if beside:
+        what = "are given together, and both change what is saved."
+        raise TraceError(message(f"error and {beside[0]}", what, "Give one; Cut.check_forms measures aot.SAVE_AS."))
+
+
 def _refuse_no_wrappers(wrappers: Any) -> None:
     """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
     for i, wrapper in enumerate(_tuple(wrappers)):
@@ -205,6 +220,11 @@ def _refuse_no_wrappers(wrappers: Any) -> None:
         if isinstance(wrapper, type):
             what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
             raise TraceError(message(f"wrappers[{i}]", what, cure))
+
+
+def is_measured(options: Options) -> bool:
+    """Whether a budget's search measures the error of the gradient."""
+    return options.error is not None and options.budget is not None
 
 
 def way_of(options: Options) -> str:
@@ -226,10 +246,14 @@ def name_of(function: Any) -> str:
 
 @dataclass(frozen=True)
 class WantedPlan:
-    """How a plan is chosen: by a strategy, or within a budget."""
+    """How a plan is chosen: by a strategy, or within a budget; `keeps_forms` of a plan that was made before.
+
+    Where values wait in smaller forms, the program also has what must stay exact beside them.
+    """
 
     strategy: Strategy
     budget: Budget | None = None
+    keeps_forms: bool = False
 
 
 def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
@@ -271,9 +295,9 @@ def wanted_plan(
     if budget is not None:
         limit(budget)
     if isinstance(plan, str):
-        return WantedPlan(functools.partial(planfile.loads, plan))
+        return WantedPlan(functools.partial(planfile.loads, plan), keeps_forms='"form": ' in plan)
     if plan is not None:
-        return WantedPlan(lambda graph: plan)
+        return WantedPlan(lambda graph: plan, keeps_forms=bool(plan.stored))
     strategy = strategy or DEFAULT
     if strategy == DEFAULT and options.cost is not None:
         strategy = functools.partial(best, cost=options.cost)

@@ -56,16 +56,18 @@ class SAVE_AS(SaveAs, Record):
 
     `aot.SAVE_AS("bfloat16")`; also `"float16"`, `"float8_e4m3fn"` (or `"float8_e4m3"`), `"float8_e5m2"` and `"int8"`,
     or such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to
-    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). Masks that are comparisons
-    of floats are then kept exactly, as bits, since they would differ if they were made again. In eight bits the numbers
+    their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). What the program chooses
+    by looking at floats is then kept exactly, since another choice might be made of the stored ones: masks as bits,
+    indices, and the elements that a maximum pooling took. In eight bits the numbers
     are divided by a scale, one for each place on the last axis, or one for the whole array where there are fewer than
     64 numbers for each. There a NaN or an infinity makes all numbers of its scale NaN, and the gradient cannot be
     differentiated again.
 
     Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
     aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on
-    values that it would not make smaller, on arguments and outputs of the function, on values in a conditional or in a
-    step of `aot.while_loop`, and on what a loop in segments keeps of its carries.
+    values that it would not make smaller, on arguments and outputs of the function, on values in a step of
+    `aot.while_loop` (plans say so), on what a conditional keeps that cannot be cut, and on what a loop in segments
+    keeps of its carries. Branches of a conditional share space by dtype: give all of them the form.
 
     Raises `PolicyError` for an unknown dtype.
 

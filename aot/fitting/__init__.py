@@ -18,4 +18,5 @@ Files, in reading order:
     scopes: Let no plan keep more of a part of a program than its `aot.budget`.
     searches: Search for a plan once for all ways of calling.
     checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.
+    inexact: Let values wait in a smaller form under a budget, as far as a bound on the error of the gradient permits.
 """

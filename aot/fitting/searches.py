@@ -63,6 +63,7 @@ class Wanted(Generic[_T]):
         ways: how plans are compiled, and weighed.
         take: gives the same as `ways.measure` for a plan with known figures, without compiling.
         plain: begins to compile plain JAX's step, for its memory.
+        forms: the values that may wait in a smaller form, by the search for these.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Wanted(Generic[_T]):
     ways: Ways[_T]
     take: Callable[[Plan, Held], Weighed[_T]]
     plain: Callable[[], Future[ProgramMemory]]
+    forms: tuple[tuple[int, str], ...] = ()
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
@@ -175,6 +177,7 @@ class _Lookup:
             "sparse": tuple(sorted(program.sparse)),
             "policy": wanted.options.policy,
             **({"offload": True} if wanted.options.offload else {}),
+            **({"forms": wanted.forms} if wanted.forms else {}),
             "environment": environment(),
         }
         bounds = {"budget": (budget.fraction, budget.peak_bytes)}

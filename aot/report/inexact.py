@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import numpy as np
-
+from jointcut.aot.fitting.inexact import arrays, relative, relative_error
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.plan import Plan
 
@@ -68,27 +65,6 @@ def checked_forms(plan: Plan, plain_bytes_saved: int, gradients: Callable[[froze
         error = relative_error(whole if len(forms) == 1 else gradients(frozenset({form})), exact)
         own = [s for s in plan.saved if s.form == form]
         rows.append(FormRow(form, len(own), sum(s.bytes for s in own), sum(s.plain_bytes for s in own), error))
-    pairs = zip(_arrays(whole), _arrays(exact), strict=True)
-    largest = max((_relative([a], [b]) for a, b in pairs), default=0.0)
+    pairs = zip(arrays(whole), arrays(exact), strict=True)
+    largest = max((relative([a], [b]) for a, b in pairs), default=0.0)
     return CheckedForms(tuple(rows), relative_error(whole, exact), largest, plan.bytes_saved, plain_bytes_saved)
-
-
-def relative_error(found: Any, exact: Any) -> float:
-    """The norm of the difference of two trees of arrays over the norm of the second; integers do not count."""
-    return _relative(_arrays(found), _arrays(exact))
-
-
-def _arrays(tree: Any) -> list[np.ndarray]:
-    leaves = (x for x in jax.tree.leaves(tree) if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact))
-    return [np.asarray(x).astype(np.complex128 if np.iscomplexobj(x) else np.float64) for x in leaves]
-
-
-def _relative(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
-    apart, size = _norm(a - b for a, b in zip(found, exact, strict=True)), _norm(exact)
-    if size == 0:
-        return math.inf if apart else 0.0
-    return apart / size
-
-
-def _norm(arrays: Iterable[np.ndarray]) -> float:
-    return math.sqrt(sum(float(np.sum(np.abs(x) ** 2)) for x in arrays))

@@ -333,6 +333,8 @@ class Report:
             "loops": [_loop(loop) for loop in self.plan.nested],
             "forms": [asdict(form) for form in self.plan.forms],
             "overruled": [{**asdict(row), "demand": row.demand.name} for row in self.plan.overruled],
+            "packed": None if self.plan.packed is None else asdict(self.plan.packed),
+            "gradient_error": None if self.plan.gradient_error is None else asdict(self.plan.gradient_error),
             "bound_bytes": self.plan.bound_bytes,
             "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),

@@ -1,4 +1,4 @@
-"""Warn, once per function, that a call is not checked for NaN."""
+"""Warn, once per function, that a call is not checked for NaN, or that an error is not measured."""
 
 from __future__ import annotations
 
@@ -22,4 +22,24 @@ class Unchecked:
         self.told = True
         what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap): its results are not checked there."
         cure = "Call its own value_and_grad, grad or vjp outside of it, or look at one call with aot.first_nonfinite."
+        warn(UncheckedWarning(message(self.name, what, cure)))
+
+
+@dataclass
+class Unmeasured:
+    """The warning that the error of a function's gradient is not measured; `told` says whether it was issued."""
+
+    name: str
+    told: bool = False
+
+    def __call__(self) -> None:
+        """Warn at the user's line."""
+        if self.told:
+            return
+        self.told = True
+        what = (
+            "is differentiated inside a transformation (jax.jit, jax.grad, jax.vmap), where the error of its gradient "
+            "cannot be measured: all that it saves waits as it is."
+        )
+        cure = "Call its own value_and_grad, grad or vjp outside of it, or name values in a policy, aot.SAVE_AS."
         warn(UncheckedWarning(message(self.name, what, cure)))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
-import numpy as np
 
 from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import PLATFORMS, export, known_platforms
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.fitting.attempts import Fitted
+from jointcut.aot.fitting.inexact import one
 from jointcut.aot.fitting.pareto import Pareto
 from jointcut.aot.hooks.spilling import is_spilled
 from jointcut.aot.progress.progress import Stage
@@ -45,7 +45,6 @@ from jointcut.partition.split import Split, halved
 from jointcut.partition.stored.packing import HOOK
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap
-from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.table import Table
@@ -175,13 +174,13 @@ class Cut:
 
         def gradients(forms: frozenset[str]) -> Any:
             own = {v: form for v, form in stored.items() if form in forms}
-            cut = self if own == stored else self._storing(own)
+            cut = self if own == stored else self.storing(own)
             main, pullback = Compiled(cut, 2).vjp(*args, **kwargs)  # pyright: ignore[reportArgumentType]
-            return pullback(jax.tree.map(_one, main[0] if self.traced.options.has_aux else main))
+            return pullback(jax.tree.map(one, main[0] if self.traced.options.has_aux else main))
 
-        return checked_forms(self.plan, self._storing({}).plan.bytes_saved, gradients)
+        return checked_forms(self.plan, self.storing({}).plan.bytes_saved, gradients)
 
-    def _storing(self, forms: Mapping[int, str]) -> Cut:
+    def storing(self, forms: Mapping[int, str]) -> Cut:
         """The same cut with other values in smaller forms."""
         plan, problem = self.plan, self.split.problem.without_forms
         kept = {"segments": plan.segments, "kept_steps": plan.kept_steps, "dropped": plan.dropped}
@@ -247,7 +246,8 @@ class Cut:
     def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
         """The same cut with the search that found its plan; programs compiled during the search are reused."""
         known = self.plan  # a plan that was read from a note knows nothing of the policy
-        plan = replace(fitted.plan, problem=known.problem, overruled=fitted.plan.overruled or known.overruled)
+        plan = replace(fitted.plan, problem=known.problem, packed=known.packed)
+        plan = replace(plan, overruled=plan.overruled or known.overruled)
         return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
 
     @property
@@ -295,8 +295,3 @@ class Cut:
             if sharding is not None and (len(sharding.device_set) > 1 or jaxprs.lies_on_host(sharding)):
                 structs[i] = structs[i].update(sharding=sharding)
         return structs
-
-
-def _one(x: Any) -> Any:
-    """The cotangent of an output: ones, or what JAX asks for where there is no derivative."""
-    return np.ones(x.shape, x.dtype) if is_inexact(x.dtype) else np.zeros(x.shape, jax.dtypes.float0)

@@ -20,7 +20,7 @@ from jax import lax
 
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
-from jointcut.aot.choices.policies import read_policy, stored_forms
+from jointcut.aot.choices.policies import has_forms, read_policy, stored_forms
 from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.fitting.scopes import bounded
 from jointcut.aot.hooks.saving import WHICH
@@ -32,10 +32,11 @@ from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.bounds import bounds_of
+from jointcut.partition.prices.policies import without_effect
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.search.forms.bits import kept_exact
+from jointcut.partition.search.forms.exact import kept_exact, without_form
 from jointcut.partition.search.mincut import save_all
 from jointcut.partition.split import Split, halved
 from jointcut.partition.stored.packing import Hooks
@@ -49,19 +50,28 @@ _TOLERANCE = 1e-4
 _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 
 
-def problem_for(graph: Graph, options: Options, differentiated: Sequence[int] = ()) -> Problem:
+def problem_for(
+    graph: Graph, options: Options, differentiated: Sequence[int] = (), forms: Sequence[tuple[int, str]] | None = None
+) -> Problem:
     """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
 
-    `differentiated` are the program's differentiated inputs, counted among its primals. Raises `PolicyError` for a
-    policy that does not fit, `BudgetError` for a part that cannot keep as little as its budget, and `VerifyError` where
-    offloaded values come back wrong.
+    `differentiated` are the program's differentiated inputs, counted among its primals. `forms` are given beside those
+    of the policy; None if there are none, and a plan brings none.
+
+    Raises `PolicyError` for a policy that does not fit, `BudgetError` for a part that cannot keep as little as its
+    budget, and `VerifyError` where offloaded values come back wrong.
     """
-    forms = stored_forms(options.policy, graph)
+    is_exact = forms is None and not has_forms(options.policy)
+    forms = (*stored_forms(options.policy, graph), *(forms or ()))
     asked = demands(options, graph)
-    if forms:
-        asked = (*kept_exact(Problem.of(graph)), *asked)
+    if not is_exact:
+        plain = Problem.of(graph)
+        asked = (*kept_exact(plain), *asked)
+        left_out = without_form(plain)
+        forms = tuple((v, form) for v, form in forms if v not in left_out)
     problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
     problem = bounded(problem, bounds_of(read_policy(options.policy), graph))
+    problem = replace(problem, remarks=tuple(without_effect(read_policy(options.policy), graph)))
     if (saving := options.saved_arrays) is not None:
         primals = graph.role_inputs(Role.PRIMAL)
         params = frozenset(primals[i] for i in differentiated)

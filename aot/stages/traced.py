@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 
 from jointcut.aot.choices.limits import Budget, Limit, limit
-from jointcut.aot.choices.options import Options, wanted_plan
+from jointcut.aot.choices.options import Options, check_error, wanted_plan
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.fitting.attempts import Fitted
 from jointcut.aot.fitting.checkpoints import in_budget
 from jointcut.aot.fitting.fit import planner_for
+from jointcut.aot.fitting.inexact import FORM, WORTH, Examples, Rounding, searched, why_none
 from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.aot.fitting.searches import Wanted, settled, summary, way
 from jointcut.aot.progress.progress import Stage
@@ -35,15 +36,18 @@ from jointcut.aot.trace.joint import Joint
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
+from jointcut.partition.errors import BudgetError
 from jointcut.partition.figures import counted
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.saved import GradientError
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.forms.choose import formed
+from jointcut.partition.search.forms.exact import may_wait
 from jointcut.partition.split import Strategy, halved
 from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
@@ -71,6 +75,9 @@ class Traced:
         program: the joint program with its roles.
         wanted: flat positions of the arguments that are differentiated.
         trace_ms: wall time of tracing.
+        examples: the arguments of the call, if an error is to be measured at them and they are arrays.
+        forms: values that wait in a smaller form beside those of the policy, by a bound on the error; an empty tuple if
+            a plan brings its own, None if nothing waits so.
     """
 
     name: str
@@ -81,6 +88,8 @@ class Traced:
     program: Joint
     wanted: tuple[int, ...]
     trace_ms: float
+    examples: Bound | None = field(default=None, repr=False, compare=False)
+    forms: tuple[tuple[int, str], ...] | None = None
 
     def __repr__(self) -> str:
         """`<Traced loss: 7 inputs, 1 output, 143 equations>`."""
@@ -154,7 +163,8 @@ class Traced:
     def graph(self) -> Graph:
         """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values."""
         graph = read(self.program.to_cut, self.program.roles)
-        return graph if self.program.is_as_jax else formed(graph, has_forms(self.options.policy))
+        has_smaller = self.forms is not None or has_forms(self.options.policy)
+        return graph if self.program.is_as_jax else formed(graph, has_smaller)
 
     @property
     def consts(self) -> tuple[Any, ...]:
@@ -207,11 +217,18 @@ class Traced:
         if policy is not None:
             rules = read_policy(policy)
             options, program = replace(self.options, policy=rules), replace(self.program, policy=rules)
+            check_error(options)
             return replace(self, options=options, program=program).partition(strategy, budget=budget, plan=plan)
         how = wanted_plan(self.options, strategy, budget, plan)
         if how.budget is None:
-            return self._cut(how.strategy)
-        return self._within(limit(how.budget))
+            forms = () if how.keeps_forms else self.forms
+            is_same = self.examples is None and forms == self.forms
+            return (self if is_same else replace(self, examples=None, forms=forms))._cut(how.strategy)
+        bytes_limit = limit(how.budget)
+        if self.options.error is None or not self.program.is_train or jaxprs.tracing():
+            return self._within(bytes_limit)
+        alone, examples = replace(self, examples=None), Examples.of(self.examples, self.bound)
+        return alone._within(bytes_limit, search=lambda traced: traced._inexact(bytes_limit, alone, examples))
 
     @cached_property
     def as_jax(self) -> Traced:
@@ -234,7 +251,7 @@ class Traced:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
         places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
         differentiated = sorted({places[i] - count for i in self.program.differentiated})
-        return problem_for(self.graph, self.options, differentiated)
+        return problem_for(self.graph, self.options, differentiated, self.forms)
 
     @cached_property
     def planner(self) -> Planner:
@@ -248,10 +265,13 @@ class Traced:
     def _weighing(self) -> Weighing:
         return Weighing(self)  # pyright: ignore[reportArgumentType]
 
-    def _within(self, budget: Limit, to_run: bool = True) -> Cut:
+    def _within(
+        self, budget: Limit, to_run: bool = True, search: Callable[[Traced], Fitted[Compiled]] | None = None
+    ) -> Cut:
         """The cut whose compiled step holds a budget; unless it is `to_run`, weighing is enough."""
         start = time.perf_counter()
-        fitted = in_budget(self.program, budget, lambda form: self._with(form)._settled(budget, self, to_run))
+        search = search or (lambda traced: traced._settled(budget, self, to_run))
+        fitted = in_budget(self.program, budget, lambda form: search(self._with(form)))
         return fitted.measured.made.cut.chosen(fitted, 1e3 * (time.perf_counter() - start))
 
     def _settled(self, budget: Limit, given: Traced, to_run: bool) -> Fitted[Compiled]:
@@ -260,6 +280,46 @@ class Traced:
             return settled(self._wanted(budget, given, to_run))
         finally:
             self._weighing.forget()
+
+    def _inexact(self, budget: Limit, given: Traced, examples: Examples | None) -> Fitted[Compiled]:
+        """The plan for a budget, with values in smaller forms where that is faster and the gradient stays near."""
+        most = self.options.error or 0.0
+        exact, refusal = None, None
+        try:
+            exact = self._settled(budget, given, True)
+        except BudgetError as error:
+            refusal = error
+        worth = 0.0 if exact is None else (exact.plan.seconds or 0.0) - WORTH * self.planner.common_seconds
+        if exact is not None and worth <= 0:
+            return _telling(exact, GradientError(most, unused="the budget holds without"))
+        if examples is None or any(op.effects for op in self.graph.ops):
+            found, least = None, None
+        else:
+            found, least = self._rounded(most, budget, given, examples)
+        if found is not None and least is not None and (exact is None or (found.plan.seconds or 0.0) <= worth):
+            return _telling(found, GradientError(most, least, examples is not None and examples.are_drawn))
+        why = "it has effects, or its arguments are not known" if least is None else why_none(most, least, found)
+        if exact is None:
+            assert refusal is not None, "there is no exact plan"
+            refusal.add_note(f"With error={most:g}, no smaller form is used: {why}.")
+            raise refusal
+        return _telling(exact, GradientError(most, unused=why))
+
+    def _rounded(
+        self, most: float, budget: Limit, given: Traced, examples: Examples
+    ) -> tuple[Fitted[Compiled] | None, float]:
+        """The fastest plan for a budget with values in a smaller form, and its error; see `inexact.searched`."""
+
+        def planned(values: tuple[int, ...]) -> Fitted[Compiled]:
+            return replace(self, forms=tuple((v, FORM) for v in values))._settled(budget, given, True)
+
+        def rounding(fitted: Fitted[Compiled]) -> Rounding:
+            exact = fitted.measured.made.cut.storing({})
+            with Stage("measure", f"{self.name}, the error of smaller forms"):
+                return Rounding.of(exact.executables, examples.bound)
+
+        graph = formed(read(self.program.to_cut, self.program.roles), True)
+        return searched(most, may_wait(Problem.of(graph), FORM), planned, rounding)
 
     def _with(self, program: Joint) -> Traced:
         """The same trace of another form of the program."""
@@ -284,6 +344,7 @@ class Traced:
             ways=weighing.ways if is_compiled else weighing.ways_to_tell,
             take=weighing.take,
             plain=lambda: plain._plain_weighed,
+            forms=self.forms or (),
         )
 
     def pareto(self) -> Pareto:
@@ -306,3 +367,8 @@ class Traced:
     def _point(self, c: Candidate) -> ParetoPoint:
         peak = self.program.fixed_bytes + math.ceil(c.predicted_bytes)
         return ParetoPoint(peak, c.step_seconds - c.preferred_seconds, replace(c.plan, peak_bytes=peak))
+
+
+def _telling(fitted: Fitted[Compiled], error: GradientError) -> Fitted[Compiled]:
+    """The result of a search with what was measured of its smaller forms."""
+    return replace(fitted, plan=replace(fitted.plan, gradient_error=error))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.choices.options import Options, name_of
+from jointcut.aot.fitting.inexact import is_at_hand
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
@@ -58,7 +59,8 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
-    return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds)
+    examples = bound if options.error is not None and is_at_hand(bound) else None
+    return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds, examples)
 
 
 def wrapped_for(

@@ -42,15 +42,16 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
     how, program = wanted_plan(options), replace(program, policy=options.policy)
     if how.budget is None:
         is_as_jax = how.strategy == "save_all" and options.policy is None
-        graph = read(program.closed, program.roles) if is_as_jax else _formed(program, options)
-        return halved(problem_for(graph, options, program.differentiated), how.strategy, options.passes)
+        graph = read(program.closed, program.roles) if is_as_jax else _formed(program, options, how.keeps_forms)
+        problem = problem_for(graph, options, program.differentiated, () if how.keeps_forms else None)
+        return halved(problem, how.strategy, options.passes)
     budget = limit(how.budget)
     return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
 
 
-def _formed(program: Joint, options: Options) -> Graph:
+def _formed(program: Joint, options: Options, keeps_forms: bool = False) -> Graph:
     """The graph of a program with the cheaper forms of values."""
-    return formed(read(program.to_cut, program.roles), has_forms(options.policy))
+    return formed(read(program.to_cut, program.roles), keeps_forms or has_forms(options.policy))
 
 
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:

@@ -19,7 +19,7 @@ from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
-from jointcut.partition.plans.saved import DEVICE, Saved, in_smaller_forms, listed
+from jointcut.partition.plans.saved import DEVICE, GradientError, PackedBytes, Saved, in_smaller_forms, listed
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
@@ -81,6 +81,8 @@ class Plan(Shown):
         forms: the cheaper forms of values that it takes: what they are made of is kept.
         overruled: the preferences that it does not follow, and what following them would have cost.
         problem: what it is a plan for.
+        packed: what a user's functions make of what is saved, if there are any; `bytes_saved` is without them.
+        gradient_error: what was measured of its smaller forms, if a bound on the error permits them.
     """
 
     strategy: str
@@ -100,6 +102,8 @@ class Plan(Shown):
     forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
     overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
     problem: Problem | None = field(default=None, compare=False, repr=False)
+    packed: PackedBytes | None = field(default=None, compare=False, repr=False)
+    gradient_error: GradientError | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -192,7 +196,10 @@ class Plan(Shown):
         """A line for each kind of cheaper form, each loop cut by its steps, each budget, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
         cut += in_bounds(self.problem, set(self.values).difference(self.offloaded))
-        return [*cut, *in_smaller_forms(self.saved), *told(self.overruled), *unused(self.problem, self.values)]
+        measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
+        without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
+        without_effect += self.problem.remarks if self.problem else ()
+        return [*cut, *in_smaller_forms(self.saved), *measured, *without_effect]
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -290,6 +297,7 @@ def validated(problem: Problem, plan: Plan) -> Plan:
 def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
     """Return the plan if no op runs again that must not; `runs` are the ops that the plan makes run."""
     graph, verdicts, saved, read = problem.graph, problem.verdicts, frozenset(plan.values), runs.values
+    _stored(problem, plan)
     for i in (*plan.recomputed, *plan.deferred):
         for v in graph.ops[i].outputs:
             why = verdicts[v].not_recomputed
@@ -299,7 +307,6 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
     _dropped(graph, plan)
     _segmented(graph, plan)
     _offloaded(problem, plan)
-    _stored(problem, plan)
     found = overruled(problem, saved, read, frozenset(plan.offloaded))
     is_known = plan.problem is problem and plan.overruled == found
     return plan if is_known else replace(plan, problem=problem, overruled=found)

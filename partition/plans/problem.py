@@ -42,6 +42,7 @@ class Problem:
         hooks: a user's functions, through which passes what is saved; None if there are none.
         bounds: the parts that may keep only so many bytes; the constraints see to it.
         forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
+        remarks: what is to be said of the demands beside any plan.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Problem:
     forms: tuple[tuple[int, str], ...] = ()
     hooks: Hooks | None = None
     bounds: tuple[Allowance, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import jax
 
 from jointcut.partition.errors import PolicyError, message, nearest
+from jointcut.partition.figures import counted
 from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, KeepAtMost, Verdict, judge, not_offloaded
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
@@ -84,11 +85,12 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
     return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
 
 
-def forms_of(policy: Policy | None, graph: Graph) -> tuple[tuple[int, str], ...]:
+def forms_of(policy: Policy | None, graph: Graph, *, is_part: bool = False) -> tuple[tuple[int, str], ...]:
     """Return the values of a program's forward that a policy gives a form, each with the name of the form.
 
     Outputs of the function stay as they are, and so do arrays that the form would not make smaller. What a loop carries
-    has the form of what its step hands on. Raises `PolicyError` where a key names no array that its form makes smaller.
+    has the form of what its step hands on. What a conditional keeps has the forms that its branches gave it. Raises
+    `PolicyError` where a key names no array that its form makes smaller, unless the graph is a part of a program.
     """
     if policy is None or callable(policy):
         return ()
@@ -97,11 +99,12 @@ def forms_of(policy: Policy | None, graph: Graph) -> tuple[tuple[int, str], ...]
     for array in arrays.all if any(isinstance(demand, SaveAs) for _, demand in policy) else ():
         for _, place in sorted(arrays.keys_of(array, policy), reverse=True):
             if isinstance(demand := policy[place][1], SaveAs):
-                smaller = [v for v in array.values if _is_smaller(graph.values[v], demand.dtype)]
+                mine = () if _is_kept_by_branches(array, arrays) else array.values
+                smaller = [v for v in mine if _is_smaller(graph.values[v], demand.dtype)]
                 forms.update(dict.fromkeys(smaller, demand.dtype))
                 useful.update([place] * bool(smaller))
     for place, (key, demand) in enumerate(policy):
-        if isinstance(demand, SaveAs) and place in arrays.met and place not in useful:
+        if isinstance(demand, SaveAs) and place in arrays.met and place not in useful and not is_part:
             what = f"is {demand.name}, and no array that it names is of floats that take fewer bytes so."
             raise PolicyError(message(f"policy[{shown(key)}]", what, "Name other values, or take a smaller form."))
     for body in graph.bodies.values():
@@ -123,6 +126,25 @@ def named_by(key: Key, graph: Graph) -> frozenset[int]:
         if _in_scope(parts, path):
             values.update(v for v in op.outputs if not sides.is_late(v))
     return frozenset(values)
+
+
+def without_effect(policy: Policy | None, graph: Graph) -> Iterator[str]:
+    """A line for each key of a form that names values in steps which are cut on their own, where it has no effect."""
+    rules = () if policy is None or callable(policy) else policy
+    steps = [step.graph for step in graph.nested.values()]
+    inner = [(array, body) for body in steps for array in arrays_of(body, classify(body))]
+    for key, demand in rules:
+        if isinstance(demand, SaveAs):
+            named = [body.values[array.values[-1]] for array, body in inner if _named(key, array, body) is not None]
+            if number := sum(_is_smaller(value, demand.dtype) for value in named):
+                what = f"{counted(number, 'value')} in steps of a loop, which keep them for their own backward alone"
+                yield f"{demand.name} by {shown(key)} has no effect on {what}"
+
+
+def _is_kept_by_branches(array: Array, arrays: _Arrays) -> bool:
+    """Whether a conditional makes an array for its backward alone."""
+    readers = {i for v in array.values for i in arrays.graph.consumers[v]}
+    return array.op.name == "cond" and bool(readers) and readers <= arrays.sides.backward
 
 
 def _is_smaller(value: Value, form: str) -> bool:

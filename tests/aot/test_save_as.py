@@ -18,7 +18,7 @@ from jointcut.aot.report.inexact import relative_error
 from jointcut.partition import Plan, Role, diff
 from jointcut.partition.errors import PlanError, PolicyError
 from jointcut.partition.plans import planfile
-from jointcut.partition.search.forms import bits
+from jointcut.partition.search.forms import exact
 from jointcut.partition.stored.forms import FORMS
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
@@ -43,6 +43,11 @@ def cut_of(policy, **options):
 
 def text(split):
     return f"{split.schedule}"
+
+
+def rectified(w, x):
+    h = x @ w
+    return jnp.sum((jax.nn.relu((h - jnp.mean(h, axis=0)) * 3) @ w) ** 2)
 
 
 WANT = jax.grad(loss, argnums=(0, 1))(W, X)
@@ -107,14 +112,10 @@ def test_a_name_goes_before_a_primitive_and_a_demand_of_another_key_holds_too():
 
 
 def test_masks_of_comparisons_are_kept_exactly_as_bits():
-    def rectified(w, x):
-        h = x @ w
-        return jnp.sum((jax.nn.relu((h - jnp.mean(h, axis=0)) * 3) @ w) ** 2)
-
     x = np.random.default_rng(0).standard_normal((128, 16), np.float32)
     cut = aot.function(rectified, policy=ALL).trace(W[0], x).partition()
     (mask,) = (s for s in cut.plan.saved if not s.form)
-    assert (mask.dtype, mask.shape) == ("uint8", (128, 2)) and bits.EXACT in mask.reason
+    assert (mask.dtype, mask.shape) == ("uint8", (128, 2)) and exact.EXACT in mask.reason
     assert cut.check_forms(W[0], x).error < 5e-3
 
 
@@ -148,6 +149,23 @@ def test_a_plan_with_forms_is_read_back_equal_and_compared():
     wrong = document.replace('"form": "int8"', '"form": "int9"')
     with pytest.raises(PlanError, match=r'form is "int9", not one of "bfloat16", "float16", "float8_e4m3fn"'):
         planfile.loads(wrong, cut.split.graph)
+
+
+def test_a_plan_with_forms_holds_without_the_policy_and_its_masks_stay_exact():
+    x = np.random.default_rng(0).standard_normal((128, 16), np.float32)
+    cut = aot.function(rectified, policy=ALL).trace(W[0], x).partition()
+    document = planfile.dumps(cut.plan, cut.split.graph)
+    function, want = aot.function(rectified, plan=document), jax.grad(rectified)(W[0], x)
+    again = function.trace(W[0], x).partition()
+    assert again.plan == cut.plan and again.forward.jaxpr.pretty_print() == cut.forward.jaxpr.pretty_print()
+    for found in (function.grad(W[0], x), jax.jit(jax.grad(function))(W[0], x)):
+        assert 0 < relative_error(found, want) < 5e-3
+    exact = aot.function(rectified).trace(W[0], x).partition()
+    with pytest.raises(
+        PlanError, match=r"plan.stored\[%\d+\] is not there, and the policy says bfloat16 for "
+    ) as error:
+        cut.traced.partition(plan=planfile.dumps(exact.plan, exact.split.graph))
+    assert str(error.value).endswith("\nMake the plan under this policy, or take that key out of it.")
 
 
 def test_plan_report_and_measure_tell_bytes_and_error():

@@ -49,6 +49,32 @@ PLAIN = aot.function(loss).trace(W, X).partition()
 # ----------------------------------------------------------------------------------------------- where they run
 
 
+@pytest.mark.parametrize("which", ["intermediates", "no_params", "all"])
+def test_plan_and_report_tell_the_bytes_of_what_is_packed(which):
+    cut = packed(half, whole, which).trace(W, X).partition()
+    found = cut.plan.packed
+    assert found.bytes * 2 == found.plain_bytes and found.bytes == cut.split.residual_bytes
+    assert found.values == len(cut.plan.values) + {"intermediates": 0, "no_params": 1, "all": 2}[which]
+    assert PLAIN.plan.packed is None and str(found) in cut.plan.remarks
+
+
+def test_a_report_and_a_plan_within_a_budget_tell_packed_bytes():
+    cut = packed(half, whole, budget=0.0).trace(W, X).partition()
+    found, report = cut.plan.packed, cut.explain(measure=False)
+    assert found.bytes == cut.split.residual_bytes and report.to_dict()["packed"]["bytes"] == found.bytes
+    assert f"P{str(found)[1:]}." in str(report)
+
+
+def test_packed_bytes_count_behind_smaller_forms_and_for_what_is_called_back():
+    policy = {"*": aot.SAVE_AS("bfloat16")}
+    both = packed(lambda x: (x, x), lambda two: two[0], policy=policy).trace(W, X).partition()
+    assert both.plan.packed.bytes == both.split.residual_bytes == 2 * both.plan.bytes_saved
+    assert both.plan.packed.plain_bytes == both.plan.bytes_saved
+    called = packed(lambda x: np.asarray(x)[:1], lambda x: x, "intermediates").trace(W, X)
+    with pytest.raises(CallError):
+        called.partition()
+
+
 def test_functions_that_jax_can_trace_are_part_of_the_halves_and_run_late():
     cut = packed(half, whole).trace(W, X).partition()
     assert cut.split.residual_bytes * 2 == PLAIN.split.residual_bytes and cut.plan == PLAIN.plan

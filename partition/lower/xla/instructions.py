@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jointcut.partition.lower.memory import Level, Row, Stack
 from jointcut.partition.program.graph import Op, Value
-from jointcut.partition.program.jaxprs import Equation
+from jointcut.partition.program.jaxprs import Equation, struct
 from jointcut.partition.program.primitives import ELEMENTWISE, those
 
 COPY, DOT, CONVOLUTION, POOLING = "copy", "dot_general", "conv_general_dilated", "select_and_scatter_add"
@@ -175,14 +175,14 @@ class Program:
         return {} if eqn is None else eqn.params
 
     def is_flat(self, n: int) -> bool:
-        """Whether an instruction is a product that XLA makes in another shape: with one axis for several of an operand."""
+        """Whether an instruction is a product that XLA makes with one axis in the place of several of an operand."""
         row = self.rows[n]
         eqn = None if row is None or self.names[n] != "dot_general" else equation(row)
         if eqn is None or eqn.primitive.name != "dot_general":
             return False
         contracted, batched = eqn.params["dimension_numbers"]
-        free = (len(v.aval.shape) - len(c) - len(b) for v, c, b in zip(eqn.invars, contracted, batched, strict=True))
-        return any(axes > 1 for axes in free)
+        operands = zip(eqn.invars, contracted, batched, strict=True)
+        return any(len(struct(v.aval).shape) - len(c) - len(b) > 1 for v, c, b in operands)
 
 
 def equation(row: Row) -> Equation | None:

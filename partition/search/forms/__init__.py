@@ -13,5 +13,7 @@ Files, in reading order:
     indices: Keep an index in the smallest integer that holds it, where the program says how large it may be.
     results: Compute the mask of a derivative from the function's result in place of its input.
     before: Read what a loop carries into a step from what the step before has made, where all of these are kept anyway.
+    chosen: Keep which element a pooling has chosen, where what it reads in the backward is not exact.
+    exact: Say what stays exact where other values wait in smaller forms: masks, indices, and what a pooling has chosen.
     choose: Choose the forms that pay, for the minimum cut of a program.
 """

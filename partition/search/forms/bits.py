@@ -2,9 +2,6 @@
 
 Dropout's mask is kept, since drawing it again is dear. PyTorch keeps a byte for each element, as XLA does. Eight
 neighbours along the last axis share a byte, so that an array that is divided between devices stays as it is.
-
-Where floats wait in a smaller form, which is not exact, a comparison that the backward makes again may give another
-mask: a thousandth of the bits of a relu's, and the gradient is off by three hundredths. So such masks are kept.
 """
 
 from __future__ import annotations
@@ -19,17 +16,11 @@ from jax import lax
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Form, Value
 from jointcut.partition.search.forms.readers import is_fixed, is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "a mask as bits"
-
-#: Why a comparison is kept.
-EXACT = "values that wait in a smaller form would give another mask"
-
-_COMPARISONS = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "is_finite"})
 
 #: Masks of fewer bytes stay as they are.
 LEAST_BYTES = 1024
@@ -46,35 +37,6 @@ def candidates(problem: Problem) -> Iterator[Value]:
             continue
         if graph.loop_of(maker) == value.loop and is_usual(value):
             yield value
-
-
-def compared(problem: Problem) -> Iterator[Value]:
-    """The masks that are comparisons of floats, for the forward or for the backward, and that may be kept."""
-    graph, plain = problem.graph, judge(problem.graph, problem.sides)
-    for op in graph.ops:
-        if op.name not in _COMPARISONS or op.id in problem.sides.backward or plain[op.outputs[0]].not_saved:
-            continue
-        if any("float" in graph.values[v].dtype for v in op.inputs):
-            yield graph.values[op.outputs[0]]
-
-
-def kept_exact(problem: Problem) -> tuple[Constraint, ...]:
-    """The constraints by which comparisons of floats are not made again; as bits, where they wait as bits."""
-    as_bits = {form.value: form.source for form in problem.graph.forms if form.kind == KIND}
-    kept = (as_bits.get(value.id, value.id) for value in compared(problem))
-    return tuple(Constraint(v, CheckpointPolicy.MUST_SAVE, EXACT, is_asked=False) for v in kept)
-
-
-def write_compared(new: Rewriting, problem: Problem, plan: Plan, masks: Iterable[Value]) -> None:
-    """Keep as bits the masks that are comparisons of floats and have a reader in the backward, saved or not."""
-    wanted, known = {v.id for v in compared(problem)}, {form.value for form in problem.graph.forms}
-    read = (value for value in masks if value.id in wanted - known and _is_read_late(problem, plan, value))
-    write(new, problem, plan, read, is_saved=False)
-
-
-def _is_read_late(problem: Problem, plan: Plan, value: Value) -> bool:
-    late = problem.sides.backward.union(plan.recomputed, plan.deferred)
-    return not late.isdisjoint(problem.graph.consumers[value.id])
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan, masks: Iterable[Value], is_saved: bool = True) -> None:

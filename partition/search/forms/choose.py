@@ -12,7 +12,7 @@ from typing import Any
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.search.forms import before, bits, indices, results
+from jointcut.partition.search.forms import before, bits, exact, indices, results
 from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut
 
@@ -20,8 +20,8 @@ from jointcut.partition.search.mincut import min_cut
 def formed(graph: Graph, exact_masks: bool = False) -> Graph:
     """The graph with the cheaper forms of values that lower its minimum cut; the same graph where there is none.
 
-    Its halves return the same bits. With `exact_masks` all masks of comparisons wait as bits that the backward reads.
-    Raises the errors of `min_cut`.
+    Its halves return the same bits. With `exact_masks` the backward reads masks of comparisons as bits, and its
+    poolings read which element was chosen. Raises the errors of `min_cut`.
     """
     if any(v.payload is None for v in graph.values):
         return graph
@@ -29,7 +29,7 @@ def formed(graph: Graph, exact_masks: bool = False) -> Graph:
     if not exact_masks:
         return cheaper
     problem, new = Problem.of(cheaper), Rewriting(cheaper)
-    bits.write_compared(new, problem, min_cut(problem), bits.candidates(problem))
+    exact.write(new, problem, min_cut(problem))
     return new.finished() if new.forms else cheaper
 
 

@@ -23,7 +23,7 @@ class Rewriting:
     """Changes to a graph while they are collected; `graph` is the old one.
 
     `values` and `ops` are new ones, `names` the variables of regions that got more of them, and `read` says of an op of
-    the backward which variable it reads in the place of one of the old values.
+    the backward which variable it reads in the place of one of the old values. `others` stand in the place of old ops.
     """
 
     graph: Graph
@@ -32,6 +32,7 @@ class Rewriting:
     names: dict[int, dict[Any, Any]] = field(default_factory=dict)
     read: dict[int, dict[int, tuple[int, Any]]] = field(default_factory=dict)
     forms: list[Form] = field(default_factory=list)
+    others: dict[int, Op] = field(default_factory=dict)
 
     def after(self, op: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """Add an op right after another; returns the value that it makes."""
@@ -60,6 +61,16 @@ class Rewriting:
         op = Op(len(self.ops), name, read, (v,), near.region, near.origin, inner=inner, payload=payload)
         self.ops.append((place, op))
         return v
+
+    def instead_of(self, op: Op, function: Callable[..., Any], operands: Sequence[int]) -> None:
+        """Let an op compute its result otherwise, from other values."""
+        invars = [self.variable(op.region, v) for v in operands]
+        equation = call_of(function, tuple(jaxprs.struct(v.aval) for v in invars))
+        payload = jaxprs.rebound(equation, invars, op.payload.outvars)
+        payload = payload.replace(source_info=op.payload.source_info, ctx=op.payload.ctx)
+        inner = jaxprs.inner_primitives(equation)
+        name = equation.primitive.name
+        self.others[op.id] = replace(op, name=name, operands=tuple(operands), inner=inner, payload=payload)
 
     def _atom(self, region: int, operand: Any) -> Any:
         return self.variable(region, operand) if isinstance(operand, int) else operand
@@ -132,10 +143,10 @@ class Rewriting:
 
     def _reading(self, op: Op) -> Op:
         """An op that reads new values in the place of old ones."""
-        change = self.read.get(op.id)
+        op, change = self.others.get(op.id, op), self.read.get(op.id)
         if not change:
             return op
-        names = self.graph.regions[op.region].names
+        names = self._named(op.region)
         atoms = [_other(atom, names, change) for atom in op.payload.invars]
         operands = tuple(change[v][0] if v is not None and v in change else v for v in op.operands)
         return replace(op, operands=operands, payload=jaxprs.rebound(op.payload, atoms, op.payload.outvars))
