@@ -141,13 +141,7 @@ def validated(function: Any, options: Options) -> Options:
     if not callable(function):
         cure = "Pass a function: aot.function(f), or @aot.function above its definition."
         raise TraceError(message("aot.function", f"was given a {type(function).__name__}, not a function.", cure))
-    argnums: Any = options.argnums
-    if argnums is None:
-        raise TraceError(message("argnums", "is None.", "Give the position of an argument, or a tuple of positions."))
-    argnums = _integers("argnums", options.argnums)
-    if not isinstance(argnums, int) and len(set(argnums)) < len(argnums):
-        what = f"is {options.argnums!r}, which names an argument twice."
-        raise TraceError(message("argnums", what, "Give the position of an argument, or a tuple of positions."))
+    argnums = _argnums(options.argnums)
     nums = None if options.static_argnums is None else _integers("static_argnums", options.static_argnums)
     if not callable(options.strategy) and options.strategy not in list(STRATEGIES):
         known = choices(options.strategy, STRATEGIES) + " A function Graph -> Plan is welcome as well."
@@ -178,6 +172,17 @@ def validated(function: Any, options: Options) -> Options:
         policy=read_policy(options.policy),
         spill=read_spill(options.spill),
     )
+
+
+def _argnums(given: Any) -> Any:
+    """The positions that are differentiated, each once; raises `TraceError` for others."""
+    cure = "Give the position of an argument, or a tuple of positions."
+    if given is None:
+        raise TraceError(message("argnums", "is None.", cure))
+    argnums = _integers("argnums", given)
+    if not isinstance(argnums, int) and len(set(argnums)) < len(argnums):
+        raise TraceError(message("argnums", f"is {given!r}, which names an argument twice.", cure))
+    return argnums
 
 
 def _check(options: Options) -> None:

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 
 from jointcut.aot.choices.scopes import budget
 from jointcut.partition.errors import PolicyError, choices, message
-from jointcut.partition.prices.policies import Key, Policy, forms_of, shown
+from jointcut.partition.prices.keys import Key, shown
+from jointcut.partition.prices.policies import Policy, forms_of
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.stored.forms import FORMS, SaveAs

@@ -29,7 +29,7 @@ from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.export import PLATFORMS, known_platforms
 from jointcut.partition.errors import CacheError, JointcutError, choices, message
-from jointcut.partition.prices.policies import Key
+from jointcut.partition.prices.keys import Key
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.stored.forms import FORMS

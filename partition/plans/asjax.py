@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.prices.policies import Array, arrays_of
+from jointcut.partition.prices.keys import Array, arrays_of
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.program.primitives import NAME
 from jointcut.partition.program.roles import Role, Side

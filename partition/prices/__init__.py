@@ -11,7 +11,8 @@ Files, in reading order:
     counts: Count what a primitive computes on arrays of given shapes.
     flops: Count what one equation computes and moves.
     rules: Decide what may be saved and what may be recomputed, with a reason.
-    policies: Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
+    keys: Find the values that the keys of a policy name.
+    policies: Read a policy: make constraints of what it demands of the values that its keys name.
     bounds: Read which parts of a program may keep how many bytes for the backward.
     cost: Price every value in bytes and every op in seconds.
 """

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.prices.policies import Policy, named_by, shown
+from jointcut.partition.prices.keys import named_by, shown
+from jointcut.partition.prices.policies import Policy
 from jointcut.partition.prices.rules import KeepAtMost
 from jointcut.partition.program.graph import LITERAL, STEP, Graph
 from jointcut.partition.program.places import BUDGET_SCOPE

@@ -1,17 +1,7 @@
-"""Read a policy: find the values that its keys name, and make constraints of what is demanded of them.
+"""Read a policy: make constraints of what it demands of the values that its keys name.
 
-A policy is a row of rules, or a policy of JAX's own (`jax.checkpoint_policies`). A rule is a key and a
-`CheckpointPolicy`, or a `SaveAs`, which says in which form values wait. A key is a text or a predicate on an op and a
-value that it makes. A text names the values
-
-- of a `checkpoint_name`;
-- in a scope: names that stand next to each other on the name stack, joined by `/` (`"block_0/attention"`). These are
-  those of `jax.named_scope`, of functions under `jax.jit`, and of modules of Flax, Equinox and Haiku. A value in a loop
-  has the scopes around the loop too;
-- of a primitive (`"dot_general"`).
-
-`*`, `?` and `[...]` in a text stand for characters, within one name of a scope. An array and its `checkpoint_name` are
-one value with all its names, scopes and primitives.
+A policy is a row of rules, or a policy of JAX's own (`jax.checkpoint_policies`). A rule is a key (see `keys`) and a
+`CheckpointPolicy`, or a `SaveAs`, which says in which form values wait.
 
 Of several keys that name a value a MUST goes before a PREFER; then a `checkpoint_name` before a predicate, and that
 before scopes and primitives; then the key that comes first. Two different MUSTs of the same kind contradict each other.
@@ -23,25 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-import jax
-
-from jointcut.partition.errors import PolicyError, message, nearest
+from jointcut.partition.errors import PolicyError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.nesting.read import read
+from jointcut.partition.prices.keys import Array, Key, arrays_of, how_named, names_nothing, renames, shown, title
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, KeepAtMost, Verdict, judge, not_offloaded
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
+from jointcut.partition.program.graph import Graph, Value
 from jointcut.partition.program.jaxprs import HOST, Jaxpr, asked, build, inner_jaxprs, opened
-from jointcut.partition.program.places import modules_of
-from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
 from jointcut.partition.stored.forms import FORMS, SaveAs
-
-Key = str | Callable[[Op, Value], Any]
 
 Rule = tuple[Key, CheckpointPolicy | SaveAs | KeepAtMost]
 
@@ -49,8 +33,6 @@ Rule = tuple[Key, CheckpointPolicy | SaveAs | KeepAtMost]
 Policy = tuple[Rule, ...] | Callable[..., Any]
 
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-
-_NAME, _PREDICATE, _KIND = range(3)  # how a key names a value, the most particular first
 
 _CURES = {
     CheckpointPolicy.MUST_SAVE: "Ask for MUST_RECOMPUTE or nothing there, or take the value out of what forbids it.",
@@ -80,8 +62,8 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
         if place in arrays.met or is_part:
             continue
         inner = list(_inside(graph))
-        if all(_named(key, array, body) is None for array, body in inner):
-            _names_nothing(key, [*arrays.all, *(array for array, _ in inner)])
+        if all(how_named(key, array, body) is None for array, body in inner):
+            names_nothing(key, [*arrays.all, *(array for array, _ in inner)])
     return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
 
 
@@ -115,19 +97,6 @@ def forms_of(policy: Policy | None, graph: Graph, *, is_part: bool = False) -> t
     return tuple((v, form) for v, form in sorted(forms.items()) if v not in left_out and not arrays.sides.is_late(v))
 
 
-def named_by(key: Key, graph: Graph) -> frozenset[int]:
-    """The values of a program's forward that a key names, with what the loops carry that stand in a scope."""
-    sides, paths = classify(graph), dict[int, tuple[str, ...]]()
-    named = (array for array in arrays_of(graph, sides) if _named(key, array, graph) is not None)
-    values = {v for array in named for v in array.values}
-    parts = tuple(key.split("/")) if isinstance(key, str) else ()
-    for op in graph.ops if parts else ():
-        path = (*_around(graph, op.region, paths), *modules_of(op.scope)) if op.name == OPEN_LOOP else ()
-        if _in_scope(parts, path):
-            values.update(v for v in op.outputs if not sides.is_late(v))
-    return frozenset(values)
-
-
 def without_effect(policy: Policy | None, graph: Graph) -> Iterator[str]:
     """A line for each key of a form that names values in steps which are cut on their own, where it has no effect."""
     rules = () if policy is None or callable(policy) else policy
@@ -135,7 +104,7 @@ def without_effect(policy: Policy | None, graph: Graph) -> Iterator[str]:
     inner = [(array, body) for body in steps for array in arrays_of(body, classify(body))]
     for key, demand in rules:
         if isinstance(demand, SaveAs):
-            named = [body.values[array.values[-1]] for array, body in inner if _named(key, array, body) is not None]
+            named = [body.values[array.values[-1]] for array, body in inner if how_named(key, array, body) is not None]
             if number := sum(_is_smaller(value, demand.dtype) for value in named):
                 what = f"{counted(number, 'value')} in steps of a loop, which keep them for their own backward alone"
                 yield f"{demand.name} by {shown(key)} has no effect on {what}"
@@ -162,7 +131,7 @@ def _refuse_musts(policy: Sequence[Rule], graphs: Iterable[Graph], where: str) -
     for graph in graphs if musts else ():
         for array in arrays_of(graph, classify(graph)):
             for key, demand in musts:
-                if _named(key, array, graph) is not None:
+                if how_named(key, array, graph) is not None:
                     what = f"is {demand.name} by {shown(key)}, but in {where}."
                     cure = "Name other values, or ask for a PREFER: no plan chooses what is kept there."
                     raise PolicyError(message(f"policy: {graph.where(array.values[-1])}", what, cure))
@@ -183,24 +152,6 @@ def _read(body: Jaxpr) -> Graph:
     closed = build([*body.constvars, *body.invars], body.outvars, body.eqns)
     jaxpr, _ = opened(closed)
     return read(closed, Roles((Role.PRIMAL,) * len(jaxpr.invars), (Role.OUTPUT,) * len(jaxpr.outvars), len(jaxpr.eqns)))
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array of the forward: the value that an op makes, and the same array under each of its names.
-
-    `values` are ids, the one without a name first; `scope` is the path of the names on the name stack.
-    """
-
-    values: tuple[int, ...]
-    names: tuple[str, ...]
-    op: Op
-    scope: tuple[str, ...]
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether it was traced with the forward; what is traced with the backward alone is not for saving."""
-        return self.op.origin is Side.FORWARD
 
 
 @dataclass
@@ -236,7 +187,7 @@ class _Arrays:
     def keys_of(self, array: Array, policy: Sequence[Rule]) -> Iterator[tuple[int, int]]:
         """How each key names an array, and the key's place; keys that do not name it are left out."""
         for place, (key, demand) in enumerate(policy):
-            how = _named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
+            how = how_named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
             if how is not None:
                 self.met.add(place)
                 yield how, place
@@ -261,7 +212,7 @@ class _Arrays:
     def last(self, array: Array) -> int:
         """The value of an array that is read by more than its names."""
         for v in reversed(array.values):
-            if not all(_renames(self.graph.ops[i]) for i in self.graph.consumers[v]):
+            if not all(renames(self.graph.ops[i]) for i in self.graph.consumers[v]):
                 return v
         return array.values[-1]
 
@@ -284,7 +235,7 @@ class _Arrays:
 
     def of_jax(self, policy: Callable[..., Any]) -> Iterator[Constraint]:
         """What a policy of JAX's says of each array: saved where the backward reads it, or computed again."""
-        key = _title(policy)
+        key = title(policy)
         for array in self.all:
             answers = [asked(policy, op.payload) for op in map(self.graph.maker_of, array.values) if op and op.payload]
             demand = CheckpointPolicy.MUST_SAVE if any(answers) else CheckpointPolicy.MUST_RECOMPUTE
@@ -297,69 +248,6 @@ class _Arrays:
             for v in self.bound(array, demand):
                 if not self.forbidden(v, demand) and (array.is_forward or demand in _RECOMPUTE):
                     yield Constraint(v, demand, f"{demand.name} by {key}")
-
-
-def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:
-    """The arrays of a program's forward that ops of the user's make, in order; not the carries of a loop."""
-    paths: dict[int, tuple[str, ...]] = {}
-    for op in graph.ops:
-        if not _is_users(op) or (_renames(op) and _is_users(graph.maker_of(op.inputs[0]))):
-            continue
-        for v in op.outputs:
-            if not sides.is_late(v):
-                yield Array(*_same(graph, v), op, (*_around(graph, op.region, paths), *modules_of(op.scope)))
-
-
-def _is_users(op: Op | None) -> bool:
-    return op is not None and op.name not in (STEP, LITERAL, OPEN_LOOP)
-
-
-def _renames(op: Op) -> bool:
-    """Whether an op gives an array a name, or is what JAX puts behind the values that a `jax.checkpoint` saves."""
-    return op.name == NAME or (op.name == "reduce_precision" and CHECKPOINT_SCOPE in op.scope)
-
-
-def _around(graph: Graph, region: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The scopes around a region: those of the op that holds it, and around that."""
-    if region not in known:
-        holder = None if graph.regions[region].holder is None else graph.holder_of(region)
-        known[region] = () if holder is None else (*_around(graph, holder.region, known), *modules_of(holder.scope))
-    return known[region]
-
-
-def _same(graph: Graph, v: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """A value and the same array under its names, and these names."""
-    values, names = [v], list[str]()
-    for v in values:
-        maker = graph.maker_of(v)
-        if maker is not None and maker.name == NAME and maker.payload is not None:
-            names.append(maker.payload.params["name"])
-        values += [out for i in graph.consumers[v] if _renames(graph.ops[i]) for out in graph.ops[i].outputs]
-    return tuple(values), tuple(names)
-
-
-def _named(key: Key, array: Array, graph: Graph) -> int | None:
-    """How a key names an array; None where it does not."""
-    if not isinstance(key, str):
-        return _PREDICATE if any(_holds(key, graph, v) for v in array.values) else None
-    if any(_like(name, key) for name in array.names):
-        return _NAME
-    return _KIND if _like(array.op.name, key) or _in_scope(tuple(key.split("/")), array.scope) else None
-
-
-def _holds(key: Callable[[Op, Value], Any], graph: Graph, v: int) -> bool:
-    op = graph.maker_of(v)
-    return op is not None and bool(key(op, graph.values[v]))
-
-
-def _like(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
-
-
-def _in_scope(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Whether the parts of a key stand next to each other in a path."""
-    starts = range(len(path) - len(parts) + 1)
-    return any(all(map(_like, path[i : i + len(parts)], parts)) for i in starts)
 
 
 def _strongest(
@@ -382,29 +270,3 @@ def _strongest(
             cure = "Make one of them a PREFER, or name the value by a checkpoint_name, which goes before other keys."
             raise PolicyError(message(f"policy: {where}", what, cure))
     return demand, shown(key)
-
-
-def _names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
-    where = f"policy[{shown(key)}]"
-    if not isinstance(key, str):
-        known = nearest("", {array.op.name for array in arrays})
-        what, cure = "holds of no value of the forward.", f"It is given each op and value. Primitives: {known}."
-        raise PolicyError(message(where, what, cure))
-    kinds = {
-        "Names": {name for array in arrays for name in array.names},
-        "Scopes": {"/".join(array.scope) for array in arrays if array.scope},
-        "Primitives": {array.op.name for array in arrays},
-    }
-    lists = [f"{kind}: {nearest(key, known)}." for kind, known in kinds.items() if known]
-    cure = f"There are, the nearest first: {' '.join(lists)}" if lists else "It computes none."
-    raise PolicyError(message(where, "names no value of the forward.", cure))
-
-
-def shown(key: Key) -> str:
-    """A key in messages: a text in quotes, a predicate by its name."""
-    return repr(key) if isinstance(key, str) else _title(key)
-
-
-def _title(function: Any) -> str:
-    known = (name for name, policy in vars(jax.checkpoint_policies).items() if policy is function)
-    return next(known, None) or getattr(function, "__qualname__", None) or repr(function)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.budget import inexact
+from jointcut.aot.fitting import inexact
 from jointcut.aot.fitting.inexact import Rounding, relative_error
 from jointcut.partition.errors import BudgetError, TraceError, UncheckedWarning
 from jointcut.partition.prices.cost import Roofline
