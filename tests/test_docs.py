@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LINKS = {"a": "href", "link": "href", "script": "src", "img": "src", "iframe": "src"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-PYTHONS_OWN = (BaseException, object, int, str, tuple)
+PYTHONS_OWN = (BaseException, OSError, object, int, str, tuple)
 
 pytest.importorskip("sphinx", reason="the site needs pip install 'jointcut[docs]'")
 pytest.importorskip("furo", reason="the site needs pip install 'jointcut[docs]'")

@@ -81,11 +81,13 @@ class Ways(Generic[_T]):
         measure: compiles a plan, to run it.
         weigh: compiles plans for their memory alone; None where it would take as long.
         weigh_roughly: the same sooner, where the memory may differ a little; None where nothing is sooner.
+        compiles: whether `measure` takes longer than weighing.
     """
 
     measure: Callable[[Plan], Weighed[_T]]
     weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
     weigh_roughly: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+    compiles: bool = True
 
 
 def attempt(plan: Plan, promised: int, weighed: Weighed[Any], fits: bool, is_weighed: bool = False) -> Attempt:

@@ -185,7 +185,7 @@ class _Search(Generic[_T]):
 
         Where it does not fit after all, the search goes on and knows more.
         """
-        if self.ways.weigh is None:
+        if self.ways.weigh is None or not self.ways.compiles:
             return None
         chosen = self.planner.fastest(self.room, lambda c: SURE * self.expected(c))
         if chosen is None or chosen.follow is None or chosen.plan.dropped:

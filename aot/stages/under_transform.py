@@ -16,7 +16,7 @@ from jointcut.aot.fitting.fit import planner_for
 from jointcut.aot.fitting.notes import Held
 from jointcut.aot.fitting.scales import Scales
 from jointcut.aot.fitting.searches import Wanted, settled, way
-from jointcut.aot.run.compile import ProgramMemory, begin, rough_options
+from jointcut.aot.run.compile import ProgramMemory, begin
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.run.spilled import refuse_spill
 from jointcut.aot.stages.offloading import problem_for
@@ -90,7 +90,7 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         leaves=(),
         way=way(options, 1, False),
         planner=lambda: planner_for(problem, options),
-        ways=Ways(measure, scales.weigh, scales.weigh_roughly if rough_options() is not None else None),
+        ways=Ways(measure, scales.weigh, compiles=False),
         take=take,
         plain=plain_memory,
     )

@@ -43,7 +43,7 @@ class Weighing:
     @property
     def ways_to_tell(self) -> Ways[Compiled]:
         """How plans are weighed for a report, which runs none of them; they are compiled where that is as quick."""
-        return Ways(self._weigh, self._weigh_all) if self.is_quick else self.ways
+        return Ways(self._weigh, self._weigh_all, compiles=False) if self.is_quick else self.ways
 
     @property
     def is_quick(self) -> bool:

@@ -32,7 +32,7 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.search.budget import Planner
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = ("budget.fit", "budget.rates", "progress.progress")
+MODULES = ("fitting.fit", "fitting.rates", "progress.progress")
 fitting, measuring, module = (import_module(f"jointcut.aot.{name}") for name in MODULES)
 DISPLAY = module._DISPLAY
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
