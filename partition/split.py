@@ -34,7 +34,7 @@ from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
-from jointcut.partition.stored.packing import HOOK
+from jointcut.partition.stored.packing import BFLOAT16, HOOK
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -87,6 +87,17 @@ class Split:
         problem = replace(self.problem, backend=backend)
         steps = schedule(problem, self.plan)
         return replace(self, problem=problem, schedule=steps, halves=self._written(steps))
+
+    @property
+    def underived(self) -> Halves:
+        """The halves for programs that nobody differentiates.
+
+        There bfloat16 waits as integers of the same bits, where the compiler would hold it as float32 too.
+        """
+        is_stored = any(BFLOAT16 in forms for forms in self.schedule.stored.values())
+        if not (is_stored and self.problem.backend.widens_bfloat16):
+            return self.halves
+        return _verified(self.problem, self.schedule, self.passes, in_bits=True)
 
     def _written(self, steps: Schedule) -> Halves:
         return _verified(self.problem, steps, self.passes)
@@ -147,8 +158,8 @@ def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
     return PackedBytes(len(after), sum(after), sum(before)) if after else None
 
 
-def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass]) -> Halves:
-    halves = emit(problem.graph, steps, problem.packings)
+def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_bits: bool = False) -> Halves:
+    halves = emit(problem.graph, steps, replace(problem.packings, in_bits=in_bits))
     verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 

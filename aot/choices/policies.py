@@ -59,10 +59,11 @@ class SAVE_AS(SaveAs, Record):
     or such a dtype itself. The forward computes with the exact values, and the backward reads them brought back to
     their own dtype, so only gradients are inexact (`Cut.check_forms` measures by how much). What the program chooses
     by looking at floats is then kept exactly, since another choice might be made of the stored ones: masks as bits,
-    indices, and the elements that a maximum pooling took. In eight bits the numbers
-    are divided by a scale, one for each place on the last axis, or one for the whole array where there are fewer than
-    64 numbers for each. There a NaN or an infinity makes all numbers of its scale NaN, and the gradient cannot be
-    differentiated again.
+    indices, and the elements that a maximum pooling took. In eight bits the numbers are divided by a scale, one for
+    each place on the last axis, or one for the whole array where there are fewer than 64 numbers for each. There a NaN
+    or an infinity makes all numbers of its scale NaN, and the gradient cannot be differentiated again. XLA:CPU holds
+    the stacks of loops in bfloat16 as float32 too; so there, outside of transformations, they wait as `uint16` of the
+    same bits.
 
     Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
     aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on

@@ -37,7 +37,7 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower import verify
-from jointcut.partition.lower.emit import Residual
+from jointcut.partition.lower.emit import Halves, Residual
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import jaxprs
@@ -107,7 +107,7 @@ class Cut:
     @property
     def metadata(self) -> ViewAndMutationMeta:
         """`Traced.metadata` with the residuals that the backward may overwrite."""
-        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.split.halves))
+        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self._own))
 
     @cached_property
     def signature(self) -> GraphSignature:
@@ -210,18 +210,22 @@ class Cut:
         """The runner inside an outer trace, which the halves become part of."""
         if self.traced.options.spill is not None:
             refuse_spill(self.traced.name)
-        return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self._again))))
+        return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self.split.halves, self._again))))
 
     @property
     def jits(self) -> Jits:
         """The programs of both halves, each jitted and compiled at most once."""
-        return self._runners.of("jits", lambda: of_cut(self._open(), self.traced.structs, self._residual_structs))
+        return self._runners.of(
+            "jits", lambda: of_cut(self._open(self._own), self.traced.structs, self._residual_structs)
+        )
 
     @property
     def jitted(self) -> Runner:
         """The runner of programs that are compiled at the first call."""
         make = self._running
-        return self._runners.of("jitted", lambda: make(jitted(self.jits, self._open().backward), self.is_apart))
+        return self._runners.of(
+            "jitted", lambda: make(jitted(self.jits, self._open(self._own).backward), self.is_apart)
+        )
 
     @property
     def executables(self) -> Runner:
@@ -267,8 +271,13 @@ class Cut:
             return JITTED
         return differentiated_again(traced.call.options.conventions, traced.name)
 
-    def _open(self, wrap: Wrap = JITTED) -> Open:
-        return Open.of(self.traced.call, self.split.halves, self.traced.handed_back, wrap)
+    @property
+    def _own(self) -> Halves:
+        """The halves of programs of ours, outside of all transformations."""
+        return self._runners.of("own", lambda: self.split.underived)
+
+    def _open(self, halves: Halves, wrap: Wrap = JITTED) -> Open:
+        return Open.of(self.traced.call, halves, self.traced.handed_back, wrap)
 
     def _running(self, programs: Programs, is_apart: bool = False) -> Runner:
         traced, signed = self.traced, lambda: self.signature
@@ -281,7 +290,7 @@ class Cut:
     def _residual_structs(self, jits: Jits) -> list[Any]:
         """The types of the backward's inputs; residuals have the shardings that the forward gives them."""
         traced, inputs = self.traced, self.traced.structs
-        closed = self.split.backward
+        closed = self._own.backward
         structs = [*map(jaxprs.unplaced, jaxprs.input_structs(closed))]
         if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
             # `output_shardings` below would also count references.

@@ -35,6 +35,7 @@ class Backend:
             over an array.
         moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
             arrays that pass from one program to another do.
+        widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
     """
@@ -43,6 +44,7 @@ class Backend:
     taken_apart: frozenset[str] = frozenset()
     read_written: frozenset[str] = frozenset()
     spreading: frozenset[str] = frozenset()
+    widens_bfloat16: bool = False
     is_followed: bool = False
     moves_inside: bool = True
 
@@ -92,6 +94,7 @@ CPU = Backend(
     taken_apart=frozenset({"select_and_scatter_add"}),
     read_written=frozenset({"conv_general_dilated", "dot_general"}),
     spreading=frozenset({"reduce_max", "reduce_min", "reduce_sum"}),
+    widens_bfloat16=True,
     is_followed=True,
     moves_inside=False,
 )

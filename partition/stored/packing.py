@@ -35,6 +35,9 @@ class Packing(Protocol):
         ...
 
 
+#: The form that some compilers widen.
+BFLOAT16 = "bfloat16"
+
 #: The name in schedules of the form that a user's functions make.
 HOOK = "hook"
 
@@ -113,15 +116,23 @@ def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A form of `stored`."""
+    """A form of `stored`; with `in_bits`, an array of bfloat16 waits as integers of the same bits."""
 
     name: str
+    in_bits: bool = False
 
     def pack(self, x: Any) -> Sequence[Any]:
-        return FORMS[self.name].pack(x)
+        arrays = FORMS[self.name].pack(x)
+        return [jax.lax.bitcast_convert_type(a, "uint16") for a in arrays] if self._is_in_bits else arrays
 
     def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
+        if self._is_in_bits:
+            arrays = [jax.lax.bitcast_convert_type(a, self.name) for a in arrays]
         return FORMS[self.name].unpack(aval.dtype, arrays)
+
+    @property
+    def _is_in_bits(self) -> bool:
+        return self.in_bits and self.name == BFLOAT16
 
     def check(self, aval: Any, where: Callable[[], str]) -> None:
         """Each of them gives back what it was given."""
@@ -129,9 +140,13 @@ class _Stored:
 
 @dataclass(frozen=True)
 class Packings:
-    """The forms that a schedule names; those in `more` beside those of `stored`."""
+    """The forms that a schedule names; those in `more` beside those of `stored`.
+
+    With `in_bits`, bfloat16 waits as integers, and what reads it has no derivative.
+    """
 
     more: Mapping[str, Packing] = field(default_factory=dict)
+    in_bits: bool = False
 
     def of(self, form: str, aval: Any, depth: int = 0) -> Packed:
         """A form for arrays of a type, its leading axes those of `depth` loops."""
@@ -139,7 +154,7 @@ class Packings:
 
     def named(self, form: str) -> Packing:
         """The form of a name."""
-        return self.more[form] if form in self.more else _Stored(form)
+        return self.more[form] if form in self.more else _Stored(form, self.in_bits)
 
     def types(self, aval: Any, forms: Sequence[str]) -> list[Any]:
         """The types of the arrays of an array in some forms, taken one after the other."""
