@@ -94,6 +94,10 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
   overruled         preferences of the policy that the plan does not
                     follow: value, demand, reason, what, bytes,
                     seconds, is_computed_again
+  packed            what a pack of saved_arrays makes of what is
+                    saved: values, bytes, plain_bytes
+  gradient_error    of smaller forms, where a bound was given: most,
+                    relative, are_drawn, unused (why there are none)
   bound_bytes       which no plan goes below, if that is known
   derivatives       where they may differ from JAX's: rule, value,
                     line, count, gives

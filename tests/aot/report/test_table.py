@@ -201,7 +201,7 @@ loss, cut by min_cut; on cpu, JAX 0.0.0
 peak of a step, predicted     131.1 kB
 time of a step, by the model                        0.92
   saved for the backward       49.2 kB   131.1 kB   0.38
-  most alive in the forward    32.8 kB    49.2 kB   0.67
+  most alive in the forward    49.2 kB    49.2 kB   1.00
   most alive in the backward   81.9 kB    81.9 kB   1.00
   arguments and results        49.2 kB    49.2 kB   1.00
 Predicted peaks were mostly 0.9 to 1.1 of the compiled ones on a CPU.
