@@ -223,7 +223,11 @@ class Traced:
         if how.budget is None:
             forms = () if how.keeps_forms else self.forms
             is_same = self.examples is None and forms == self.forms
-            return (self if is_same else replace(self, examples=None, forms=forms))._cut(how.strategy)
+            cut = (self if is_same else replace(self, examples=None, forms=forms))._cut(how.strategy)
+            if self.options.error is None or how.keeps_forms:
+                return cut
+            unused = GradientError(self.options.error, unused="there is no budget for which it could be")
+            return replace(cut, split=replace(cut.split, plan=replace(cut.plan, gradient_error=unused)))
         bytes_limit = limit(how.budget)
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)

@@ -74,6 +74,11 @@ def test_a_budget_that_holds_without_uses_none():
     assert not plan.stored and plan.remarks == ["no smaller form is used: the budget holds without"]
 
 
+def test_without_a_budget_none_is_used_and_the_plan_says_so():
+    cut = aot.function(lambda x: jnp.sum(jnp.tanh(jnp.tanh(x))), error=1e-2).trace(np.ones(8, np.float32)).partition()
+    assert cut.plan.remarks == ["no smaller form is used: there is no budget for which it could be"]
+
+
 def test_a_budget_that_nothing_holds_says_what_became_of_forms():
     with pytest.raises(BudgetError, match="cannot be met") as error:
         bounded(1e-9, 0.05, small).trace(W, X).partition()
