@@ -71,7 +71,10 @@ _T = TypeVar("_T")
 
 
 class _Tried(NamedTuple):
-    """A candidate that was weighed or compiled: its plan with the promised peak, and XLA's figures."""
+    """A candidate that was weighed or compiled: its plan with the promised peak, and XLA's figures.
+
+    `runs` says that it was compiled to run, `is_exact` that it was not weighed roughly.
+    """
 
     candidate: Candidate
     plan: Plan
@@ -184,7 +187,8 @@ class _Search(Generic[_T]):
     def sure(self) -> Candidate | None:
         """The fastest candidate that is nearly sure to fit and to fill the room, compiled; None where there is none.
 
-        Where it does not fit after all, the search goes on and knows more.
+        Plans that drop values are predicted less well: none of them is sure. Where one does not fit after all, the
+        search goes on and knows more.
         """
         if self.ways.weigh is None or not self.ways.compiles:
             return None

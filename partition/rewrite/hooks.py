@@ -7,6 +7,7 @@ the gradient, as in PyTorch, and before hooks of what is computed later.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,13 +18,13 @@ from jointcut.partition.program.jaxprs import Atom, Equation, Var, called_back
 _JAX_ON_VMAP = "Cannot `vmap` ordered IO callback."
 
 
-class CalledBack:
+class CalledBack(abc.ABC):
     """The base of functions that are called back for a hook: a program may call them earlier than it says."""
 
     @property
+    @abc.abstractmethod
     def named(self) -> str:
         """The hook as messages name it."""
-        raise NotImplementedError
 
 
 @contextmanager
