@@ -1,7 +1,7 @@
-"""Mix two plans: what one saves of the beginning, and the other of the end.
+"""Make plans that lie between two others: mixtures, and loops that run in segments for a part of their steps.
 
-Two neighbours of a menu may lie far apart. A mixture lies between them, in peak and in time: each gives half of the
-bytes in which they differ.
+Two neighbours of a menu may lie far apart. A mixture saves what one of them saves of the beginning, and the other of
+the end, so that it lies between them in peak and in time: each gives half of the bytes in which they differ.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from jointcut.partition.errors import PlanError
+from jointcut.partition.errors import PlanError, message
+from jointcut.partition.lower.reruns import segmentable, similar_length
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
+from jointcut.partition.program.graph import Graph
+
+#: The end of the strategies of plans with loops in segments.
+SEGMENTS = ", segments"
 
 
 def mixed(problem: Problem, large: Plan, small: Plan) -> Iterator[Plan]:
@@ -53,3 +58,31 @@ def useful(problem: Problem, saved: Iterable[int]) -> tuple[int, ...]:
     reached = needed(problem, chosen)
     read = {v for i in reached.ops for v in problem.graph.ops[i].inputs} | problem.sides.wanted
     return tuple(sorted(chosen & read))
+
+
+def partly(problem: Problem, plan: Plan, share: float) -> Plan:
+    """A plan in segments, with about a share of the steps of each such loop kept whole: its last ones.
+
+    Raises `PlanError` where the share is not between 0 and 1. A loop of one step stays as it is.
+    """
+    if not 0 < share < 1:
+        cure = "Give a number between them: 0 would be the plan itself, and 1 one without segments."
+        raise PlanError(message("share", f"is {share}, not between 0 and 1.", cure))
+    loops, segments, kept_steps, bytes_spared = segmentable(problem, plan), [], [], plan.bytes_spared
+    for loop, steps, before in plan.loops_in_segments:
+        sizes, length = loops[loop], loops[loop].length
+        kept = min(max(round(share * length), 1), length - 1)
+        new = similar_length(length - kept, steps)
+        fewer = -(-(length - before) // steps) - -(-(length - kept) // new)
+        bytes_spared += (before - kept) * sizes.residual_bytes + fewer * sizes.carry_bytes
+        segments.append((loop, new))
+        kept_steps += [(loop, kept)] if kept else []
+    strategy = f"{plan.strategy.partition(SEGMENTS)[0]}{SEGMENTS}, {share:.0%} of steps kept"
+    parts = {"segments": tuple(segments), "kept_steps": tuple(kept_steps), "bytes_spared": bytes_spared}
+    return replace(plan, strategy=strategy, **parts)
+
+
+def kept_share(graph: Graph, plan: Plan) -> float:
+    """The share of the steps that are in no segment, of those loops that run in segments; 1 if none does."""
+    shares = [kept / graph.loops[loop].length for loop, _, kept in plan.loops_in_segments]
+    return sum(shares) / len(shares) if shares else 1.0

@@ -17,7 +17,7 @@ import numpy as np
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
-from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
+from jointcut.partition.lower.reruns import best_length, segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.asjax import residuals_of_jax
@@ -28,7 +28,7 @@ from jointcut.partition.prices.rules import Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
-from jointcut.partition.search.between import mixed
+from jointcut.partition.search.between import SEGMENTS, kept_share, mixed, partly
 from jointcut.partition.search.candidates import Candidate, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, seconds_of, sending
@@ -48,8 +48,10 @@ _LOOKS = (3_000, 4), (8_000, 1)
 _MOST_HALVINGS = 6
 _DENSE = 0.93
 
-#: The end of the strategies of plans with loops in segments.
-_SEGMENTS = ", segments"
+#: Which shares of the steps are kept whole where plans of the menu run loops partly in segments, and the most ops that
+#: the program may have for it.
+_KEPT_SHARES = 0.75, 0.5, 0.25
+_MOST_OPS_PARTLY = 3_000
 
 
 class Planner:
@@ -278,29 +280,12 @@ class Planner:
                 lengths.append((loop, steps))
                 bytes_spared += sizes.length * sizes.residual_bytes - carries
         if lengths:
-            strategy = f"{plan.strategy}{_SEGMENTS}"
+            strategy = f"{plan.strategy}{SEGMENTS}"
             yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
 
     def partly(self, plan: Plan, share: float) -> Plan:
-        """A plan in segments, with about a share of the steps of each such loop kept whole: its last ones.
-
-        Raises `PlanError` where the share is not between 0 and 1. A loop of one step stays as it is.
-        """
-        if not 0 < share < 1:
-            cure = "Give a number between them: 0 would be the plan itself, and 1 one without segments."
-            raise PlanError(message("share", f"is {share}, not between 0 and 1.", cure))
-        loops, segments, kept_steps, bytes_spared = segmentable(self.problem, plan), [], [], plan.bytes_spared
-        for loop, steps, before in plan.loops_in_segments:
-            sizes, length = loops[loop], loops[loop].length
-            kept = min(max(round(share * length), 1), length - 1)
-            new = similar_length(length - kept, steps)
-            fewer = -(-(length - before) // steps) - -(-(length - kept) // new)
-            bytes_spared += (before - kept) * sizes.residual_bytes + fewer * sizes.carry_bytes
-            segments.append((loop, new))
-            kept_steps += [(loop, kept)] if kept else []
-        parts = {"segments": tuple(segments), "kept_steps": tuple(kept_steps), "bytes_spared": bytes_spared}
-        strategy = f"{plan.strategy.partition(_SEGMENTS)[0]}{_SEGMENTS}, {share:.0%} of steps kept"
-        return self.priced(replace(plan, strategy=strategy, **parts))
+        """A plan in segments, with about a share of the steps of each such loop kept whole; raises as `partly` does."""
+        return self.priced(partly(self.problem, plan, share))
 
     @cached_property
     def menu(self) -> tuple[Candidate, ...]:
@@ -311,7 +296,17 @@ class Planner:
             for number, plan in enumerate(plans, 1):
                 self.told(number, len(plans))
                 found.append(self.known(plan))
+            found += map(self.known, self._partly_in_segments(found))
         return tuple(sorted(found, key=lambda c: (c.step_seconds, c.peak_bytes)))
+
+    def _partly_in_segments(self, found: Iterable[Candidate]) -> Iterator[Plan]:
+        """The fastest plan in segments that no other betters, with shares of the steps kept whole.
+
+        They may better all plans between that one and those without segments, so that none would be found from these.
+        """
+        if len(self.graph.ops) <= _MOST_OPS_PARTLY:
+            fastest = next((c.plan for c in ranked(found) if c.plan.segments), None)
+            yield from (self.partly(fastest, share) for share in _KEPT_SHARES if fastest is not None)
 
     def known(self, plan: Plan) -> Candidate:
         """The candidate of a plan that has its seconds, replayed once."""
@@ -373,18 +368,12 @@ class Planner:
         plans += map(self.priced, mixed(self.problem, large, small))
         yield from plans
         if small.segments:
-            share = (self._kept_share(small) + self._kept_share(large)) / 2
+            share = (kept_share(self.graph, small) + kept_share(self.graph, large)) / 2
             forms = [form for plan in plans for form in self.in_segments(plan)]
             yield from forms
             if share:
                 wholes = () if large.segments else self.in_segments(large)
                 yield from (self.partly(form, share) for form in (small, *forms, *wholes))
-
-    def _kept_share(self, plan: Plan) -> float:
-        """The share of the steps that are in no segment, of those loops that run in segments; 1 if none does."""
-        loops = self.graph.loops
-        shares = [kept / loops[loop].length for loop, _, kept in plan.loops_in_segments]
-        return sum(shares) / len(shares) if shares else 1.0
 
 
 def _why(verdict: Verdict) -> str:

@@ -154,7 +154,16 @@ def test_the_menu_holds_each_plan_with_its_own_figures(name, planner, traced):
         assert c.plan.peak_bytes is None  # a peak of the whole step is promised once its arguments are known
         assert c.step_seconds == pytest.approx(c.plan.seconds + byte * handed_bytes(traced(name), c.plan), abs=2 * byte)
         assert c == mine.candidate(mine.priced(c.plan))
-    assert {c.plan.key for c in mine.menu} == {p.key for p in mine.plans()}
+    listed = {p.key for p in mine.plans()}
+    assert listed == {c.plan.key for c in mine.menu if not c.plan.kept_steps}
+
+
+@some_programs
+def test_the_menu_keeps_shares_of_the_steps_of_the_fastest_plan_in_segments(name, planner):
+    mine = planner(name)
+    fastest = next((c.plan for c in ranked(c for c in mine.menu if not c.plan.kept_steps) if c.plan.segments), None)
+    expected = {mine.partly(fastest, share).key for share in (0.75, 0.5, 0.25)} if fastest else set()
+    assert {c.plan.key for c in mine.menu if c.plan.kept_steps} == expected - {fastest and fastest.key}
 
 
 def handed_bytes(traced, plan):
