@@ -81,12 +81,14 @@ class Ways(Generic[_T]):
         measure: compiles a plan, to run it.
         weigh: compiles plans for their memory alone; None where it would take as long.
         weigh_roughly: the same sooner, where the memory may differ a little; None where nothing is sooner.
+        rough_bytes: how many bytes `weigh_roughly` adds at most to what XLA takes, nearly always.
         compiles: whether `measure` takes longer than weighing.
     """
 
     measure: Callable[[Plan], Weighed[_T]]
     weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
     weigh_roughly: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+    rough_bytes: int = 0
     compiles: bool = True
 
 

@@ -55,9 +55,9 @@ SURE, DEFAULT_SURE, SURELY_FULL = 1.065, 1.04, 0.92
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
 
-#: Weighed roughly, a plan takes up to so many bytes more than it does, and up to this share of them; where arrays are
-#: scattered, it may take this factor more or less.
-ROUGH_BYTES, ROUGH_SHARE, ROUGH = 1024, 1e-3, 1.08
+#: Weighed roughly, a plan takes more bytes than it does: up to `Ways.rough_bytes`, and up to this share of them. Where
+#: arrays are scattered in loops, it may take this factor more or less.
+ROUGH_SHARE, ROUGH = 1e-3, 1.08
 
 #: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
@@ -161,7 +161,7 @@ class _Search(Generic[_T]):
         """Whether a candidate that was tried holds the budget; it may, if it was weighed roughly."""
         tried = self.tried[id(candidate)]
         room = self._room(tried.weighed)
-        spare = 0 if tried.is_exact else min(ROUGH_BYTES, ROUGH_SHARE * room)
+        spare = 0 if tried.is_exact else min(self.ways.rough_bytes, ROUGH_SHARE * room)
         return tried.weighed.activation_bytes - spare <= room
 
     @property

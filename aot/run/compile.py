@@ -46,8 +46,8 @@ def weighing_options() -> dict[str, Any] | None:
 def rough_options() -> dict[str, Any] | None:
     """Options by which a program takes nearly the same memory and is compiled sooner still; None where none are known.
 
-    XLA:CPU then writes its fusions in the older way. That adds some hundred bytes; where arrays are scattered, it may
-    fuse other ops and take some per cent more or less.
+    XLA:CPU then writes its fusions in the older way, and scatters as loops, whose counters take some bytes. Where
+    arrays are scattered in loops, it may fuse other ops and take some per cent more or less.
     """
     options = weighing_options()
     return {**options, "xla_cpu_use_fusion_emitters": False} if options and jaxprs.has_two_emitters() else None

@@ -13,10 +13,24 @@ from jointcut.aot.fitting.scales import Scales
 from jointcut.aot.run.compile import rough_options, weighing_options
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.primitives import those
+
+#: What XLA aligns buffers to, and the primitives that it may write as loops.
+_BLOCK_BYTES = 64
+_SCATTERS = those("scatters") | {"select_and_scatter", "select_and_scatter_add"}
 
 if TYPE_CHECKING:
     from jointcut.aot.stages.cut import Cut
     from jointcut.aot.stages.traced import Traced
+
+
+def rough_bytes(graph: Graph) -> int:
+    """How many bytes XLA adds at most, nearly always, where a program is compiled with `rough_options`.
+
+    Each scatter becomes a loop, and its counter takes one aligned block. There may be one block more.
+    """
+    return _BLOCK_BYTES * (1 + sum(op.name in _SCATTERS for op in graph.ops))
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Weighing:
         if not self.is_quick:
             return Ways(self.measure)
         roughly = self._weigh_all_roughly if rough_options() is not None else None
-        return Ways(self.measure, self._weigh_all, roughly)
+        return Ways(self.measure, self._weigh_all, roughly, rough_bytes(self.traced.graph) if roughly else 0)
 
     @property
     def ways_to_tell(self) -> Ways[Compiled]:

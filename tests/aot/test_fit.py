@@ -24,6 +24,8 @@ from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Ways, Weighed
 from jointcut.aot.fitting.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit, room_for
+from jointcut.aot.run.compile import begin, rough_options
+from jointcut.aot.stages.weighing import rough_bytes
 from jointcut.partition import Plan
 from jointcut.partition.errors import BudgetError, PlanError
 from jointcut.partition.lower.memory import Buffer
@@ -740,3 +742,30 @@ def test_options_with_the_text_of_a_plan_come_back_from_json(traced, least):
 def test_options_with_a_number_of_numpys_come_back_from_json(budget):
     options = aot.function(deep, budget=budget).trace(W, X).options
     assert Options.from_json(options.to_json()) == options
+
+
+def scattering(x, labels):
+    pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+    return jnp.sum(jnp.take_along_axis(jax.nn.log_softmax(jnp.sin(pooled)), labels[:, None], 1))
+
+
+@pytest.mark.parametrize(
+    ("function", "scatters"), [(scattering, 2), (lambda x, labels: jnp.sum(x[labels]), 1), (lambda x, _: jnp.sum(x), 0)]
+)
+def test_weighed_roughly_a_program_takes_at_most_the_counters_of_its_scatters_more(function, scatters):
+    traced = aot.function(function).trace(jnp.ones((32, 64)), jnp.zeros(32, int))
+    assert rough_bytes(traced.graph) == 64 * (1 + scatters)
+    if rough_options() is None:  # a JAX with one way to write fusions
+        return
+    lowered = traced.partition().jits.lowered("step")
+    exactly, roughly = (begin(lowered, is_rough).result().temp_bytes for is_rough in (False, True))
+    assert 0 <= roughly - exactly <= rough_bytes(traced.graph)
+
+
+@pytest.mark.parametrize(("rough_bytes", "compiled"), [(500, [(0,)]), (499, [(1,)])])
+def test_a_plan_is_tried_that_holds_but_for_the_bytes_that_weighing_roughly_adds(rough_bytes, compiled):
+    menu = Menu([("front", 990_000, 1.0, 999_000), ("front", 600_000, 2.0, 600_000)], is_followed=True, rough=0.9985)
+    ways = Ways(menu.measure, menu.weigh, menu.weigh_roughly, rough_bytes)
+    budget = limit(FIXED + 1_000_001)
+    assert fit(menu, budget, room_for(budget, (), FIXED, lambda: 0), ways).plan is not None
+    assert [plan.recomputed for plan in menu.compiled] == compiled
