@@ -22,12 +22,13 @@ from typing import Any
 import jax
 
 from jointcut.aot.cache.location import store_for
+from jointcut.aot.calls.adding import accumulated
 from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.inside import Inside
 from jointcut.aot.calls.method import Method
-from jointcut.aot.calls.updating import Updating
+from jointcut.aot.calls.updating import KEPT_UPDATES, Updating
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
@@ -55,9 +56,6 @@ from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.table import Table
 from jointcut.wrappers.wrapper import CompilerWrapper
-
-#: How many updates a function keeps programs for.
-KEPT_UPDATES = 16
 
 
 class Function:
@@ -124,6 +122,14 @@ class Function:
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._options.has_aux else gradient
 
+    def accumulate_into(self, refs: Any) -> Callable[..., Any]:
+        """A function of the same arguments that adds the gradients to references, and returns the value.
+
+        `refs` are `jax.Ref`s in the tree of what `grad` returns. They are added to after the step; a hook of
+        `post_accumulate` sees the gradient of its call. Raises `CallError` first if trees or types differ.
+        """
+        return functools.partial(accumulated, self.value_and_grad, self._options, self._statics, refs)
+
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).
 
@@ -158,10 +164,8 @@ class Function:
         return self._updater(update, sweeps)(params, state, *args, **kwargs)
 
     def _updater(self, update: Any, sweeps: int) -> Updating:
-        def make() -> Updating:
-            return Updating(self._function, self._options, self._statics, update, sweeps)
-
-        return self._updating.of((id(update), sweeps), make)
+        given = self._function, self._options, self._statics, update, sweeps
+        return self._updating.of((id(update), sweeps), lambda: Updating(*given))
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -226,9 +230,7 @@ class Function:
         """
         lowered_for = refuse_request(path, platforms, order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
-        options = self._options
-        if budget is not None:
-            options = replace(options, strategy=choosing.DEFAULT, budget=budget, plan=None)
+        options = self._options if budget is None else choosing.with_budget(self._options, budget)
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)
         return export(pair, path, lowered_for, order, overwrite)
 

@@ -6,6 +6,7 @@ whether a gradient can flow at all. `updating` runs a step with its update. `met
 
 Files, in reading order:
 
+    adding: Run a step, and add its gradients to references.
     alone: Run a function forward only, without derivative or cut.
     entry: Run programs that another process compiled.
     cached: Look up programs that another process compiled, and compile missing ones.

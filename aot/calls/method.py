@@ -55,7 +55,7 @@ class Method:
         return self._noted(self._bound[0].trace_update, self._bound[1], state, *args, **kwargs)
 
     def accumulate_into(self, refs: Any) -> Callable[..., Any]:
-        """As `Taped.accumulate_into`; the instance is argument 0."""
+        """As `accumulate_into` of the function; the instance is argument 0."""
         return functools.partial(self._bound[0].accumulate_into(refs), self._bound[1])
 
     @property

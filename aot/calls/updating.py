@@ -23,6 +23,9 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 
+#: How many updates a function keeps programs for.
+KEPT_UPDATES = 16
+
 
 class Updating:
     """The steps of a function with one update.

@@ -132,6 +132,11 @@ class Options(Record):
         return _tuple(nums), _tuple(names)
 
 
+def with_budget(options: Options, budget: Budget) -> Options:
+    """The options with a budget in the place of strategy, budget and plan."""
+    return replace(options, strategy=DEFAULT, budget=budget, plan=None)
+
+
 def validated(function: Any, options: Options) -> Options:
     """The options in canonical form.
 

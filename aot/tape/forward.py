@@ -162,26 +162,3 @@ def _shown(out: Any) -> str:
     if isinstance(out, jax.Array):
         return f"one array, {jax.typeof(out).str_short()}"
     return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
-
-
-def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
-    """The references for the leaves of a tape; `places` is the tree of gradients, with the place of each leaf."""
-    numbers, tree = jax.tree.flatten(places)
-    given, other = jax.tree.flatten(refs)
-    if other != tree:
-        what = f"was given references in the structure {other}, the gradients are {tree}."
-        raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
-    flat: list[Any] = [None] * len(made.tape.leaves)
-    for place, ref in zip(numbers, given, strict=True):
-        flat[place] = fitting_ref(made, place, ref, "accumulate_into")
-    return flat
-
-
-def fitting_ref(made: Ran, place: int, ref: Any, caller: str) -> Any:
-    """A reference for a leaf; raises `CallError` if it is none, or of another type."""
-    path, leaf = made.tape.paths[place], made.tape.tracers[place]
-    if isinstance(ref, jax.Ref) and (ref.shape, ref.dtype) == (leaf.shape, leaf.dtype):
-        return ref
-    kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
-    what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
-    raise CallError(message(caller, what, "Make it with jax.new_ref(jnp.zeros_like(array))."))

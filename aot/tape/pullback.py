@@ -10,8 +10,9 @@ from typing import Any
 import jax
 
 from jointcut.aot.hooks.hook import Place
+from jointcut.aot.run.references import fitting_ref
 from jointcut.aot.tape.captures import Captures
-from jointcut.aot.tape.forward import Ran, fitting_ref
+from jointcut.aot.tape.forward import Ran
 from jointcut.aot.tape.nodes import refuse_nonfinite
 from jointcut.aot.tape.program import Backward
 from jointcut.aot.tape.release import Release
@@ -153,8 +154,9 @@ class Pullback:
             flat_refs: list[Any] = [] if ran is None else [None] * len(ran.tape.leaves)
             entries = [] if ran is None else _entries(ran, refs)
             for place, entry in entries:
-                if place is not None and not isinstance(entry, _MARKS):
-                    flat_refs[place] = fitting_ref(ran, place, entry, "with_refs")  # pyright: ignore[reportArgumentType]
+                if ran is not None and place is not None and not isinstance(entry, _MARKS):
+                    path, leaf = ran.tape.paths[place], ran.tape.tracers[place]
+                    flat_refs[place] = fitting_ref(entry, path, leaf, "with_refs")
             flat = self._tape.gradients([] if ran is None else cotangents_of(ran, cotangent), flat_refs)
             assert ran is not None, "a released tape has no gradients"
             gradients, tree = jax.tree.flatten(tuple(argument.gradients(flat) for argument in ran.arguments))
