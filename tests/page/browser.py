@@ -22,7 +22,7 @@ SECONDS_TO_DRAW = 20
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """The tabs of a headless Chromium; for one file of tests, since playwright occupies the thread's event loop while it runs."""
+    """The tabs of a headless Chromium, for one file: playwright occupies the thread's event loop while it runs."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
