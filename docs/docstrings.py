@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -38,7 +39,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx to call what is below."""
     app.connect("autodoc-process-docstring", _process)
     app.connect("autodoc-process-signature", _signature)
-    app.connect("missing-reference", _resolve)
+    app.connect("env-check-consistency", _look_up_once)
+    app.connect("missing-reference", partial(_resolve, {}))
     app.connect("html-page-context", _mend_ways_back)
     app.add_post_transform(_Builtins)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -197,27 +199,40 @@ def _signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> tuple
     return ("", None) if what == "class" and is_dataclass(obj) else None
 
 
+def _look_up_once(app: Sphinx, env: BuildEnvironment) -> None:
+    """Remember what is found for a name, now that all pages are read: a search goes through all names of the site."""
+    domain = env.get_domain("py")
+    domain.find_obj = cache(domain.find_obj)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _resolve(
-    app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement
+    names: dict[str, list[str]], app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement
 ) -> nodes.reference | None:
     """Link a name that is written shorter than it is: `CallError`, `Cut.plan`, `aot.load`.
 
-    A single word in lower case is left alone: most such words are arguments, or parts of records.
+    A single word in lower case is left alone: most such words are arguments, or parts of records. `names` holds all
+    names by their last words, from the first call on.
     """
     target = node["reftarget"]
     if node.get("refdomain") != "py" or (target.islower() and "." not in target):
         return None
     known = env.get_domain("py").objects  # pyright: ignore[reportAttributeAccessIssue]
-    for name in _ends_with(known, target)[:1]:
+    for name in () if names else known:
+        names.setdefault(_last_word(name), []).append(name)
+    if name := _ends_with(known, names.get(_last_word(target), []), target):
         entry = known[name]
         return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, name)
     return None
 
 
-def _ends_with(known: dict[str, Any], target: str) -> list[str]:
-    """Names that end with the one that is looked for, the shortest first."""
-    found = [name for name in known if name.endswith(f".{target}") and not known[name].aliased]
-    return sorted(found, key=lambda name: (name.count("."), name))
+def _last_word(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _ends_with(known: dict[str, Any], names: list[str], target: str) -> str | None:
+    """The shortest of some known names that ends with the one that is looked for."""
+    found = (name for name in names if name.endswith(f".{target}") and not known[name].aliased)
+    return min(found, key=lambda name: (name.count("."), name), default=None)
 
 
 def _mend_ways_back(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:

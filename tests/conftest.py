@@ -6,6 +6,9 @@ worker has one core, and with little optimisation, here and in the processes tha
 mean and what memory they take, which that does not change, and not how fast they run. With JAX 0.10 it also makes the
 code of fusions in its older way, which takes half the time; the second Python of `.ci/run` has the newer way.
 
+JAX makes a new MLIR context for each program that it lowers, which is half of the lowering of a small one. Here some
+programs in a row share one: a program does not depend on what else its context holds.
+
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
 """
@@ -14,11 +17,15 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 from jointcut.aot.fitting import searches
 from jointcut.aot.fitting.rates import VARIABLE as RATES
@@ -31,11 +38,29 @@ CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
+PROGRAMS_OF_A_CONTEXT = 32  # so that what they hold, such as large constants, goes with it
 FLAGS = "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0"
 FLAGS += " --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+
+
+def shared_contexts(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Give out what `make` makes several times, to each thread its own."""
+    own = threading.local()
+
+    def context() -> Any:
+        left = getattr(own, "left", 0)
+        if not left:
+            own.context, left = make(), PROGRAMS_OF_A_CONTEXT
+        own.left = left - 1
+        return own.context
+
+    return context
+
+
+mlir.make_ir_context = shared_contexts(mlir.make_ir_context)
 
 
 def pytest_collection_finish() -> None:

@@ -112,7 +112,7 @@ def test_tangents_and_second_derivatives_are_those_of_pythons_loop(moves, memory
         twice = jax.grad(lambda x, w: jnp.sum(jax.grad(f)(x, w) * w[0]), (0, 1))
         return jax.jvp(f, (VECTOR, MATRIX), (VECTOR, MATRIX)), twice(VECTOR, MATRIX)
 
-    want = both(lambda x, w: program(moves, by_python, x, w, trips))
+    want = jax.jit(lambda: both(lambda x, w: program(moves, by_python, x, w, trips)))()
     kept, cut = partial(program, moves, partial(ours, memory=memory)), aot.function(partial(program, moves, plain))
     for f in (kept, cut):
         near(jax.jit(lambda f=f: both(lambda x, w: f(x, w, jnp.int32(trips))))(), want)
@@ -126,11 +126,14 @@ def test_mapped_each_lane_makes_its_own_trips(moves, memory):
     def over(f):
         return lambda xs, w, n: jnp.sum(jax.vmap(f, (0, None, 0))(xs, w, n))
 
-    apart = [jax.grad(partial(program, moves, by_python), (0, 1))(x, MATRIX, n) for x, n in zip(xs, LANES, strict=True)]
+    def alone(x, n):
+        return jax.jit(jax.grad(partial(program, moves, by_python, n=n), (0, 1)))(x, MATRIX)
+
+    apart = [alone(x, n) for x, n in zip(xs, LANES, strict=True)]
     want = np.stack([x for x, _ in apart]), sum(w for _, w in apart)
     near(
         jax.jit(jax.grad(over(partial(program, moves, partial(ours, memory=memory))), (0, 1)))(xs, MATRIX, LANES), want
     )
     near(aot.function(over(partial(program, moves, plain)), argnums=(0, 1)).grad(xs, MATRIX, LANES), want)
     each = jax.vmap(jax.grad(aot.function(partial(program, moves, plain))), (0, None, 0))
-    near(each(xs, MATRIX, LANES), want[0])
+    near(jax.jit(each)(xs, MATRIX, LANES), want[0])

@@ -22,15 +22,37 @@ SECONDS_TO_DRAW = 20
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium; for one file of tests, since playwright occupies the thread's event loop while it runs."""
+    """The tabs of a headless Chromium, for one file: playwright occupies the thread's event loop while it runs."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip("no Chromium on the PATH: install Debian's chromium")
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield chromium
+        yield Tabs(chromium)
         chromium.close()
+
+
+class Tabs:
+    """The tabs of one browser: a new tab is a new process, so that one which a test has left is taken again."""
+
+    def __init__(self, chromium: Any):
+        self._chromium = chromium
+        self._left: list[Any] = []
+
+    def taken(self, width: int, height: int, theme: str, reduced_motion: str) -> Any:
+        """A tab of this size that shows nothing, without anything of the test that had it before."""
+        tab = self._left.pop() if self._left else self._chromium.new_page()
+        tab.set_viewport_size({"width": width, "height": height})
+        tab.emulate_media(media="null", color_scheme=theme, reduced_motion=reduced_motion)
+        return tab
+
+    def leave(self, tab: Any) -> None:
+        """Let another test take a tab: its page goes with all that it stored, and the mouse leaves it."""
+        tab.mouse.move(-1, -1)
+        tab.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+        tab.goto("about:blank")
+        self._left.append(tab)
 
 
 @pytest.fixture
@@ -49,12 +71,11 @@ def opened(browser, tmp_path) -> Iterator[Callable[..., Any]]:
         height: int = 900,
         theme: str = "light",
         complaints: tuple[str, ...] = (),
-        **context: Any,
+        reduced_motion: str = "no-preference",
     ) -> Any:
         path = tmp_path / f"page-{len(pages)}.html"
         path.write_text(data if isinstance(data, str) else page(data), encoding="utf-8")
-        viewport = {"width": width, "height": height}
-        tab = browser.new_page(viewport=viewport, color_scheme=theme, **context)
+        tab = browser.taken(width, height, theme, reduced_motion)
         watch = Watch(tab, path.as_uri(), complaints)
         pages.append((tab, watch))
         tab.goto(path.as_uri())
@@ -63,8 +84,8 @@ def opened(browser, tmp_path) -> Iterator[Callable[..., Any]]:
 
     yield open_page
     for tab, watch in pages:
-        tab.close()
-        watch.judge()
+        browser.leave(tab)
+        watch.judge(tab)
 
 
 class Watch:
@@ -74,12 +95,24 @@ class Watch:
         self.address, self.expected = address, complaints
         self.errors: list[str] = []
         self.requests: list[str] = []
-        tab.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        tab.on("request", lambda request: self.requests.append(request.url))
+        self._listeners = {"console": self._said, "pageerror": self._failed, "request": self._asked}
+        for event, listener in self._listeners.items():
+            tab.on(event, listener)
 
-    def judge(self) -> None:
+    def _said(self, said: Any) -> None:
+        if said.type in ("error", "warning"):
+            self.errors.append(said.text)
+
+    def _failed(self, error: Any) -> None:
+        self.errors.append(str(error))
+
+    def _asked(self, request: Any) -> None:
+        self.requests.append(request.url)
+
+    def judge(self, tab: Any) -> None:
         """Fail where the page said what it should not, kept from saying what it should, or asked for anything."""
+        for event, listener in self._listeners.items():
+            tab.remove_listener(event, listener)
         unexpected = [error for error in self.errors if not any(part in error for part in self.expected)]
         assert unexpected == []
         assert all(any(part in error for error in self.errors) for part in self.expected), self.errors
