@@ -401,6 +401,13 @@ def on_host(aval: Any) -> Any:
     return aval.update(memory_space=jax.memory.Space.Host)
 
 
+class HostStruct(jax.ShapeDtypeStruct):
+    """The type of an array in host memory; lowered for JAX's own struct, an argument looks as if on the device."""
+
+
+_core.pytype_aval_mappings[HostStruct] = lambda x: on_host(jax.core.ShapedArray(x.shape, x.dtype, x.weak_type))
+
+
 def lies_on_host(placed: Any) -> bool:
     """Whether a sharding, or None, puts an array into host memory."""
     return getattr(placed, "memory_kind", None) == HOST
@@ -481,7 +488,8 @@ def struct(aval: Any) -> Any:
     sharding = _sharding_in_type(aval)
     if sharding is None and is_on_host(aval):
         sharding = SingleDeviceSharding(jax.local_devices()[0], memory_kind=HOST)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=axes)
+    make = HostStruct if is_on_host(aval) else jax.ShapeDtypeStruct
+    return make(aval.shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=axes)
 
 
 def input_structs(closed: ClosedJaxpr) -> list[Any]:
