@@ -66,12 +66,9 @@ class budget(KeepAtMost, Record):
 
     def __init__(self, most_bytes: int | str) -> None:
         """Read the bytes; see the class."""
-        cure = "Give bytes: an int, or a text such as '300MiB'."
-        try:
-            asked = limit(most_bytes)
-        except BudgetError as error:
-            raise BudgetError(message("aot.budget", f"is {most_bytes!r}, no number of bytes.", cure)) from error
+        asked = limit(most_bytes)
         if asked.peak_bytes is None:
+            cure = "Give bytes: an int, or a text such as '300MiB'."
             raise BudgetError(message("aot.budget", f"is {asked}, and a part of a program needs a number.", cure))
         object.__setattr__(self, "most_bytes", asked.peak_bytes)
 

@@ -132,8 +132,8 @@ and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each, a form such a
 that these values keep together, such as 'blocks/*=BUDGET:300MiB'. May be given several times; replaces the function's
 own."""
 
-SPILL = """The folder in which what is kept would wait in files, as aot.function(spill=...); for a plain function. Nothing
-is written: the answer tells the bytes."""
+SPILL = """The folder in which what is kept would wait in files, as aot.function(spill=...); for a plain function.
+Nothing is written: the answer tells the bytes."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."
