@@ -152,7 +152,8 @@ class _Stored:
 def _as_float16_bits(x: Any, dtype: str) -> Any:
     """Numbers as float16 in an array of bfloat16 with the same bits, or back from it to a dtype."""
     if dtype == BFLOAT16:
-        return jax.lax.bitcast_convert_type(*FORMS[FLOAT16].pack(x), BFLOAT16)
+        (numbers,) = FORMS[FLOAT16].pack(x)
+        return jax.lax.bitcast_convert_type(numbers, BFLOAT16)
     return jax.lax.bitcast_convert_type(x, FLOAT16).astype(dtype)
 
 
