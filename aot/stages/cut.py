@@ -302,7 +302,8 @@ class Cut:
         shardings = verify.routed(self.residuals, before, after, len(traced.program.results.avals))
         for i, sharding in enumerate(shardings):
             if sharding is not None and jaxprs.lies_on_host(sharding):
-                structs[i] = jaxprs.HostStruct(structs[i].shape, structs[i].dtype, sharding=sharding)
+                weak = structs[i].weak_type
+                structs[i] = jaxprs.HostStruct(structs[i].shape, structs[i].dtype, weak_type=weak, sharding=sharding)
             elif sharding is not None and len(sharding.device_set) > 1:
                 structs[i] = structs[i].update(sharding=sharding)
         return structs
