@@ -345,7 +345,6 @@ def _joint(
     has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
     if (guards := conventions.zero_cotangent) != "jax":
         back = guard.guarded(front, back, len(results.avals), {*compress(places, mask)}, guards == "everywhere")
-        back = simplify.inlined(back)
     return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
 
 
