@@ -34,7 +34,7 @@ from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
-from jointcut.partition.stored.packing import BFLOAT16, HOOK
+from jointcut.partition.stored.packing import BFLOAT16, FLOAT16, HOOK
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -92,10 +92,11 @@ class Split:
     def underived(self) -> Halves:
         """The halves for programs that nobody differentiates.
 
-        There bfloat16 waits as integers of the same bits, where the compiler would hold it as float32 too.
+        There bfloat16 waits as integers of the same bits, where the compiler would hold it as float32 too, and float16
+        as itself.
         """
-        is_stored = any(BFLOAT16 in forms for forms in self.schedule.stored.values())
-        if not (is_stored and self.problem.backend.widens_bfloat16):
+        stored = {form for forms in self.schedule.stored.values() for form in forms}
+        if FLOAT16 not in stored and not (BFLOAT16 in stored and self.problem.backend.widens_bfloat16):
             return self.halves
         return _verified(self.problem, self.schedule, self.passes, in_bits=True)
 

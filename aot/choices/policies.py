@@ -63,7 +63,7 @@ class SAVE_AS(SaveAs, Record):
     each place on the last axis, or one for the whole array where there are fewer than 64 numbers for each. There a NaN
     or an infinity makes all numbers of its scale NaN, and the gradient cannot be differentiated again. XLA:CPU holds
     the stacks of loops in bfloat16 as float32 too; so there, outside of transformations, they wait as `uint16` of the
-    same bits.
+    same bits. Inside of them float16 waits as bfloat16 of the same bits, since a cotangent of it may be beyond 65504.
 
     Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
     aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on

@@ -22,6 +22,7 @@ from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
 from jointcut.aot.choices.limits import Budget, limit
 from jointcut.aot.choices.policies import SAVE_AS, Demand
+from jointcut.aot.choices.scopes import budget as part_budget
 from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
@@ -136,10 +137,12 @@ def _policy(context: click.Context, option: click.Parameter, texts: tuple[str, .
     known = {**CheckpointPolicy.__members__, **{f"SAVE_AS:{dtype}".upper(): SAVE_AS(dtype) for dtype in FORMS}}
     for text in texts:
         key, _, demand = text.rpartition("=")
-        if not key or demand.upper() not in known:
-            names = choices(demand.upper(), known)
+        kind, _, size = demand.partition(":")
+        found = part_budget(size) if kind.lower() == "budget" else known.get(demand.upper())
+        if not key or found is None:
+            names = choices(demand.upper(), [*known, "BUDGET:300MiB"])
             raise click.BadParameter(f"{text!r} is no key=demand. {names}", context, option)
-        policy[key] = (*policy.get(key, ()), known[demand.upper()])
+        policy[key] = (*policy.get(key, ()), found)
     return policy
 
 
@@ -161,6 +164,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
 @_of_a_function
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), help=usage.STRATEGY)
 @click.option("--policy", metavar="KEY=DEMAND", multiple=True, callback=_policy, help=usage.POLICY)
+@click.option("--spill", metavar="FOLDER", type=click.Path(path_type=Path), help=usage.SPILL)
 @click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
 @click.option("--save", "file", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
 @_EVERYTHING
@@ -173,19 +177,21 @@ def explain(
     budget: Budget | None,
     strategy: str | None,
     policy: dict[Key, tuple[Demand, ...]],
+    spill: Path | None,
     with_compile: bool,
     file: Path | None,
     everything: bool,
     as_json: bool,
 ) -> None:
     """Say what the backward of a function needs from its forward."""
-    call = with_numbers(named(function, example, argnums), sizes)
+    call = with_numbers(named(function, example, argnums, spill), sizes)
     with users_code(function, "cannot be traced for these arguments"):
         traced = call.function.trace(*call.args, **call.kwargs)
     cut = traced.partition(strategy, budget=budget, policy=policy or None)
     report = replace(cut.explain(measure=with_compile), name=function)
     path = None if file is None else report.save(file)
-    _tell(facts.of_report(report, cut, path), as_json, lambda: printed.report(report, everything, path))
+    data = facts.of_report(report, cut, path)
+    _tell(data, as_json, lambda: printed.report(report, data, everything))
 
 
 @main.command(help=usage.EXPORT)

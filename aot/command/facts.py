@@ -24,9 +24,12 @@ JSON = dict[str, Any]
 
 
 def of_report(report: Report, cut: Cut, file: Path | None) -> JSON:
-    """The contents of a report, the number of plans compiled for its budget, and the file that it was written to."""
+    """The contents of a report, the number of plans compiled for its budget, the bytes that wait in files, and the file
+    that it was written to.
+    """
     compiled = None if cut.fitted is None else len(cut.fitted.trail)
-    return {**report.to_dict(), "plans_compiled": compiled, "file": None if file is None else str(file)}
+    more = {"spilled_bytes": cut.bytes_spilled, "plans_compiled": compiled, "file": None if file is None else str(file)}
+    return {**report.to_dict(), **more}
 
 
 # -------------------------------------------------------------------------------------------------------- artefacts

@@ -41,13 +41,14 @@ class Named:
     kwargs: dict[str, Any]
 
 
-def named(name: str, example: str, argnums: int | Sequence[int] | None) -> Named:
-    """Import a function and its arguments; a plain function becomes an `aot.function` with `argnums` (None is 0).
+def named(name: str, example: str, argnums: int | Sequence[int] | None, spill: Path | None = None) -> Named:
+    """Import a function and its arguments; a plain function becomes an `aot.function` with `argnums` (None is 0), which
+    spills to a folder if one is given.
 
     An example without a module is in the function's module. Raises `JointcutError` where an object cannot be imported
     or has the wrong type, and `CallError` where the arguments do not fit the function's parameters.
     """
-    called = _function(name, argnums)
+    called = _function(name, argnums, spill)
     example = example if ":" in example else f"{name.partition(':')[0]}:{example}"
     arguments = _object(example, lambda value: True)
     if not isinstance(arguments, tuple | dict) and callable(arguments):
@@ -75,7 +76,7 @@ def with_numbers(call: Named, sizes: Mapping[str, int]) -> Named:
     return replace(call, args=args, kwargs=kwargs)
 
 
-def _function(name: str, argnums: int | Sequence[int] | None) -> Function:
+def _function(name: str, argnums: int | Sequence[int] | None, spill: Path | None) -> Function:
     called = _object(name, callable)
     if isinstance(called, Method):
         cure = "Name it by its class, module:Class.method, and give the object as the first argument."
@@ -83,10 +84,11 @@ def _function(name: str, argnums: int | Sequence[int] | None) -> Function:
     if not callable(called):
         raise JointcutError(message(name, f"is of type {type(called).__name__}, not a function.", _NAMED))
     if not isinstance(called, Function):
-        return function(called, argnums=0 if argnums is None else argnums)
-    if argnums is not None:
-        cure = "Leave --argnums out, or name the plain function."
-        raise JointcutError(message(name, "is an aot.function, which has its own argnums.", cure))
+        return function(called, argnums=0 if argnums is None else argnums, spill=spill)
+    for option, given in (("argnums", argnums), ("spill", spill)):
+        if given is not None:
+            cure = f"Leave --{option} out, or name the plain function."
+            raise JointcutError(message(name, f"is an aot.function, which has its own {option}.", cure))
     return called
 
 

@@ -15,17 +15,19 @@ from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
 from jointcut.aot.report.table import tail as _tail
-from jointcut.partition.figures import counted
+from jointcut.partition.figures import counted, human_bytes
 
 _SHOWN = 12  # arrays of a kind that are listed without --all
 _WIDTH = 100
 
 
-def report(shown: Report, everything: bool, file: Path | None) -> str:
+def report(shown: Report, facts: JSON, everything: bool) -> str:
     """The output of `jointcut explain`."""
     lines = [shown.table(everything, hint="--all")]
-    if file is not None:
-        lines += ["", f"written to {file}"]
+    if facts["spilled_bytes"]:
+        lines += ["", f"between forward and backward {human_bytes(facts['spilled_bytes'])} of it wait in files"]
+    if facts["file"] is not None:
+        lines += ["", f"written to {facts['file']}"]
     return "\n".join(lines)
 
 

@@ -45,6 +45,8 @@ arguments of --example, cut, and compiled; it is not run. An example without a m
   jointcut explain train:loss --example batch --argnums 0,1
   jointcut explain train:loss --example batch --strategy save_all
   jointcut explain train:loss --example batch --policy tanh=MUST_SAVE
+  jointcut explain train:loss --example batch --policy tanh=BUDGET:8kB
+  jointcut explain train:loss --example batch --spill /scratch
   jointcut explain train:loss --example batch --budget 0.5
   jointcut explain train:loss --example batch --save report.html
   jointcut explain train:loss --example batch --json | jq .totals
@@ -103,6 +105,8 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
                     line, count, gives
   account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,
                     plain_peak_bytes; null with --no-compile
+  spilled_bytes     that wait in files, with --spill, but for the
+                    starts of segments
   plans_compiled    on the way to the budget, if there was one
   file              that --save wrote
 """
@@ -124,8 +128,12 @@ STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with n
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
 POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
-and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each, or a form such as SAVE_AS:bfloat16. May be given
-several times; replaces the function's own."""
+and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each, a form such as SAVE_AS:bfloat16, or the most bytes
+that these values keep together, such as 'blocks/*=BUDGET:300MiB'. May be given several times; replaces the function's
+own."""
+
+SPILL = """The folder in which what is kept would wait in files, as aot.function(spill=...); for a plain function.
+Nothing is written: the answer tells the bytes."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."

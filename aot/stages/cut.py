@@ -301,6 +301,9 @@ class Cut:
         after = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, leaves)
         shardings = verify.routed(self.residuals, before, after, len(traced.program.results.avals))
         for i, sharding in enumerate(shardings):
-            if sharding is not None and (len(sharding.device_set) > 1 or jaxprs.lies_on_host(sharding)):
+            if sharding is not None and jaxprs.lies_on_host(sharding):
+                weak = structs[i].weak_type
+                structs[i] = jaxprs.HostStruct(structs[i].shape, structs[i].dtype, weak_type=weak, sharding=sharding)
+            elif sharding is not None and len(sharding.device_set) > 1:
                 structs[i] = structs[i].update(sharding=sharding)
         return structs

@@ -381,9 +381,13 @@ def moved(var: Var, to_host: bool) -> tuple[Equation, Var]:
 
 @functools.cache
 def _move(to_host: bool) -> Equation:
-    """The equation of JAX's own offload policies, over a number."""
-    space = jax.memory.Space.Host if to_host else jax.memory.Space.Device
-    trace = jax.make_jaxpr(lambda x: jax.device_put(x, space))
+    """The equation of JAX's own offload policies, over a number.
+
+    It also names the memory that it copies from: its transpose copies a cotangent back there, and else would not.
+    """
+    here, there = jax.memory.Space.Device, jax.memory.Space.Host
+    source, target = (here, there) if to_host else (there, here)
+    trace = jax.make_jaxpr(lambda x: jax.device_put(x, target, src=source))
     return opened(trace(jax.ShapeDtypeStruct((), jnp.float32)))[0].eqns[0]
 
 
@@ -395,6 +399,13 @@ def is_on_host(aval: Any) -> bool:
 def on_host(aval: Any) -> Any:
     """The abstract value of the same array in host memory."""
     return aval.update(memory_space=jax.memory.Space.Host)
+
+
+class HostStruct(jax.ShapeDtypeStruct):
+    """The type of an array in host memory; lowered for JAX's own struct, an argument looks as if on the device."""
+
+
+_core.pytype_aval_mappings[HostStruct] = lambda x: on_host(jax.core.ShapedArray(x.shape, x.dtype, x.weak_type))
 
 
 def lies_on_host(placed: Any) -> bool:
@@ -477,7 +488,8 @@ def struct(aval: Any) -> Any:
     sharding = _sharding_in_type(aval)
     if sharding is None and is_on_host(aval):
         sharding = SingleDeviceSharding(jax.local_devices()[0], memory_kind=HOST)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=axes)
+    make = HostStruct if is_on_host(aval) else jax.ShapeDtypeStruct
+    return make(aval.shape, aval.dtype, weak_type=weak, sharding=sharding, manual_axis_type=axes)
 
 
 def input_structs(closed: ClosedJaxpr) -> list[Any]:
@@ -862,6 +874,24 @@ def leaving_primitive(name: str) -> Any:
     prim.multiple_results = True
     prim.def_abstract_eval(lambda *avals, number, returns: list(returns))
     return prim
+
+
+def elementwise_primitive(name: str, function: Callable[..., Any]) -> Any:
+    """A primitive `p(x, dtype=dtype)` that computes `function(x, dtype)`, and whose derivative is a conversion alone.
+
+    A `jax.custom_jvp` will not do: in the steps of a loop JAX 0.10 forgets it for second derivatives.
+    """
+    prim = jex.Primitive(name)
+    prim.def_impl(jax.jit(function, static_argnums=1, static_argnames="dtype"))
+    prim.def_abstract_eval(lambda x, *, dtype: x.update(dtype=jnp.dtype(dtype), weak_type=False))
+    ad.primitive_jvps[prim] = lambda xs, ts, *, dtype: (prim.bind(*xs, dtype=dtype), _converted(ts[0], dtype))
+    batching.defvectorized(prim)
+    mlir.register_lowering(prim, mlir.lower_fun(function, multiple_results=False))
+    return prim
+
+
+def _converted(tangent: Any, dtype: Any) -> Any:
+    return ad.Zero(tangent.aval.update(dtype=jnp.dtype(dtype))) if type(tangent) is ad.Zero else tangent.astype(dtype)
 
 
 def linear_primitive(name: str) -> Any:

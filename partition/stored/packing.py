@@ -38,6 +38,9 @@ class Packing(Protocol):
 #: The form that some compilers widen.
 BFLOAT16 = "bfloat16"
 
+#: The form whose range is too small for cotangents.
+FLOAT16 = "float16"
+
 #: The name in schedules of the form that a user's functions make.
 HOOK = "hook"
 
@@ -116,16 +119,24 @@ def _mapped(function: Callable[..., Any], depth: int) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A form of `stored`; with `in_bits`, an array of bfloat16 waits as integers of the same bits."""
+    """A form of `stored`; with `in_bits`, an array of bfloat16 waits as integers of the same bits.
+
+    Without, one of float16 waits as bfloat16 of the same bits. When the gradient is differentiated again, the cotangent
+    of what waits has its dtype, and many cotangents are beyond the largest float16, 65504.
+    """
 
     name: str
     in_bits: bool = False
 
     def pack(self, x: Any) -> Sequence[Any]:
+        if self.name == FLOAT16 and not self.in_bits:
+            return [_float16_bits.bind(x, dtype=BFLOAT16)]
         arrays = FORMS[self.name].pack(x)
         return [jax.lax.bitcast_convert_type(a, "uint16") for a in arrays] if self._is_in_bits else arrays
 
     def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
+        if self.name == FLOAT16 and not self.in_bits:
+            return _float16_bits.bind(arrays[0], dtype=aval.dtype.name)
         if self._is_in_bits:
             arrays = [jax.lax.bitcast_convert_type(a, self.name) for a in arrays]
         return FORMS[self.name].unpack(aval.dtype, arrays)
@@ -138,11 +149,22 @@ class _Stored:
         """Each of them gives back what it was given."""
 
 
+def _as_float16_bits(x: Any, dtype: str) -> Any:
+    """Numbers as float16 in an array of bfloat16 with the same bits, or back from it to a dtype."""
+    if dtype == BFLOAT16:
+        (numbers,) = FORMS[FLOAT16].pack(x)
+        return jax.lax.bitcast_convert_type(numbers, BFLOAT16)
+    return jax.lax.bitcast_convert_type(x, FLOAT16).astype(dtype)
+
+
+_float16_bits = jaxprs.elementwise_primitive("float16_bits", _as_float16_bits)
+
+
 @dataclass(frozen=True)
 class Packings:
     """The forms that a schedule names; those in `more` beside those of `stored`.
 
-    With `in_bits`, bfloat16 waits as integers, and what reads it has no derivative.
+    With `in_bits`, bfloat16 waits as integers and float16 as itself, and what reads them is not differentiated.
     """
 
     more: Mapping[str, Packing] = field(default_factory=dict)

@@ -53,6 +53,9 @@ wrong.defvjp(lambda x: (jnp.sum(x**2), x), lambda x, ct: (3 * x * ct,))
 def logs(x):
     return jnp.sum(jnp.log(x))
 
+def deep(w, x):
+    return jnp.sum(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w) ** 2)
+
 def branches(x):
     return x if x > 0 else -x
 
@@ -77,6 +80,7 @@ args = ({"w": jnp.ones((4, 3)), "scale": jnp.ones(3)}, jnp.ones((2, 4)))
 by_name = {"x": args[1], "params": args[0]}
 narrow = (args[0], jnp.ones((2, 5)))
 two = (1.0, 2.0, 3.0)
+wide = (jnp.ones((64, 64)), jnp.ones((64, 64)))
 number = (1.0,)
 random = (jax.ShapeDtypeStruct((5,), jnp.bfloat16), jax.random.key(0))
 words = (jnp.ones((6, 3)), jnp.array([0, 2, 2]))
@@ -299,6 +303,31 @@ def test_argnums_choose_what_is_differentiated():
     )
     made = json.loads(told("explain", "spoken:made", "--example", "args", "--no-compile", "--json"))
     assert {**both, "function": ""} == {**made, "function": ""}
+
+
+def test_a_budget_of_a_part_bounds_what_it_keeps():
+    arguments = ["explain", "spoken:deep", "--example", "wide", "--no-compile", "--json", "--policy"]
+    kept = [json.loads(told(*arguments, f"tanh={demand}"))["saved"] for demand in ("MUST_SAVE", "BUDGET:20kB")]
+    sizes = [sum(row["bytes"] for row in rows if row["op"] == "tanh") for rows in kept]
+    assert sizes[0] > 20_000 >= sizes[1] > 0
+    assert refused(*arguments, "tanh=BUDGET:50%") == (
+        "aot.budget is 50% of plain JAX's activations, and a part of a program needs a number.\n"
+        "Give bytes: an int, or a text such as '300MiB'."
+    )
+
+
+def test_spilling_tells_what_would_wait_in_files(tmp_path):
+    arguments = ["explain", "spoken:deep", "--example", "wide", "--no-compile", "--spill", tmp_path]
+    found = json.loads(told(*arguments, "--json"))
+    assert found["spilled_bytes"] == sum(row["bytes"] for row in found["saved"] if row["op"] != "input") > 0
+    assert told(*arguments).endswith(
+        f"between forward and backward {human_bytes(found['spilled_bytes'])} of it wait in files\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(told(*arguments[:-2], "--json"))["spilled_bytes"] == 0
+    assert refused("explain", "spoken:made", "--example", "args", "--spill", tmp_path) == (
+        "spoken:made is an aot.function, which has its own spill.\nLeave --spill out, or name the plain function."
+    )
 
 
 def test_what_a_module_prints_does_not_mix_with_the_answer():

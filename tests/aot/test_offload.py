@@ -60,6 +60,13 @@ def test_residuals_really_lie_in_host_memory():
     assert set(kinds_of(compiled.backward(residuals, np.float32(1)))) == {"device"}
 
 
+def test_gradients_are_differentiated_again():
+    """The cotangent of a copy in host memory goes back to the device."""
+    first = [lambda w, f=f: jnp.sum(jax.grad(f, argnums=0)(w, X) ** 2) for f in (offloading_loss(), loss)]
+    found, want = (jax.grad(f)(W) for f in first)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-3)
+
+
 def test_memory_tells_the_two_memories_apart():
     """XLA:CPU counts all as the device's: what lies in host memory is taken out by its type."""
     away, kept = (offloading_loss(policy=p).trace(W, X).partition().compile(2).memory for p in (

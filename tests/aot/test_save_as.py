@@ -20,6 +20,7 @@ from jointcut.partition.errors import PlanError, PolicyError
 from jointcut.partition.plans import planfile
 from jointcut.partition.search.forms import exact
 from jointcut.partition.stored.forms import FORMS
+from jointcut.partition.stored.packing import Packings
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
 X = np.linspace(-1, 1, 128 * 16, dtype=np.float32).reshape(128, 16)
@@ -266,6 +267,26 @@ def test_a_gradient_in_eight_bits_is_not_differentiated_again():
     )
     twice = [jax.grad(lambda w, f=f: jnp.sum(jax.grad(f)(w, X) ** 2))(W) for f in (with_policy(ALL), loss)]
     assert relative_error(*twice) < 1e-2
+
+
+@pytest.mark.parametrize(("form", "error"), [("bfloat16", 5e-3), ("float16", 2e-3)])
+def test_second_derivatives_hold_cotangents_of_any_size(form, error):
+    """Cotangents of what waits have the dtype of what waits, and float16 ends at 65504."""
+    function = with_policy({"*": aot.SAVE_AS(form)})
+    for scale in (1e-6, 1e6):
+        first = [lambda w, f=f, scale=scale: scale * jnp.sum(jax.grad(f)(w, X) ** 2) for f in (function, loss)]
+        assert relative_error(*(jax.jit(jax.grad(f))(W) for f in first)) < error
+
+
+def test_float16_waits_as_itself_where_nothing_is_differentiated_again():
+    cut = cut_of({"hidden": aot.SAVE_AS("float16")})
+    halves = cut.split.underived, cut.split.halves
+    own, inside = ({str(v.aval.dtype) for v in each.backward.jaxpr.invars} for each in halves)
+    assert "float16" in own - inside and "bfloat16" in inside - own
+    large = np.array([0.0, -0.0, 1e-7, 6e-8, 65504.0, 1e30, np.inf, np.nan], np.float32)
+    forms = [Packings(in_bits=each).named("float16") for each in (False, True)]
+    found, want = (each.unpack(jax.typeof(large), each.pack(large)) for each in forms)
+    np.testing.assert_array_equal(found, want)
 
 
 def test_a_plan_that_does_not_follow_the_policy_is_refused():

@@ -20,7 +20,9 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.search.mincut import STRATEGIES
 from jointcut.partition.split import halved
 from jointcut.partition.stored.packing import Hooks
-from programs import CORPUS, EVERY_PROGRAM
+from laws.test_composition import batched, differentiated_twice
+from oracle import assert_same, plain
+from programs import CORPUS, EVERY_PROGRAM, named
 
 SOME = [p for p in CORPUS if "integers" not in p.name][:: 1 if EVERY_PROGRAM else 8]
 
@@ -28,7 +30,18 @@ SOME = [p for p in CORPUS if "integers" not in p.name][:: 1 if EVERY_PROGRAM els
 LARGEST = {"bfloat16": 2e-2, "int8": 0.1}
 
 #: Two arrays for one, in a tree; the second is of another shape.
-TWO = aot.saved_arrays(lambda x: {"x": x, "more": jnp.zeros(3)}, lambda packed: packed["x"]).packing
+TWO_ARRAYS = aot.saved_arrays(lambda x: {"x": x, "more": jnp.zeros(3)}, lambda packed: packed["x"])
+TWO = TWO_ARRAYS.packing
+
+
+#: What is asked of a few programs under a transformation, with the form of what waits.
+TRANSFORMED = {
+    "scan_with_ys_used_outside": (differentiated_twice, {"policy": {"*": aot.PREFER_OFFLOAD}}),
+    "energy_and_forces": (differentiated_twice, {"policy": {"*": aot.SAVE_AS("float16")}}),
+    "scan_that_selects": (differentiated_twice, {"policy": {"*": aot.SAVE_AS("float16")}}),
+    "nested_scans": (batched, {"policy": {"*": (aot.PREFER_OFFLOAD, aot.SAVE_AS("bfloat16"))}}),
+    "dropout_in_scan": (batched, {"saved_arrays": TWO_ARRAYS}),
+}
 
 
 def strategy_of(program):
@@ -88,3 +101,15 @@ def test_what_passes_through_hooks_comes_back_with_the_same_bits(program):
             jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(numbers, tree) for tree in (got, want)))
             kept = [v for v in plan.values if v in trace.graph.arrays]
             assert set(split.schedule.stored) >= set(kept).intersection(split.schedule.handed)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_gradients_are_differentiated_again_and_mapped_whatever_form_waits(name):
+    program, (transform, options) = named(name), TRANSFORMED[name]
+    with program.precision():
+        function = aot.function(program.function, argnums=program.argnums, has_aux=program.has_aux, **options)
+        found, want = jax.jit(transform(program, function))(*program.args), plain(program, transform)
+        if "SAVE_AS" in str(options):
+            assert relative_error(jax.tree.leaves(found), jax.tree.leaves(want)) <= LARGEST["bfloat16"]
+        else:
+            assert_same(found, want, program, slack=10)
