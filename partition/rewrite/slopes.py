@@ -45,9 +45,9 @@ def _changed(eqn: Equation, makers: Mapping[Var, Equation]) -> Equation:
     if eqn.params.get("name") == GUARD:
         found = _called(opened(eqn.params["jaxpr"])[0])
         return eqn if found is None else simplify.instead(eqn, named(found))
-    if (guard := _guard_of(eqn, makers)) is not None:
-        product, factors = _product(guard, makers)
-        return simplify.instead(eqn, named(with_slopes(product)), factors)
+    if (found := _completed(eqn, makers)) is not None:
+        product, guard = found
+        return simplify.instead(eqn, named(with_slopes(_guarded(product, guard, makers))), product.invars)
     return simplify.with_bodies(eqn, _sloped) if any(inner_jaxprs(eqn)) else eqn
 
 
@@ -62,8 +62,8 @@ def _called(body: Jaxpr) -> Callable[..., Any] | None:
     return solve_with_slopes(Solve(primitive, params)) if primitive.name == "triangular_solve" else None
 
 
-def _guard_of(eqn: Equation, makers: Mapping[Var, Equation]) -> Equation | None:
-    """The equation that says where a product is guarded which this equation completes; None if it completes none."""
+def _completed(eqn: Equation, makers: Mapping[Var, Equation]) -> tuple[Equation, Equation] | None:
+    """The product that an equation completes, and the equation that says where it is guarded; None if there is none."""
     name = eqn.primitive.name
     if name not in ("mul", "select_n"):
         return None
@@ -74,7 +74,7 @@ def _guard_of(eqn: Equation, makers: Mapping[Var, Equation]) -> Equation | None:
             continue
         product = _made(test.invars[0], "mul" if name == "mul" else "div", makers)
         if product is not None and _completes(eqn, product, guard, makers):
-            return guard
+            return product, guard
     return None
 
 
@@ -90,15 +90,13 @@ def _completes(eqn: Equation, product: Equation, guard: Equation, makers: Mappin
     return all(without_zero(v) is factor for v, factor in zip(eqn.invars, product.invars, strict=True))
 
 
-def _product(guard: Equation, makers: Mapping[Var, Equation]) -> tuple[Product, list[Atom]]:
-    """The product that is guarded, and its factors."""
-    test, zero = guard.invars
-    eqn = makers[makers[test].invars[0]]
-    behind = list(_behind(zero, makers))
+def _guarded(product: Equation, guard: Equation, makers: Mapping[Var, Equation]) -> Product:
+    """The product with its guard."""
+    behind = list(_behind(guard.invars[1], makers))
     compared = [one.invars[0] for one in behind if one.primitive.name == "eq"]
-    zeros = tuple(i for i, factor in enumerate(eqn.invars) if any(factor is v for v in compared))
+    zeros = tuple(i for i, factor in enumerate(product.invars) if any(factor is v for v in compared))
     of_lines = any(one.primitive.name == "reduce_and" for one in behind)
-    return Product(eqn.primitive, zeros, tuple(sorted(eqn.params.items())), of_lines), list(eqn.invars)
+    return Product(product.primitive, zeros, tuple(sorted(product.params.items())), of_lines)
 
 
 def _behind(v: Atom, makers: Mapping[Var, Equation]) -> Iterator[Equation]:

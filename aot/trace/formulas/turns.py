@@ -42,7 +42,7 @@ class Pair:
 
 
 def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """The product of two matrices of vectors, as a function of both, of the matrix, of s, u and v, and of f, f' and f''.
+    """The product of two matrices of vectors, as a function of both, of the matrix, of s, u, v, f, f' and f''.
 
     Where values are equal, and one of them is zero or small beside the largest, slopes of second order are NaN.
     """
@@ -68,7 +68,7 @@ def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callabl
 
 def _is_known(s: Array) -> Array:
     """For each matrix whether second derivatives at equal values are known."""
-    known = jnp.any(equal(s), axis=(-2, -1)) & jnp.all(s > _LEAST * s.max(-1, keepdims=True, initial=0), axis=-1)
+    known = jnp.any(equal(s), axis=(-2, -1)) & jnp.all(s > _LEAST * s[..., :1], axis=-1)
     return known[..., None, None]
 
 
