@@ -1,13 +1,18 @@
 """Compare all families, or those named: `python -m benchmarks.derivatives [FAMILY ...] [--random N] [--quick]`.
 
 With torch installed PyTorch is run at 50 random inputs of each case and at all probes; without, or with `--quick`, the
-committed figures are taken.
+committed figures are taken. PyTorch may stand in an environment of its own, whose Python is named by `--pytorch`: both
+processes draw the same inputs. With `--functions` there is a row for each function.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -25,18 +30,30 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=families())
     parser.add_argument("--random", type=int, default=50, help="random inputs of each case, where torch is installed")
     parser.add_argument("--quick", action="store_true", help="take the committed figures, and few random inputs")
+    parser.add_argument("--pytorch", metavar="PYTHON", help="a Python that has torch and numpy")
+    parser.add_argument("--functions", action="store_true", help="a row for each function")
     chosen = parser.parse_args()
-    live = find_spec("torch") is not None and not chosen.quick
+    live = (chosen.pytorch or find_spec("torch") is not None) and not chosen.quick
     count = chosen.random if live else RANDOM
+    rows: list[Tally] = []
     with jax.enable_x64(True):
-        tallies = [tally(family, cases(family), _figures(family, count, live), count) for family in chosen.families]
+        for family in chosen.families:
+            figures = _figures(family, count, chosen.pytorch) if live else read(family)
+            found = [tally(family, [case], figures, count) for case in cases(family)]
+            named = [replace(row, family=case.name) for row, case in zip(found, cases(family), strict=True)]
+            rows += named if chosen.functions else [total(family, found)]
     print(f"{count} random inputs of each case; PyTorch's figures are {'made now' if live else 'the committed ones'}.")
-    show(tallies)
+    show(rows)
 
 
-def _figures(family: str, count: int, live: bool) -> Figures:
-    if not live:
-        return read(family)
+def _figures(family: str, count: int, python: str | None) -> Figures:
+    """PyTorch's figures of a family, made now, in a process of a Python if one is named."""
+    if python:
+        with TemporaryDirectory() as folder:
+            options = ["--random", f"{count}", "--folder", folder]
+            command = [python, "-m", "benchmarks.derivatives.pytorch", family, *options]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            return read(family, Path(folder))
     import torch  # an extra
 
     from benchmarks.derivatives.pytorch import figures_of
@@ -65,7 +82,7 @@ def show(tallies: list[Tally]) -> None:
     for row in tallies:
         table.add_row(*_cells(row))
     table.add_section()
-    table.add_row(*_cells(_total(tallies)))
+    table.add_row(*_cells(total("all", tallies)))
     console.print(table)
     for row in tallies:
         for complaint in row.complaints:
@@ -79,15 +96,17 @@ def _cells(row: Tally) -> list[str]:
     return [str(cell) for cell in (*shown, counts["pytorch"], row.pytorch_probes, row.natural, *errors)]
 
 
-def _total(tallies: list[Tally]) -> Tally:
-    total = Tally("all")
+def total(family: str, tallies: list[Tally]) -> Tally:
+    """The sums of rows, and the worst of their errors."""
+    summed = Tally(family)
     for row in tallies:
+        summed.complaints += row.complaints
         for name in ("cases", "probes", "natural", "jax_probes", "pytorch_probes"):
-            setattr(total, name, getattr(total, name) + getattr(row, name))
+            setattr(summed, name, getattr(summed, name) + getattr(row, name))
         for who, counts in row.not_finite.items():
-            total.not_finite[who] = [a + b for a, b in zip(total.not_finite[who], counts, strict=True)]
-        total.worst = [max(pair) for pair in zip(total.worst, row.worst, strict=True)]
-    return total
+            summed.not_finite[who] = [a + b for a, b in zip(summed.not_finite[who], counts, strict=True)]
+        summed.worst = [max(pair) for pair in zip(summed.worst, row.worst, strict=True)]
+    return summed
 
 
 if __name__ == "__main__":

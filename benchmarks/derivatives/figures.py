@@ -14,8 +14,8 @@ RANDOM = 3  # random inputs of each case whose figures are kept
 Figures = dict[tuple[str, str], tuple[list[np.ndarray], ...]]
 
 
-def write(family: str, figures: Figures) -> Path:
-    """Write the figures of a family as one flat array and an index."""
+def write(family: str, figures: Figures, folder: Path = FOLDER) -> Path:
+    """Write the figures of a family into a folder as one flat array and an index."""
     index, parts = [], [np.zeros(0)]
     for (case, name), kinds in figures.items():
         index.append([case, name, [[[array.dtype.kind, list(array.shape)] for array in arrays] for arrays in kinds]])
@@ -24,16 +24,16 @@ def write(family: str, figures: Figures) -> Path:
             parts.append(
                 np.stack([flat.real, flat.imag], -1).ravel() if array.dtype.kind == "c" else flat.astype(float)
             )
-    path = FOLDER / f"{family}.npz"
+    path = folder / f"{family}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez_compressed(path, flat=np.concatenate(parts), index=text)
     return path
 
 
-def read(family: str) -> Figures:
-    """Read the figures of a family."""
-    with np.load(FOLDER / f"{family}.npz") as stored:
+def read(family: str, folder: Path = FOLDER) -> Figures:
+    """Read the figures of a family from a folder."""
+    with np.load(folder / f"{family}.npz") as stored:
         flat, index = stored["flat"], json.loads(stored["index"].tobytes())
     figures: Figures = {}
     start = 0

@@ -3,7 +3,8 @@
 First the functions of `guards`: how many have the gradient of the double `where`, with JAX's derivatives and with
 finite ones. Then those of `singular`: how many have the right gradient at their singular point, and which have not.
 Then the programs of the suite, compiled with both by the default plan: peak by XLA's account, time as the median ratio
-of runs in turn, and whether the gradients have the same bits.
+of runs in turn, and whether the gradients have the same bits. Where they have not, try it with
+`XLA_FLAGS=--xla_cpu_max_isa=AVX`, which leaves XLA no instruction that multiplies and adds with one rounding.
 """
 
 from __future__ import annotations

@@ -7,16 +7,17 @@ with a fixed direction.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.derivatives.case import Case, Inputs, direction
 from benchmarks.derivatives.cases import cases, families
-from benchmarks.derivatives.figures import RANDOM, Figures, write
+from benchmarks.derivatives.figures import FOLDER, RANDOM, Figures, write
 
 
 def evaluate(torch: Any, case: Case, inputs: Inputs) -> tuple[list[np.ndarray], ...]:
@@ -70,15 +71,20 @@ def figures_of(torch: Any, family: str, count: int = RANDOM) -> Figures:
     }
 
 
-def main(chosen: Sequence[str]) -> None:
+def main() -> None:
     """Write the figures of the chosen families, or of all."""
     import torch  # an extra, that nothing else here needs
 
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.derivatives.pytorch", description=__doc__)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="all when none")
+    parser.add_argument("--random", type=int, default=RANDOM, help="random inputs of each case (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the figures go")
+    chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    for family in chosen or families():
-        path = write(family, figures_of(torch, family))
-        print(f"{path.name}: {len(cases(family))} cases, {path.stat().st_size:,} bytes")
+    for family in chosen.families or families():
+        path = write(family, figures_of(torch, family, chosen.random), chosen.folder)
+        print(f"{path.name}: {len(cases(family))} cases, {path.stat().st_size:,} bytes", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -130,11 +130,10 @@ class _Guarding:
                 eqns.append(eqn)
                 continue
             fixed = [number_of(v, numbers) for v in eqn.invars]
-            new, ends = self._nested(eqn, now) or (
-                _product(eqn, now, fixed, self.everywhere),
-                [self._moved(eqn, now, fixed)] * len(eqn.outvars),
-            )
-            eqns.append(new)
+            nested = self._nested(eqn, now)
+            new = [nested[0]] if nested else _product(eqn, now, fixed, self.everywhere)
+            ends = nested[1] if nested else [self._moved(eqn, now, fixed)] * len(eqn.outvars)
+            eqns += new
             known.update(zip(eqn.outvars, ends, strict=True))
         return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
@@ -232,8 +231,10 @@ def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
 # ------------------------------------------------------------------------------------------------------ one product
 
 
-def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool) -> Equation:
+def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool) -> list[Equation]:
     """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite.
+
+    An elementwise product becomes its equations, so that a plan prices what XLA fuses; of others a call stays.
 
     With `everywhere` a solution may be the zero, too: in a gradient that is differentiated again, it has a cotangent as
     its right side.
@@ -241,17 +242,17 @@ def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]
     name, params = eqn.primitive.name, tuple(sorted(eqn.params.items()))
     moving = [i for i, one in enumerate(now) if one >= Known.COTANGENT]
     if len(moving) != 1 or not _is_inexact(eqn.outvars[0]):
-        return eqn
+        return [eqn]
     place, is_solution = moving[0], Known.SOLUTION in now
     if name in ("triangular_solve", "tridiagonal_solve") and place == len(now) - 1:
-        return simplify.instead(eqn, named(Solve(eqn.primitive, params)))
+        return [simplify.instead(eqn, named(Solve(eqn.primitive, params)))]
     if name == "dot_general" and is_solution:
-        return simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))
+        return [simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))]
     may_be_zero = place in _LINEAR_IN.get(name, ()) and (now[place] > Known.COTANGENT or is_solution)
     if not may_be_zero or _is_harmless(fixed[1 - place], name):
-        return eqn
+        return [eqn]
     of_lines = now[place] is not Known.WITH_ZEROS
-    return simplify.instead(eqn, named(Product(eqn.primitive, (place,), params, of_lines)))
+    return simplify.in_place(eqn, named(Product(eqn.primitive, (place,), params, of_lines)))
 
 
 def _is_inexact(v: Any) -> bool:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.partition.program.jaxprs import LinearRules, linear_primitive
+from jointcut.partition.program.jaxprs import Equation, LinearRules, linear_primitive, scope_of
 
 #: The name of a guarded product, a call.
 GUARD = "derivatives.zero_cotangent"
@@ -70,6 +70,12 @@ def named(product: Callable[..., Any]) -> Callable[..., Any]:
 
     guarded_product.__name__ = GUARD
     return guarded_product
+
+
+def is_test_of_guard(eqn: Equation) -> bool:
+    """Whether an equation of an open guarded product, one in each, tests for NaN."""
+    is_test = eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1]
+    return is_test and GUARD in scope_of(eqn)
 
 
 # ------------------------------------------------------------------------------------------------------ second order

@@ -21,6 +21,7 @@ from jointcut.partition.program.jaxprs import (
     Jaxpr,
     Literal,
     Var,
+    build,
     fresh,
     has_effects,
     inner_jaxprs,
@@ -207,6 +208,14 @@ def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom
         called(function, [struct(v.aval) for v in operands]), partial(_at_line, traceback=eqn.source_info.traceback)
     )
     return rebound(call, operands, eqn.outvars).replace(source_info=eqn.source_info, ctx=eqn.ctx)
+
+
+def in_place(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
+    """The equations of a function of one result in the place of an equation, at its line; all calls are open."""
+    call = instead(eqn, function)
+    eqns, outvars = _flattened(opened(build(list(dict.fromkeys(_vars(call))), call.outvars, [call]))[0], None)
+    assert outvars == list(eqns[-1].outvars), "the last equation makes the result"
+    return [*eqns[:-1], rebound(eqns[-1], eqns[-1].invars, eqn.outvars)]
 
 
 def _at_line(jaxpr: Jaxpr, traceback: Any) -> Jaxpr:

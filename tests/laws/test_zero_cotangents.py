@@ -38,6 +38,11 @@ def test_a_guarded_function_has_the_gradient_of_the_double_where(guard):
     assert_near(finite(guard.once).grad(guard.at), want)
 
 
+def test_plans_see_the_equations_of_a_guarded_product():
+    names = [op.name for op in finite(GUARDS[0].once).trace(GUARDS[0].at).graph.ops]
+    assert "jit" not in names and names.count("ne") == 1
+
+
 @pytest.mark.parametrize("guard", GUARDS[2::6], ids=lambda guard: guard.name)
 def test_so_has_one_in_a_jit_of_the_caller(guard):
     assert_near(jax.jit(jax.grad(finite(guard.once)))(guard.at), jax.jit(jax.grad(guard.twice))(guard.at))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.product import GUARD
+from jointcut.partition.rewrite.product import GUARD, is_test_of_guard
 
 #: Starts the names of formulas, and of the products that `guard` puts; no function of the user has a dot in its name.
 _PREFIX = "derivatives."
@@ -63,6 +63,8 @@ def _found(jaxpr: Any, caller: str) -> Iterator[tuple[str, str]]:
         name, line = str(eqn.params.get("name", "")), jaxprs.source_of(eqn) or caller
         if is_ruled(eqn):
             yield name.removeprefix(_PREFIX), line
+        elif is_test_of_guard(eqn):
+            yield _GUARDED, line
         else:
             for body in jaxprs.inner_jaxprs(eqn):
                 yield from _found(body, line)

@@ -92,7 +92,7 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
         results = value(*points)
         x, left, rank, s = results
         _, (dx, d_left, ds) = _without_zero_divisors(smooth, (a, b), (da, db))
-        inverse = jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
+        inverse = _pseudo_inverse(a, *bound)
         rest, change = b - a @ x, db - da @ x
         along = adjoint(inverse) @ (adjoint(da) @ rest)
         across = adjoint(da) @ (adjoint(inverse) @ x)
@@ -104,6 +104,19 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
         return results, [dx, d_left, np.zeros(rank.shape, jax.dtypes.float0), ds]
 
     return value
+
+
+@jax.custom_jvp
+def _pseudo_inverse(a: jax.Array, *bound: jax.Array) -> jax.Array:
+    """The pseudo-inverse, whose rank does not change (Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973)."""
+    return jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
+
+
+@_pseudo_inverse.defjvp
+def _pseudo_inverse_slope(points: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    a, da, p = points[0], adjoint(tangents[0]), _pseudo_inverse(*points)
+    left_over = p @ (adjoint(p) @ (da - (da @ a) @ p))
+    return p, left_over + ((da - p @ (a @ da)) @ adjoint(p)) @ p - p @ (adjoint(da) @ p)
 
 
 def _against(results: Any, da: jax.Array) -> list[jax.Array]:

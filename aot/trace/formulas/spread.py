@@ -51,15 +51,15 @@ def function_of_symmetric(is_transposed: bool, product: Callable[[Array, Array],
 
 
 @jax.custom_jvp
-def _spread(a: Array, s: Array, v: Array, *numbers: Array) -> Array:
+def of_matrix(a: Array, s: Array, v: Array, *numbers: Array) -> Array:
     """The function."""
     del a, s
     return (v * numbers[0][..., None, :]) @ adjoint(v)
 
 
-@_spread.defjvp
-def _spread_slope(points: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    return _spread(*points), _along(points, tangents[0]) + _with_numbers(points[:3], tangents[3:])
+@of_matrix.defjvp
+def _of_matrix_slope(points: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    return of_matrix(*points), _along(points, tangents[0]) + _with_numbers(points[:3], tangents[3:])
 
 
 @jax.custom_jvp
@@ -90,7 +90,7 @@ def _with_numbers(basis: Sequence[Array], numbers: Sequence[Array]) -> Array:
 _spread_p = jaxprs.linear_primitive("function_of_symmetric")
 _SPREAD = jaxprs.LinearRules(
     lambda basis, numbers: [basis[0]],
-    lambda basis, numbers: [_spread(*basis, *numbers)],
+    lambda basis, numbers: [of_matrix(*basis, *numbers)],
     lambda basis, cotangents: [None] * 3 if cotangents[0] is None else list(_gathered(cotangents[0], *basis)),
 )
 

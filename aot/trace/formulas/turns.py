@@ -5,20 +5,28 @@ function f of one number. In the basis of the vectors its tangent has the quotie
 s_i). Where values are equal, those are the slope of f (Noferini, "A formula for the Fréchet derivative of a generalized
 matrix function", 2017). JAX divides zero by zero. Here its tangents are taken with zero for such a quotient, and what
 that lacks is added.
+
+Second derivatives are those of the same function made of a symmetric matrix: for a matrix a that is not wide,
+u·diag(f(s))·v* is a·h(a*·a) with h(t) = f(√t) / √t, and `spread` differentiates h twice. That squares the condition of
+a, and divides by the values, so it is taken for equal values alone, and where the smallest is no less than a thousandth
+of the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jointcut.aot.derivatives.linalg.solves import adjoint
-from jointcut.aot.trace.formulas.spread import equal, once
+from jointcut.aot.trace.formulas.spread import equal, of_matrix, once
 
 Array = jax.Array
+
+_LEAST = 1e-3  # of the largest value, where second derivatives are known
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,9 @@ class Pair:
 
 
 def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """The product of two matrices of vectors, as a function of both, of the matrix, of s, u and v, and of f and f'.
+    """The product of two matrices of vectors, as a function of both, of the matrix, of s, u, v, f, f' and f''.
 
-    The slopes are right in first order. Where values are equal those of second order are NaN.
+    Where values are equal, and one of them is zero or small beside the largest, slopes of second order are NaN.
     """
 
     @jax.custom_jvp
@@ -46,13 +54,40 @@ def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callabl
 
     @value.defjvp
     def _(points: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-        first, second, _, s, u, v, f, slope = points
+        first, second, a, s, u, v, f, slope, bend = points
         _, tangent = jax.jvp(product, (first, second), tangents[:2])
         turned = _turned(pair, tangents[2], s, once(u, s), once(v, s), f, slope)
-        turned = jnp.swapaxes(turned, -1, -2) if pair.is_transposed else turned
-        return value(*points), tangent + turned.astype(tangent.dtype)
+        _, moved = jax.jvp(partial(_of_symmetric, pair, s, u, v), (a, f, slope, bend), (tangents[2], *tangents[6:]))
+        if pair.is_transposed:
+            turned, moved = jnp.swapaxes(turned, -1, -2), jnp.swapaxes(moved, -1, -2)
+        total = tangent + turned.astype(tangent.dtype)
+        return value(*points), jnp.where(_is_known(s), moved.astype(tangent.dtype), total)
 
     return value
+
+
+def _is_known(s: Array) -> Array:
+    """For each matrix whether second derivatives at equal values are known."""
+    known = jnp.any(equal(s), axis=(-2, -1)) & jnp.all(s > _LEAST * s[..., :1], axis=-1)
+    return known[..., None, None]
+
+
+def _of_symmetric(pair: Pair, s: Array, u: Array, v: Array, a: Array, *numbers: Array) -> Array:
+    """The function, for values that are not zero, made of one of the symmetric matrix a*·a, or of a·a* if a is wide."""
+    side, basis, x = ("v", v, a) if a.shape[-2] >= a.shape[-1] else ("u", u, adjoint(a))
+    s = jax.lax.stop_gradient(s)
+    power = (pair.left != side) + (pair.right != side)
+    made = of_matrix(adjoint(x) @ x, s * s, basis, *_of_squares(power, jnp.where(s == 0, 1, s), *numbers))
+    made = x @ made if pair.left != side else made
+    return made @ adjoint(x) if pair.right != side else made
+
+
+def _of_squares(power: int, s: Array, f: Array, slope: Array, bend: Array) -> tuple[Array, Array, Array]:
+    """The numbers of h(t) = f(√t) / √t^power, and of h' and h'', at t = s²."""
+    q, n = s**-power, power
+    first = q * (slope - n * f / s)
+    second = q * (bend - 2 * n * slope / s + n * (n + 1) * f / s**2)
+    return q * f, first / (2 * s), (second - first / s) / (4 * s**2)
 
 
 def _turned(pair: Pair, da: Array, s: Array, u: Array, v: Array, f: Array, slope: Array) -> Array:

@@ -300,10 +300,10 @@ class _Search:
                 return jax.jvp(f, (s,), (jnp.ones_like(s),))[1]
 
             at = lax.stop_gradient(s)
+            numbers = (f(at), *jax.jvp(slope, (at,), (jnp.ones_like(at),)))
             if is_symmetric:
-                numbers = (f(at), *jax.jvp(slope, (at,), (jnp.ones_like(at),)))
                 return function_of_symmetric(is_transposed, product)(a, b, matrix, s, u, *numbers)
-            return function_of(pair, product)(a, b, matrix, s, u, v, f(at), slope(at))
+            return function_of(pair, product)(a, b, matrix, s, u, v, *numbers)
 
         operands = [*eqn.invars, source.invars[0], *source.outvars, *more]
         return simplify.instead(eqn, ruled(formula, "equal_eigenvalues"), operands)
