@@ -955,7 +955,10 @@ def _barrier_p() -> Any:
     prim.multiple_results, prim.cache_key = True, "jointcut: a barrier"
 
     def jvp(primals: Any, tangents: Any) -> Any:
-        return held(primals), held([ad.instantiate_zeros(t) for t in tangents])
+        moves = [type(t) is not ad.Zero and t.dtype != jax.dtypes.float0 for t in tangents]
+        moved = iter(held([t for t, does in zip(tangents, moves, strict=True) if does]) if any(moves) else ())
+        pairs = zip(primals, moves, strict=True)  # a `lax.cond` refuses an index whose tangent is an array
+        return held(primals), [next(moved) if does else ad.Zero(tangent_aval(jax.typeof(x))) for x, does in pairs]
 
     def optimization_barrier(*values: Any) -> Any:
         return lax.optimization_barrier(values)

@@ -39,6 +39,8 @@ TRANSFORMED = {
     "scan_with_ys_used_outside": (differentiated_twice, {"policy": {"*": aot.PREFER_OFFLOAD}}),
     "energy_and_forces": (differentiated_twice, {"policy": {"*": aot.SAVE_AS("float16")}}),
     "scan_that_selects": (differentiated_twice, {"policy": {"*": aot.SAVE_AS("float16")}}),
+    "gaussian_by_cholesky": (differentiated_twice, {"strategy": "min_cut"}),  # an index of a `cond` among what waits
+    "switch_over_three": (differentiated_twice, {"saved_arrays": TWO_ARRAYS}),
     "nested_scans": (batched, {"policy": {"*": (aot.PREFER_OFFLOAD, aot.SAVE_AS("bfloat16"))}}),
     "dropout_in_scan": (batched, {"saved_arrays": TWO_ARRAYS}),
 }

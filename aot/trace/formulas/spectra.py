@@ -107,7 +107,7 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
 
 
 @jax.custom_jvp
-def _pseudo_inverse(a: jax.Array, *bound: jax.Array) -> jax.Array:
+def _pseudo_inverse(a: jax.Array, *bound: Any) -> jax.Array:
     """The pseudo-inverse, whose rank does not change (Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973)."""
     return jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
 
