@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def rough_bytes(graph: Graph) -> int:
     """How many bytes XLA adds at most, nearly always, where a program is compiled with `rough_options`.
 
-    Each scatter becomes a loop, and its counter takes one aligned block. There may be one block more.
+    Each scatter becomes a loop, whose counter takes one aligned block, or two. There may be one block more.
     """
-    return _BLOCK_BYTES * (1 + sum(op.name in _SCATTERS for op in graph.ops))
+    return _BLOCK_BYTES * (1 + 2 * sum(op.name in _SCATTERS for op in graph.ops))
 
 
 @dataclass(frozen=True)
