@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.run.references import fitting
 from jointcut.aot.tape.nodes import Edge, Recording, value_of
 from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
@@ -56,6 +57,10 @@ class Flattened:
     leaves: tuple[Any, ...]
     places: tuple[int | None, ...]
     in_modules: frozenset[int] = frozenset()
+
+    def named(self, root: str) -> list[tuple[str, Any, int | None]]:
+        """Path, leaf and place of each leaf, if the argument is called `root`."""
+        return list(zip(tree_paths(root, self.tree), self.leaves, self.places, strict=True))
 
     def gradients(self, flat: Sequence[Any]) -> Any:
         """The gradients in the tree of the argument: zeros where none flows, `float0` for other arrays than floats."""
@@ -173,15 +178,5 @@ def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
         raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
     flat: list[Any] = [None] * len(made.tape.leaves)
     for place, ref in zip(numbers, given, strict=True):
-        flat[place] = fitting_ref(made, place, ref, "accumulate_into")
+        flat[place] = fitting("accumulate_into", made.tape.paths[place], jax.typeof(made.tape.tracers[place]), ref)
     return flat
-
-
-def fitting_ref(made: Ran, place: int, ref: Any, caller: str) -> Any:
-    """A reference for a leaf; raises `CallError` if it is none, or of another type."""
-    path, leaf = made.tape.paths[place], made.tape.tracers[place]
-    if isinstance(ref, jax.Ref) and (ref.shape, ref.dtype) == (leaf.shape, leaf.dtype):
-        return ref
-    kind = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
-    what = f"needs a jax.Ref of {jax.typeof(leaf).str_short()} for {path}, but was given {kind}."
-    raise CallError(message(caller, what, "Make it with jax.new_ref(jnp.zeros_like(array))."))

@@ -171,7 +171,7 @@ REFUSALS = {
     ),
     "no reference": (
         lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs(X)(1.0),
-        "with_refs needs a jax.Ref of float32[3] for args[0], but was given a ArrayImpl.\n"
+        "with_refs needs a jax.Ref of float32[3] for args[0], but was given an array.\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
     "an update that joins gradients": (
