@@ -89,5 +89,5 @@ def added(entries: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     """
     for entry, gradient in zip(entries, gradients, strict=True):
         if not isinstance(entry, MARKS):
-            jax.ref.addupdate(entry, ..., gradient.todense() if hasattr(gradient, "todense") else gradient)
+            entry[...] += gradient.todense() if hasattr(gradient, "todense") else gradient
     return [result(entry, gradient) for entry, gradient in zip(entries, gradients, strict=True)]
