@@ -125,7 +125,7 @@ class Function:
     def accumulate_into(self, refs: Any) -> Callable[..., Any]:
         """A function of the same arguments that adds the gradients to references, and returns the value.
 
-        `refs` are `jax.Ref`s in the tree of what `grad` returns. They are added to after the step; a hook of
+        `refs` are `jax.Ref`s in the tree of what `grad` returns, or None. They are added to after the step; a hook of
         `post_accumulate` sees the gradient of its call. Raises `CallError` first if trees or types differ.
         """
         return functools.partial(accumulated, self.value_and_grad, self._options, self._statics, refs)

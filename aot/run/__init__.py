@@ -9,8 +9,8 @@ Files, in reading order:
     compile: Lower and compile the two jaxprs for a device.
     jits: Jit the flat programs of one signature, and compile each once.
     bound: Bind calls to signatures, and find the program of an earlier call of the same signature.
+    references: Add gradients to references.
     pullback: Hold a forward's residuals until the cotangent is given.
-    references: Add gradients to references that the user holds.
     runner: Run the programs of one signature on the caller's trees.
     flat: Make the flat programs of a function: inside a trace, jitted, or compiled ahead of time.
     spilled: Run programs that keep what the backward needs in files.

@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.run.references import MARKS, added, exact, fitting, refuse_without, spread
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
+from jointcut.wrappers.metadata.convention import slot
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
 #: A backward: residuals, cotangents (None for zero), and whether to keep the residuals for another call, to gradients.
@@ -48,6 +50,15 @@ class Backward:
     overwrites: bool
     key: int
     signature: GraphSignature | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def places(self) -> Any:
+        """The trees of the gradients, with the flat position of each argument."""
+        bound, chosen = self.call.bound, self.call.options.argnums
+        trees = bound.gradients(range(len(bound.leaves)))
+        if self.positions is None and isinstance(chosen, int):
+            return trees[chosen % len(trees)]
+        return tuple(trees[i] for i in (self.call.options.chosen if self.positions is None else self.positions))
 
 
 @jax.tree_util.register_dataclass
@@ -96,3 +107,48 @@ class Pullback:
         if backward.positions is None:
             return call.in_argnums(flat, call.bound)
         return call.gradients(flat, backward.positions, call.bound)
+
+    def accumulate_into(self, refs: Any) -> Callable[..., None]:
+        """A function of the cotangent that adds the gradients to references, and returns nothing.
+
+        `refs` are `jax.Ref`s in the tree of what the pullback returns, with the shapes and dtypes of the gradients;
+        None stands for an argument, or a part of one, whose gradient is not wanted. The sums are there after the
+        backward, which holds all gradients. Its keyword arguments are those of the pullback. Raises `CallError` if the
+        trees differ, and if a reference has another type than its argument.
+        """
+        return self._adding("accumulate_into", refs, spread)
+
+    def with_refs(self, *refs: Any) -> Callable[..., Any]:
+        """A function of the cotangent that adds gradients to references, as `with_refs` of what `jax.vjp` returns.
+
+        There is one entry for each array of the arguments, in their trees: a `jax.Ref` of its type, whose result is
+        `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
+        `jax.ad.DidntWant()`. Raises `CallError` if trees or types differ.
+        """
+        return self._adding("with_refs", refs if self._is_tuple else refs[0] if len(refs) == 1 else refs, exact)
+
+    @property
+    def _is_tuple(self) -> bool:
+        """Whether a call returns a tuple of trees, and not one tree."""
+        backward = self.backward
+        return backward.positions is not None or not isinstance(backward.call.options.argnums, int)
+
+    def _adding(self, caller: str, refs: Any, flat_of: Callable[[str, Any, Any], list[Any]]) -> Callable[..., Any]:
+        """A function of the cotangent that adds gradients to references, and returns their trees with marks."""
+        leaves = self.backward.places
+        numbers, tree = jax.tree.flatten(leaves)
+        entries, bound = flat_of(caller, refs, tree), self.backward.call.bound
+        paths, wanted = bound.paths(), self.backward.call.wanted
+        for i, entry in zip(numbers, entries, strict=True):
+            if isinstance(entry, MARKS):
+                continue
+            if i not in wanted:
+                refuse_without(caller, paths[i], bound.leaves[i])
+            fitting(caller, paths[i], slot(paths[i], bound.leaves[i]), entry)
+
+        def pull(cotangent: Any, *, keep_residuals: bool = False) -> Any:
+            gradients = tree.flatten_up_to(self(cotangent, keep_residuals=keep_residuals))
+            made = jax.tree.unflatten(tree, added(entries, gradients))
+            return None if flat_of is spread else made
+
+        return pull

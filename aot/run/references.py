@@ -1,55 +1,93 @@
-"""Add gradients to references that the user holds."""
+"""Add gradients to references.
+
+A pullback takes a tree of entries, one for each array that has a gradient: a reference, to which the gradient is added,
+or a mark that says whether it is returned. The marks are those of JAX, in `jax.ad`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import jax
 
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import is_array_like
+from jointcut.wrappers.metadata.convention import slot
 
-_CALLER = "accumulate_into"
+#: What stands for a gradient that is returned, and for one that is not wanted.
+MARKS = jaxprs.marks.GradValue, jaxprs.marks.DontWant
 
 
-def fitting_refs(places: Any, refs: Any, paths: Sequence[str], leaves: Sequence[Any]) -> dict[int, Any]:
-    """The reference of each leaf that is differentiated, by the place of the leaf.
-
-    `places` is the tree of the gradients with a place for each, `paths` and `leaves` are in the order of the places.
-    Raises `CallError` if trees or types differ, or a reference is given twice.
-    """
-    numbers: list[int]
-    numbers, tree = jax.tree.flatten(places)
-    given, other = jax.tree.flatten(refs)
+def exact(caller: str, given: Any, tree: Any) -> list[Any]:
+    """The entries, flat; raises `CallError` if they are not in the structure of the arguments."""
+    entries, other = jax.tree.flatten(given)
     if other != tree:
-        what = f"was given references in the structure {other}, the gradients are {tree}."
-        raise CallError(message(_CALLER, what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
-    held = dict[int, str]()
-    for place, ref in zip(numbers, given, strict=True):
-        path = paths[place]
-        fitting_ref(ref, path, leaves[place], _CALLER)
-        if (before := held.setdefault(id(ref), path)) != path:
-            what = f"was given one jax.Ref for {before} and for {path}."
-            raise CallError(message(_CALLER, what, "Make one for each, with jax.new_ref(jnp.zeros_like(array))."))
-    return dict(zip(numbers, given, strict=True))
+        what = f"was given entries in the structure {other}, the arguments are {tree}."
+        cure = "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array."
+        raise CallError(message(caller, what, cure))
+    return entries
 
 
-def fitting_ref(ref: Any, path: str, leaf: Any, caller: str) -> Any:
-    """A reference for a leaf; raises `CallError` if it is none, or of another type."""
-    kind = jax.typeof(leaf)
-    if isinstance(ref, jax.Ref) and (ref.shape, ref.dtype) == (kind.shape, kind.dtype):
-        return ref
-    given = f"{ref.dtype}{list(ref.shape)}" if isinstance(ref, jax.Ref) else f"a {type(ref).__name__}"
-    what = f"needs a jax.Ref of {kind.str_short()} for {path}, but was given {given}."
+def spread(caller: str, given: Any, tree: Any) -> list[Any]:
+    """The references, flat, and `DontWant` for each array in the place of a None.
+
+    Raises `CallError` if they are in another structure. One reference does not stand for several arrays.
+    """
+    ends, prefix = jax.tree.flatten(given, is_leaf=lambda x: x is None)
+    try:
+        parts = list(map(jax.tree.flatten, prefix.flatten_up_to(jax.tree.unflatten(tree, range(tree.num_leaves)))))
+    except ValueError:
+        parts = []
+    single = jax.tree.structure(0)
+    if len(parts) < len(ends) or any(
+        x is not None and part != single for x, (_, part) in zip(ends, parts, strict=True)
+    ):
+        what = f"was given references in the structure {jax.tree.structure(given)}, the gradients are {tree}."
+        cure = "Give a jax.Ref for each array, or None where no gradient is wanted."
+        raise CallError(message(caller, what, cure))
+    unwanted = jaxprs.marks.DontWant()
+    return [unwanted if x is None else x for x, (leaves, _) in zip(ends, parts, strict=True) for _ in leaves]
+
+
+def fitting(caller: str, path: str, aval: Any, entry: Any) -> Any:
+    """A reference for the gradient of an argument; raises `CallError` if it is none, or of another type."""
+    if isinstance(entry, jax.Ref) and (entry.shape, entry.dtype) == (aval.shape, aval.dtype):
+        return entry
+    what = f"needs a jax.Ref of {_kind(aval)} for {path}, but was given {_kind(entry)}."
     raise CallError(message(caller, what, "Make it with jax.new_ref(jnp.zeros_like(array))."))
 
 
-def add(refs: Mapping[int, Any], gradients: Sequence[Any]) -> None:
-    """Add gradients, in the order of the references, to these."""
-    _add(list(refs.values()), list(gradients))
+def refuse_without(caller: str, path: str, leaf: Any) -> NoReturn:
+    """Raise `CallError` for an argument that has no gradient."""
+    kind = _kind(slot(path, leaf) if is_array_like(leaf) else leaf)
+    what = f"was given a reference for {path}, which is {kind} and has no gradient."
+    raise CallError(message(caller, what, "Give None for it, or jax.ad.DontWant() to with_refs."))
 
 
-@jax.jit
-def _add(refs: Sequence[Any], gradients: Sequence[Any]) -> None:
-    for ref, gradient in zip(refs, gradients, strict=True):
-        ref[...] += gradient
+def _kind(x: Any) -> str:
+    """`float32[3,4]`, or what it is instead of a reference or a type."""
+    if isinstance(x, jax.Array) and not isinstance(x, jax.Ref):
+        return "an array"
+    if not hasattr(x, "dtype"):
+        return f"a {type(x).__name__}"
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def result(entry: Any, gradient: Any) -> Any:
+    """What a pullback returns for an entry."""
+    if isinstance(entry, jaxprs.marks.GradValue):
+        return gradient
+    return jaxprs.marks.DidntWant() if isinstance(entry, jaxprs.marks.DontWant) else jaxprs.marks.GradRef()
+
+
+def added(entries: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """Add each gradient to its reference; returns what a pullback returns for the entries.
+
+    A gradient that is a sparse array is added as a dense one.
+    """
+    for entry, gradient in zip(entries, gradients, strict=True):
+        if not isinstance(entry, MARKS):
+            entry[...] += gradient.todense() if hasattr(gradient, "todense") else gradient
+    return [result(entry, gradient) for entry, gradient in zip(entries, gradients, strict=True)]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.run.references import fitting
 from jointcut.aot.tape.nodes import Edge, Recording, value_of
 from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
@@ -56,6 +57,10 @@ class Flattened:
     leaves: tuple[Any, ...]
     places: tuple[int | None, ...]
     in_modules: frozenset[int] = frozenset()
+
+    def named(self, root: str) -> list[tuple[str, Any, int | None]]:
+        """Path, leaf and place of each leaf, if the argument is called `root`."""
+        return list(zip(tree_paths(root, self.tree), self.leaves, self.places, strict=True))
 
     def gradients(self, flat: Sequence[Any]) -> Any:
         """The gradients in the tree of the argument: zeros where none flows, `float0` for other arrays than floats."""
@@ -162,3 +167,23 @@ def _shown(out: Any) -> str:
     if isinstance(out, jax.Array):
         return f"one array, {jax.typeof(out).str_short()}"
     return f"{len(out)} values" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+
+
+def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
+    """The references for the leaves of a tape; `places` is the tree of gradients, with the place of each leaf."""
+    numbers, tree = jax.tree.flatten(places)
+    given, other = jax.tree.flatten(refs)
+    if other != tree:
+        what = f"was given references in the structure {other}, the gradients are {tree}."
+        raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
+    flat: list[Any] = [None] * len(made.tape.leaves)
+    held = dict[int, str]()
+    for place, ref in zip(numbers, given, strict=True):
+        path = made.tape.paths[place]
+        if (before := held.setdefault(id(ref), path)) != path:
+            what = f"was given one jax.Ref for {before} and for {path}."
+            raise CallError(
+                message("accumulate_into", what, "Make one for each, with jax.new_ref(jnp.zeros_like(array)).")
+            )
+        flat[place] = fitting("accumulate_into", path, jax.typeof(made.tape.tracers[place]), ref)
+    return flat

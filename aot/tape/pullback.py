@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.hooks.hook import Place
-from jointcut.aot.run.references import fitting_ref
+from jointcut.aot.run import references
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran
 from jointcut.aot.tape.nodes import refuse_nonfinite
@@ -56,12 +56,16 @@ class Tape:
     check: bool = False
     roll: bool = False
 
-    def gradients(self, cotangents: Sequence[Any], refs: Sequence[Any] = ()) -> list[Any]:
-        """The gradients of the leaves, for the flat cotangents of the output; None where none flows."""
-        ran = self.ran
-        if ran is None:
+    def running(self) -> Ran:
+        """The run; raises `CallError` if it was released."""
+        if self.ran is None:
             what = "was released, and its residuals are gone."
             raise CallError(message(f"The pullback of {self.name}", what, "Call release() after the last backward."))
+        return self.ran
+
+    def gradients(self, cotangents: Sequence[Any], refs: Sequence[Any] = ()) -> list[Any]:
+        """The gradients of the leaves, for the flat cotangents of the output; None where none flows."""
+        ran = self.running()
         pairs = [(seed, ct) for seed, ct in zip(ran.seeds, cotangents, strict=True) if seed is not None]
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
         if self.check or not WAY.captured:
@@ -84,8 +88,7 @@ class Tape:
 
         `trees` are parameters and state as the update takes them.
         """
-        ran = self.ran
-        assert ran is not None, "a tape that was just recorded"
+        ran = self.running()
         pairs = [(seed, cotangent) for seed in ran.seeds if seed is not None]
         sweep = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves)
         release = Release.of(sweep, params, state)
@@ -121,9 +124,9 @@ class Pullback:
     JAX 0.12 on) is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
     """
 
-    def __init__(self, tape: Tape, refs: Sequence[Any] = ()) -> None:
+    def __init__(self, tape: Tape) -> None:
         """Take what one run recorded."""
-        self._tape, self._refs = tape, refs
+        self._tape = tape
 
     def __repr__(self) -> str:
         """`<pullback of loss: 12 ops on the tape>`."""
@@ -136,10 +139,24 @@ class Pullback:
 
         Raises `CallError` if the cotangent does not fit the output, or after `release`.
         """
-        ran = self._tape.ran
-        flat = self._tape.gradients([] if ran is None else cotangents_of(ran, cotangent), self._refs)
-        assert ran is not None, "a released tape has no gradients"
+        ran = self._tape.running()
+        flat = self._tape.gradients(cotangents_of(ran, cotangent))
         return tuple(argument.gradients(flat) for argument in ran.arguments)
+
+    def accumulate_into(self, refs: Any) -> Callable[[Any], None]:
+        """A function of the cotangent that adds the gradients to references, and returns nothing.
+
+        `refs` are `jax.Ref`s in the tree of what the pullback returns, with the shapes and dtypes of the gradients;
+        None stands for an argument, or a part of one, whose gradient is not wanted. Each is added to as soon as its
+        gradient is complete. Raises `CallError` if the trees differ, if a reference has another type than its argument,
+        or after `release`.
+        """
+        adding = self._adding("accumulate_into", refs, references.spread)
+
+        def accumulate(cotangent: Any) -> None:
+            adding(cotangent)
+
+        return accumulate
 
     def with_refs(self, *refs: Any) -> Callable[[Any], Any]:
         """A function of the cotangent that adds gradients to references, as `with_refs` of what `jax.vjp` returns.
@@ -148,48 +165,32 @@ class Pullback:
         `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
         `jax.ad.DidntWant()`. Raises `CallError` if trees or types differ, or after `release`.
         """
+        return self._adding("with_refs", refs, references.exact)
+
+    def _adding(self, caller: str, refs: Any, flat_of: Callable[[str, Any, Any], list[Any]]) -> Callable[[Any], Any]:
+        ran = self._tape.running()
+        tree = jax.tree_util.treedef_tuple(tuple(argument.tree for argument in ran.arguments))
+        entries = flat_of(caller, refs, tree)
+        flat_refs: list[Any] = [None] * len(ran.tape.leaves)
+        named = [pair for i, argument in enumerate(ran.arguments) for pair in argument.named(f"args[{i}]")]
+        for (path, leaf, place), entry in zip(named, entries, strict=True):
+            if isinstance(entry, references.MARKS):
+                continue
+            if place is None:
+                references.refuse_without(caller, path, leaf)
+            flat_refs[place] = references.fitting(caller, path, jax.typeof(ran.tape.tracers[place]), entry)
 
         def pull(cotangent: Any) -> Any:
-            ran = self._tape.ran
-            flat_refs: list[Any] = [] if ran is None else [None] * len(ran.tape.leaves)
-            entries = [] if ran is None else _entries(ran, refs)
-            for place, entry in entries:
-                if ran is not None and place is not None and not isinstance(entry, _MARKS):
-                    path, leaf = ran.tape.paths[place], ran.tape.tracers[place]
-                    flat_refs[place] = fitting_ref(entry, path, leaf, "with_refs")
-            flat = self._tape.gradients([] if ran is None else cotangents_of(ran, cotangent), flat_refs)
-            assert ran is not None, "a released tape has no gradients"
-            gradients, tree = jax.tree.flatten(tuple(argument.gradients(flat) for argument in ran.arguments))
-            pairs = zip(entries, gradients, strict=True)
-            return jax.tree.unflatten(tree, [_result(entry, gradient) for (_, entry), gradient in pairs])
+            ran = self._tape.running()
+            flat = self._tape.gradients(cotangents_of(ran, cotangent), flat_refs)
+            gradients = tree.flatten_up_to(tuple(argument.gradients(flat) for argument in ran.arguments))
+            return jax.tree.unflatten(tree, list(map(references.result, entries, gradients)))
 
         return pull
 
     def release(self) -> None:
         """Free the residuals."""
         self._tape.ran = None
-
-
-#: What stands for a gradient that is returned, and for one that is not wanted.
-_MARKS = jaxprs.marks.GradValue, jaxprs.marks.DontWant
-
-
-def _entries(ran: Ran, refs: Sequence[Any]) -> list[tuple[int | None, Any]]:
-    """For each array of the arguments its place among the leaves, and what was given for it."""
-    trees = jax.tree_util.treedef_tuple(tuple(argument.tree for argument in ran.arguments))
-    leaves, tree = jax.tree.flatten(tuple(refs))
-    if tree != trees:
-        what = f"was given entries in the structure {tree}, the arguments are {trees}."
-        cure = "Give a jax.Ref, jax.ad.GradValue() or jax.ad.DontWant() for each array."
-        raise CallError(message("with_refs", what, cure))
-    places = [place for argument in ran.arguments for place in argument.places]
-    return list(zip(places, leaves, strict=True))
-
-
-def _result(entry: Any, gradient: Any) -> Any:
-    if isinstance(entry, jaxprs.marks.GradValue):
-        return gradient
-    return jaxprs.marks.DidntWant() if isinstance(entry, jaxprs.marks.DontWant) else jaxprs.marks.GradRef()
 
 
 def cotangents_of(ran: Ran, cotangent: Any) -> list[Any]:

@@ -27,9 +27,8 @@ import jax
 
 from jointcut.aot.calls.method import Method
 from jointcut.aot.choices.options import NONFINITE, name_of
-from jointcut.aot.run.references import fitting_refs
 from jointcut.aot.tape.captures import Captures
-from jointcut.aot.tape.forward import Ran, as_array, ran
+from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
@@ -109,9 +108,7 @@ class Taped:
                 cure = "Call it outside, or take the gradients and add them."
                 raise CallError(message(f"{self._name}.accumulate_into", what, cure))
             made = self._ran(self._positions(len(args)), args, kwargs)
-            places = self._in_argnums(made, range(len(made.tape.leaves)))
-            held = fitting_refs(places, refs, made.tape.paths, made.tape.tracers)
-            flat = [held.get(place) for place in range(len(made.tape.leaves))]
+            flat = fitting_refs(made, self._in_argnums(made, range(len(made.tape.leaves))), refs)
             self._tape(made, args, kwargs).gradients([self._one(made)], flat)
             return self._value(made)
 

@@ -192,6 +192,7 @@ class Joint:
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
     (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them; else
     conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's.
+    `is_updated` says that an update has put new values in the places of the gradients.
     """
 
     closed: Any
@@ -203,6 +204,7 @@ class Joint:
     is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
     policy: Policy | None = None
+    is_updated: bool = False
 
     @cached_property
     def to_cut(self) -> Any:

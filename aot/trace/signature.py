@@ -80,13 +80,15 @@ def _first_path(named: Sequence[tuple[str, InputAliasInfo]]) -> dict[str, str]:
 def _backward(traced: Traced, kinds: Sequence[str]) -> BackwardSignature:
     infos = traced.metadata.input_info
     chosen = {i for i, kind in enumerate(kinds) if kind == "parameter"}
-    gradients = {f"gradient_{n + 1}": i for n, i in enumerate(traced.owners)}
+    word = "updated" if traced.program.is_updated else "gradient"
+    gradients = {f"{word}_{n + 1}": i for n, i in enumerate(traced.owners)}
     carrying = [i for i, on in enumerate(traced.program.carries) if on]
     return BackwardSignature(
         gradients_to_parameters={name: infos[i].path for name, i in gradients.items() if i in chosen},
         gradients_to_user_inputs={name: infos[i].path for name, i in gradients.items() if i not in chosen},
         loss_output=f"output_{carrying[0] + 1}" if len(carrying) == 1 else "",
         parts=_parts(gradients),
+        are_updated=traced.program.is_updated,
     )
 
 

@@ -46,6 +46,7 @@ def with_update(
         program,
         closed=jaxprs.build([*inputs[:start], *made.constvars, *inputs[start:]], outvars, whole_eqns),
         consts=(*program.consts, *consts),
+        is_updated=True,
         roles=replace(
             roles,
             inputs=(Role.PRIMAL,) * len(consts) + roles.inputs,

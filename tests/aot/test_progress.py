@@ -136,6 +136,33 @@ def test_what_is_cut_inside_a_transformation_says_so(told):
     assert told() == ["loss: cut inside a transformation in N s"]
 
 
+def test_each_capture_of_a_tape_says_why_it_was_needed(told):
+    @aot.tape
+    def steps(w, count):
+        for _ in range(count):
+            w = jnp.tanh(w)
+        return jnp.sum(w)
+
+    line = steps.__wrapped__.__code__.co_firstlineno + 3
+    steps.grad(jnp.ones(3), 3)
+    assert told() == ["steps: captured the backward of 4 ops in N s: the first call"]
+    steps.grad(jnp.ones(3), 3)
+    assert told() == []
+    steps.grad(jnp.ones(3), 5)
+    assert told() == [f"steps: captured the backward of 6 ops in N s: 5 steps instead of 3 in test_progress.py:{line}"]
+
+
+def test_a_capture_shows_while_it_runs():
+    shown = []
+
+    def update(gradients, state, params):
+        shown.extend(text([stage]) for stage in DISPLAY.running.values())
+        return params - gradients, state
+
+    aot.tape(jnp.sum).value_and_update(jnp.ones(3), (), update=update)
+    assert shown and {line.partition(",")[0] for line in shown} == {"jointcut: sum: capturing the backward"}
+
+
 def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
     monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
     monkeypatch.setattr(measuring, "_KNOWN", {})

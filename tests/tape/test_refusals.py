@@ -164,6 +164,11 @@ REFUSALS = {
         "accumulate_into needs a jax.Ref of float32[3] for args[0], but was given float32[2].\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
+    "one reference for two arguments": (
+        lambda: aot.tape(jnp.dot, argnums=(0, 1)).accumulate_into((jax.new_ref(X),) * 2)(X, X),
+        "accumulate_into was given one jax.Ref for args[0] and for args[1].\n"
+        "Make one for each, with jax.new_ref(jnp.zeros_like(array)).",
+    ),
     "entries in another tree": (
         lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs([])(1.0),
         "with_refs was given entries in the structure PyTreeDef(([],)), the arguments are PyTreeDef((*,)).\n"
@@ -171,7 +176,7 @@ REFUSALS = {
     ),
     "no reference": (
         lambda: aot.tape(jnp.sum).vjp(X)[1].with_refs(X)(1.0),
-        "with_refs needs a jax.Ref of float32[3] for args[0], but was given a ArrayImpl.\n"
+        "with_refs needs a jax.Ref of float32[3] for args[0], but was given an array.\n"
         "Make it with jax.new_ref(jnp.zeros_like(array)).",
     ),
     "an update that joins gradients": (

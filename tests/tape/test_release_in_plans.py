@@ -181,3 +181,11 @@ def test_what_one_jit_holds_is_read_from_its_buffers():
     compiled = jax.jit(lambda x: jnp.sum(jnp.sort(x)) + jnp.sum(jnp.sort(-x))).lower(jnp.ones(1000)).compile()
     assert held_in(compiled, 4000) in (4000, 8000)
     assert held_in(compiled, 9000) == 0
+
+
+def test_the_signature_names_new_values_by_their_paths():
+    lines = str(traced().partition().signature).splitlines()
+    shown = lines[lines.index("updated") :]
+    assert shown[1].split() == ["updated_1", "new", "value", "of", "args[0][0][0]"]
+    assert shown[9].split() == ["updated_9", "new", "value", "of", "args[1][0].count"]
+    assert len(shown) == 1 + 8 + 1 + 16

@@ -1,6 +1,7 @@
 """Describe the inputs and outputs of programs by name and position.
 
-Inputs are named `primals_1` and so on, outputs `output_1`, results of the backward `gradient_1`. A *path* is how the
+Inputs are named `primals_1` and so on, outputs `output_1`, results of the backward `gradient_1`, or
+`updated_1` where an update makes new values of gradients. A *path* is how the
 user reaches the array, such as `args[0]['w']`.
 """
 
@@ -22,18 +23,22 @@ class BackwardSignature(Record):
         loss_output: name of the output that is differentiated; empty if there are several.
         parts: maps the name of a gradient to `rows` or `places`, for a table whose gradient is two arrays: the rows
             that were read, and their positions. Other gradients are not listed.
+        are_updated: whether the results are new values of the leaves, which an update makes of gradients; they are
+            named `updated_1`.
     """
 
     gradients_to_parameters: dict[str, str]
     gradients_to_user_inputs: dict[str, str]
     loss_output: str
     parts: dict[str, str] = field(default_factory=dict)
+    are_updated: bool = False
 
     def __str__(self) -> str:
-        """A line for each gradient: its name, and the path of its leaf."""
+        """A line for each gradient, or each new value: its name, and the path of its leaf."""
         of = self.gradients_to_parameters | self.gradients_to_user_inputs
-        rows = [(name, f"of {of[name]}", self.parts.get(name, "")) for name in sorted(of, key=_place)]
-        return "\n".join(["gradients", *aligned(rows)])
+        head, word = ("updated", "new value of") if self.are_updated else ("gradients", "of")
+        rows = [(name, f"{word} {of[name]}", self.parts.get(name, "")) for name in sorted(of, key=_place)]
+        return "\n".join([head, *aligned(rows)])
 
 
 @dataclass(frozen=True)
