@@ -64,7 +64,11 @@ class Backward:
 @jax.tree_util.register_dataclass
 @dataclass
 class Pullback:
-    """The backward of one call: `saved` results of the forward, and `inputs` that are read again."""
+    """The backward of one call: `saved` results of the forward, and `inputs` that are read again.
+
+    What rules of `custom_vjp.defvjp_with_logs` log (from JAX 0.12 on) is dropped, as by a plain call of JAX's pullback;
+    there is no `with_logs`, since a cut returns nothing but gradients. A hook of `aot.on_cotangent` hands out the same.
+    """
 
     saved: list[Any] | None
     inputs: list[Any]

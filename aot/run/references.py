@@ -36,14 +36,13 @@ def spread(caller: str, given: Any, tree: Any) -> list[Any]:
     Raises `CallError` if they are in another structure. One reference does not stand for several arrays.
     """
     ends, prefix = jax.tree.flatten(given, is_leaf=lambda x: x is None)
+    single = jax.tree.structure(0)
     try:
         parts = list(map(jax.tree.flatten, prefix.flatten_up_to(jax.tree.unflatten(tree, range(tree.num_leaves)))))
+        fits = all(x is None or part == single for x, (_, part) in zip(ends, parts, strict=True))
     except ValueError:
-        parts = []
-    single = jax.tree.structure(0)
-    if len(parts) < len(ends) or any(
-        x is not None and part != single for x, (_, part) in zip(ends, parts, strict=True)
-    ):
+        parts, fits = [], False
+    if not fits:
         what = f"was given references in the structure {jax.tree.structure(given)}, the gradients are {tree}."
         cure = "Give a jax.Ref for each array, or None where no gradient is wanted."
         raise CallError(message(caller, what, cure))

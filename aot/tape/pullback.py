@@ -121,7 +121,8 @@ class Pullback:
     """The backward of one call: a function from a cotangent of the output to the gradients.
 
     It may be called more than once, until `release` is called. What rules of `custom_vjp.defvjp_with_logs` log (from
-    JAX 0.12 on) is dropped, as by a plain call of JAX's pullback: a hook hands out the same.
+    JAX 0.12 on) is dropped, as by a plain call of JAX's pullback; there is no `with_logs`. A hook of `aot.on_cotangent`
+    hands out the same.
     """
 
     def __init__(self, tape: Tape) -> None:

@@ -89,6 +89,7 @@ REFUSED = {
         ({"a": ref(3), "b": None}, None),
         TREES.replace("{}", "PyTreeDef(({'a': *, 'b': None}, None))", 1),
     ),
+    "none": ((), TREES.replace("{}", "PyTreeDef(())", 1)),
     "one for many": ((ref(3), None, None), TREES.replace("{}", "PyTreeDef((*, None, None))", 1)),
     "another shape": (
         ({"a": ref(2, 3), "b": None}, None, None),
