@@ -364,11 +364,9 @@ def test_what_a_module_prints_does_not_mix_with_the_answer():
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_named(place, function, example, text):
-    functions = (
-        "'Model', 'branches', 'logs', 'loss', 'made', 'made_args', 'needy', 'noisy', 'norms', 'rows', 'spread', 'wrong'"
-    )
+    functions = "'Model', 'branches', 'deep', 'logs', 'loss', 'made', 'made_args', 'needy', 'noisy', 'norms', 'rows', 'spread', 'wrong'"
     names = (
-        "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'doubles', 'logs', 'loss', 'made', 'made_args', "
+        "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'deep', 'doubles', 'logs', 'loss', 'made', 'made_args', "
         "'matrix', 'model', 'narrow', 'needy', 'noisy', 'norms', 'number', 'random', 'rows', 'spread', 'tied', 'two', "
         "'vector', 'words', 'wrong'"
     )

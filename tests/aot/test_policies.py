@@ -327,5 +327,5 @@ def test_the_command_line_takes_a_policy():
     assert "dot_general" in [row["op"] for row in rows] and "name" not in [row["op"] for row in rows]
     both = said("hidden=MUST_SAVE", "hidden=SAVE_AS:bfloat16")
     assert "as bfloat16, not recomputed: MUST_SAVE by 'hidden'" in both.stdout
-    assert "'hidden=keep' is no key=demand. Known names: 'MUST_OFFLOAD'" in said("hidden=keep").stderr
+    assert "'hidden=keep' is no key=demand. Known names: 'BUDGET:300MiB', 'MUST_OFFLOAD'" in said("hidden=keep").stderr
     assert said("hiden=MUST_SAVE").exit_code == 2
