@@ -364,11 +364,14 @@ def test_what_a_module_prints_does_not_mix_with_the_answer():
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_named(place, function, example, text):
-    functions = "'Model', 'branches', 'deep', 'logs', 'loss', 'made', 'made_args', 'needy', 'noisy', 'norms', 'rows', 'spread', 'wrong'"
+    functions = (
+        "'Model', 'branches', 'deep', 'logs', 'loss', 'made', 'made_args', 'needy', 'noisy', 'norms', 'rows', "
+        "'spread', 'wrong'"
+    )
     names = (
-        "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'deep', 'doubles', 'logs', 'loss', 'made', 'made_args', "
-        "'matrix', 'model', 'narrow', 'needy', 'noisy', 'norms', 'number', 'random', 'rows', 'spread', 'tied', 'two', "
-        "'vector', 'words', 'wrong'"
+        "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'deep', 'doubles', 'logs', 'loss', 'made', "
+        "'made_args', 'matrix', 'model', 'narrow', 'needy', 'noisy', 'norms', 'number', 'random', 'rows', 'spread', "
+        "'tied', 'two', 'vector', 'wide', 'words', 'wrong'"
     )
     expected = text.format(functions=functions, names=names, here=place.folder) if "{" in text else text
     assert refused("explain", function, "--example", example) == expected
