@@ -11,6 +11,7 @@ from jointcut.aot.choices.options import Options
 from jointcut.aot.run.references import MARKS, added, fitting, spread
 from jointcut.aot.trace.wanted import differentiated, places_of
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+from jointcut.wrappers.metadata.convention import slot
 
 _CALLER = "accumulate_into"
 
@@ -28,7 +29,7 @@ def accumulated(
     entries, paths = spread(_CALLER, refs, tree), bound.paths()
     for i, entry in zip(places, entries, strict=True):
         if not isinstance(entry, MARKS):
-            fitting(_CALLER, paths[i], jax.typeof(bound.leaves[i]), entry)
+            fitting(_CALLER, paths[i], slot(paths[i], bound.leaves[i]), entry)
     value, gradients = value_and_grad(*args, **kwargs)
     added(entries, tree.flatten_up_to(gradients))
     return value

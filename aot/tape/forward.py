@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.run.references import fitting
+from jointcut.aot.run.references import MARKS, fitting, spread
 from jointcut.aot.tape.nodes import Edge, Recording, value_of
 from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
@@ -170,20 +170,19 @@ def _shown(out: Any) -> str:
 
 
 def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
-    """The references for the leaves of a tape; `places` is the tree of gradients, with the place of each leaf."""
-    numbers, tree = jax.tree.flatten(places)
-    given, other = jax.tree.flatten(refs)
-    if other != tree:
-        what = f"was given references in the structure {other}, the gradients are {tree}."
-        raise CallError(message("accumulate_into", what, "Give jax.tree.map(jax.new_ref, zeros) of what grad returns."))
+    """The references for the leaves of a tape, or None; `places` is the tree of gradients, with the place of each leaf.
+
+    Raises `CallError` if trees or types differ, or a reference is given twice: the backward takes each once.
+    """
+    caller, (numbers, tree) = "accumulate_into", jax.tree.flatten(places)
     flat: list[Any] = [None] * len(made.tape.leaves)
     held = dict[int, str]()
-    for place, ref in zip(numbers, given, strict=True):
+    for place, ref in zip(numbers, spread(caller, refs, tree), strict=True):
+        if isinstance(ref, MARKS):
+            continue
         path = made.tape.paths[place]
         if (before := held.setdefault(id(ref), path)) != path:
             what = f"was given one jax.Ref for {before} and for {path}."
-            raise CallError(
-                message("accumulate_into", what, "Make one for each, with jax.new_ref(jnp.zeros_like(array)).")
-            )
-        flat[place] = fitting("accumulate_into", path, jax.typeof(made.tape.tracers[place]), ref)
+            raise CallError(message(caller, what, "Make one for each, with jax.new_ref(jnp.zeros_like(array))."))
+        flat[place] = fitting(caller, path, jax.typeof(made.tape.tracers[place]), ref)
     return flat

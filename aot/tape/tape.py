@@ -97,9 +97,9 @@ class Taped:
     def accumulate_into(self, refs: Any) -> Callable[..., Any]:
         """A function of the same arguments that adds the gradients to references, and returns the value.
 
-        `refs` are `jax.Ref`s in the tree of what `grad` returns, with the shapes and dtypes of the gradients. Each is
-        added to in the backward, as soon as its gradient is complete; a hook of `post_accumulate` sees the sum. Raises
-        `CallError` if the trees differ, and if a reference has another type than its argument.
+        `refs` are `jax.Ref`s in the tree of what `grad` returns, with the shapes and dtypes of the gradients, or None.
+        Each is added to in the backward, as soon as its gradient is complete; a hook of `post_accumulate` sees the sum.
+        Raises `CallError` if the trees differ, and if a reference has another type than its argument.
         """
 
         def accumulate(*args: Any, **kwargs: Any) -> Any:

@@ -102,10 +102,18 @@ def test_a_method_adds_the_gradients_of_its_instance():
     np.testing.assert_allclose(refs.by[...], X.sum(0), rtol=1e-6)
 
 
-def test_nothing_is_added_for_a_none():
+@pytest.mark.parametrize("made", [aot.function(loss), aot.tape(loss)], ids=["function", "tape"])
+def test_nothing_is_added_for_a_none(made):
     refs = {"w": jax.new_ref(jnp.zeros((4, 3))), "b": None}
-    aot.function(loss).accumulate_into(refs)(P, X)
+    made.accumulate_into(refs)(P, X)
     np.testing.assert_allclose(refs["w"][...], jax.grad(loss)(P, X)["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_and_arrays_of_numpy_have_references_of_the_types_that_jax_gives_them():
+    refs = zeros((0.0, jnp.zeros(2)))
+    made = aot.function(lambda scale, x: scale * jnp.sum(x), argnums=(0, 1))
+    made.accumulate_into(refs)(2.0, np.ones(2))
+    assert [ref[...].tolist() for ref in refs] == [2.0, [2.0, 2.0]]
 
 
 def test_one_reference_gets_the_sum_for_two_arguments():

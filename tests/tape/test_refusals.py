@@ -157,7 +157,7 @@ REFUSALS = {
     "references in another tree": (
         lambda: aot.tape(jnp.sum).accumulate_into([])(X),
         "accumulate_into was given references in the structure PyTreeDef([]), the gradients are PyTreeDef(*).\n"
-        "Give jax.tree.map(jax.new_ref, zeros) of what grad returns.",
+        "Give a jax.Ref for each array, or None where no gradient is wanted.",
     ),
     "a reference of another shape": (
         lambda: aot.tape(jnp.sum).accumulate_into(jax.new_ref(jnp.ones(2)))(X),

@@ -1,8 +1,8 @@
 """Describe the inputs and outputs of programs by name and position.
 
 Inputs are named `primals_1` and so on, outputs `output_1`, results of the backward `gradient_1`, or
-`updated_1` where an update makes new values of gradients. A *path* is how the
-user reaches the array, such as `args[0]['w']`.
+`updated_1` where an update makes new values of gradients. A *path* is how the user reaches the array, such as
+`args[0]['w']`.
 """
 
 from __future__ import annotations
