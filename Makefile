@@ -63,7 +63,11 @@ $(VENV)/.has-docs: pyproject.toml | $(PY)
 
 $(VENV)/.has-dev: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[dev]'
-	@touch $@ $(VENV)/.has-demo $(VENV)/.has-bench $(VENV)/.has-notebooks $(VENV)/.has-docs
+	@touch $@ $(VENV)/.has-demo $(VENV)/.has-bench $(VENV)/.has-notebooks $(VENV)/.has-docs $(VENV)/.has-laws
+
+$(VENV)/.has-laws: pyproject.toml | $(PY)
+	$(PIP) install --editable '.[laws]'
+	@touch $@
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit("jointcut needs Python 3.11 or later; name one with PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'

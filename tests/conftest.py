@@ -7,7 +7,8 @@ mean and what memory they take, which that does not change, and not how fast the
 code of fusions in its older way, which takes half the time; the second Python of `.ci/run` has the newer way.
 
 JAX makes a new MLIR context for each program that it lowers, which is half of the lowering of a small one. Here some
-programs in a row share one: a program does not depend on what else its context holds.
+programs in a row share one: a program does not depend on what else its context holds. XLA compiles a text once for a
+process: many tests make the same small programs, and plain JAX's beside them. What calls Python back is compiled anew.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -19,12 +20,14 @@ import gc
 import os
 import threading
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from jax._src import compiler
 from jax._src.interpreters import mlir
 
 from jointcut.aot.fitting import searches
@@ -39,6 +42,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
 PROGRAMS_OF_A_CONTEXT = 32  # so that what they hold, such as large constants, goes with it
+PROGRAMS_AT_HAND = 1_000  # those that were used last
 FLAGS = "--xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=0"
 FLAGS += " --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith("0.10."):
@@ -60,7 +64,26 @@ def shared_contexts(make: Callable[[], Any]) -> Callable[[], Any]:
     return context
 
 
+def compiled_once(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
+    """Give out again what `compile_and_load` made of the same text for the same devices with the same options."""
+    made: dict[bytes, Any] = {}
+
+    def compiled(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, *rest: Any) -> Any:
+        text = str(module)
+        if callbacks or "callback" in text:
+            return compile_and_load(backend, module, devices, options, callbacks, *rest)
+        key = sha256(repr((text, devices, options.SerializeAsString())).encode()).digest()
+        program = made.pop(key, None) or compile_and_load(backend, module, devices, options, callbacks, *rest)
+        made[key] = program
+        if len(made) > PROGRAMS_AT_HAND:
+            del made[next(iter(made))]
+        return program
+
+    return compiled
+
+
 mlir.make_ir_context = shared_contexts(mlir.make_ir_context)
+compiler.backend_compile_and_load = compiled_once(compiler.backend_compile_and_load)
 
 
 def pytest_collection_finish() -> None:
