@@ -11,7 +11,8 @@ takes its own first step in the same process. The caches of JAX and of jointcut 
 keeps none on disk, and the rates of the device, which are measured once for each device and kept on disk, are known
 before the first clock starts. Budgets in bytes are evenly spread from plain's peak down to the least that is found;
 fractions are of plain's activations, XLA's temporaries. Seconds of the processor are told beside those of the wall,
-since they hang less on what else runs. Used is what the step takes of its budget by XLA's account.
+since they hang less on what else runs. Used is what the step takes of its budget by XLA's account. The least is asked
+for twice: like the others, and as a user does whom a refusal has told of it, which is shown as "named".
 """
 
 import argparse
@@ -32,7 +33,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks import methods, outside, programs
-from benchmarks.measure import machine, wide_console, xla_clock
+from benchmarks.measure import Seconds, machine, wide_console, xla_clock
 from benchmarks.methods import build_plain
 from benchmarks.programs import Program
 from jointcut import aot
@@ -60,25 +61,6 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """How long something took: by the wall, and by the processor in all threads of this process."""
-
-    wall: float
-    processor: float
-
-    @classmethod
-    def now(cls) -> "Seconds":
-        """The two clocks."""
-        return cls(time.perf_counter(), time.process_time())
-
-    @property
-    def since(self) -> "Seconds":
-        """What has passed since these clocks were read."""
-        now = Seconds.now()
-        return Seconds(now.wall - self.wall, now.processor - self.processor)
-
-
-@dataclass(frozen=True)
 class Bounds:
     """A program's sizes without a budget: plain JAX, the default plan, and the smallest plan found in `least_s`."""
 
@@ -101,6 +83,7 @@ class Point:
         compilations: plans compiled in full.
         programs: all that XLA compiled meanwhile, however it did.
         first_fits: whether the first plan that was compiled in full holds the budget.
+        is_named: whether a refusal had named this budget before.
     """
 
     budget: float
@@ -113,6 +96,7 @@ class Point:
     compilations: int
     programs: int
     first_fits: bool
+    is_named: bool = False
 
     @property
     def is_fraction(self) -> bool:
@@ -240,10 +224,11 @@ def size_of(step: Any) -> Size:
     return Size(step.peak_bytes, step.activation_bytes)
 
 
-def forget() -> None:
+def forget(searches_too: bool = True) -> None:
     """Empty the caches of JAX and of jointcut, all but the rates of the device, and collect what they held."""
     methods.forget()
-    searches.forget()
+    if searches_too:
+        searches.forget()
     gc.collect()
 
 
@@ -254,16 +239,31 @@ def measure(program: Program, bounds: Bounds, count: int, tell: Callable[[str], 
     for budget in (*spread, *FRACTIONS):
         tell(f"budget {budget / MB:.1f} MB" if budget >= 1 else f"budget {budget}")
         points.append(first_step(program, bounds, budget))
+    tell("the least, named by a refusal")
+    points.append(first_step(program, bounds, None))
     return Outcome(program.name, program.title, bounds, tuple(points))
 
 
-def first_step(program: Program, bounds: Bounds, budget: float) -> Point:
-    """The first step within a budget, right after plain JAX's."""
+def named(program: Program, below: int) -> int:
+    """The least peak that a refusal of a small budget names; of all searches, its plan alone is known from then on."""
+    forget()
+    try:
+        aot.function(program.loss, has_aux=program.has_aux, budget=below).trace(*program.arguments).partition()
+    except aot.BudgetError as error:
+        forget(searches_too=False)
+        assert error.least_bytes is not None, "the refusal is for want of room"
+        return error.least_bytes
+    return named(program, below // 2)
+
+
+def first_step(program: Program, bounds: Bounds, wanted: float | None) -> Point:
+    """The first step within a budget, right after plain JAX's; None stands for the least that a refusal names."""
+    plain = plain_first(program)
+    forget()
+    budget = named(program, bounds.least.peak_bytes // 2) if wanted is None else wanted
     is_fraction = budget < 1
     limit = budget * bounds.plain.activation_bytes if is_fraction else budget
     least, default = (s.activation_bytes if is_fraction else s.peak_bytes for s in (bounds.least, bounds.default))
-    plain = plain_first(program)
-    forget()
     start, programs_before = Seconds.now(), xla_clock.programs
     try:
         traced = aot.function(program.loss, has_aux=program.has_aux).trace(*program.arguments)
@@ -283,6 +283,7 @@ def first_step(program: Program, bounds: Bounds, budget: float) -> Point:
         compilations=full_compilations(step.trail) if step else 0,
         programs=compiled,
         first_fits=bool(step and next(a for a in step.trail if not a.weighed).fits),
+        is_named=wanted is None,
     )
 
 
@@ -333,7 +334,7 @@ def table_of(outcome: Outcome) -> Table:
                     "by the\nprocessor"):  # fmt: skip
         table.add_column(heading, justify="right")
     for p in outcome.points:
-        share = f"{p.budget:.0%}: " if p.is_fraction else ""
+        share = f"{p.budget:.0%}: " if p.is_fraction else "named: " if p.is_named else ""
         taken = ("refused", "", "") if p.taken_bytes is None or p.used is None else (
             f"{p.taken_bytes / MB:.1f}", f"{p.used:.2f}", "yes" if p.holds else "NO")  # fmt: skip
         table.add_row(
@@ -348,11 +349,12 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     """What all programs say together."""
     points = [(o.name, p) for o in outcomes for p in o.points]
     kinds = {
-        "bytes": [(n, p) for n, p in points if not p.is_fraction],
+        "bytes": [(n, p) for n, p in points if not (p.is_fraction or p.is_named)],
         "fractions": [(n, p) for n, p in points if p.is_fraction],
+        "named by a refusal": [(n, p) for n, p in points if p.is_named],
     }
-    lines = [line for kind, group in kinds.items() for line in told(kind, group)]
-    between = [p for _, p in points if p.is_between and p.used is not None]
+    lines = [line for kind, group in kinds.items() if group for line in told(kind, group)]
+    between = [p for _, p in points if p.is_between and not p.is_named and p.used is not None]
     well = sum((p.used or 0.0) >= ENOUGH for p in between)
     share = of(well, len(between))
     return [*lines, f"used at least {ENOUGH} of a budget between the least and the default plan: {share}"]

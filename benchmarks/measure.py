@@ -79,6 +79,25 @@ xla_clock = XlaClock()
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """How long something took: by the wall, and by the processor in all threads."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> "Seconds":
+        """The two clocks."""
+        return cls(time.perf_counter(), time.process_time())
+
+    @property
+    def since(self) -> "Seconds":
+        """What has passed since these clocks were read."""
+        now = Seconds.now()
+        return Seconds(now.wall - self.wall, now.processor - self.processor)
+
+
+@dataclass(frozen=True)
 class Spread:
     """A median between its quartiles."""
 

@@ -46,7 +46,19 @@ class PolicyError(PlanError):
 
 
 class BudgetError(JointcutError, ValueError):
-    """A budget is neither a number of bytes nor a fraction, or no plan was found for it."""
+    """A budget is neither a number of bytes nor a fraction, or no plan was found for it.
+
+    `least_bytes` is the smallest peak of the whole step that was found; None where none was looked for.
+    """
+
+    def __init__(self, text: str = "", least_bytes: int | None = None) -> None:
+        """An error with a text; the bytes are kept when it is pickled."""
+        super().__init__(text, least_bytes)
+        self.least_bytes = least_bytes
+
+    def __str__(self) -> str:
+        """The text."""
+        return str(self.args[0])
 
 
 class StrategyError(JointcutError, ValueError):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import firststep, outside, programs
-from benchmarks.firststep import Bounds, Outcome, Point, Seconds, Size
-from benchmarks.measure import xla_clock
+from benchmarks.firststep import Bounds, Outcome, Point, Size
+from benchmarks.measure import Seconds, xla_clock
 from jointcut import aot
 
 BOUNDS = Bounds(Size(100, 80), Size(90, 70), Size(40, 20), 9.0)
@@ -104,6 +104,22 @@ def test_the_summary_counts_bytes_apart_from_fractions():
         "    budgets that hold: 1 of 1 (100%)",
         "used at least 0.85 of a budget between the least and the default plan: 3 of 4 (75%)",
     ]
+
+
+def test_the_least_that_a_refusal_named_is_told_apart():
+    named = replace(POINT, is_named=True)
+    lines = firststep.summary([Outcome("mlp", "small", BOUNDS, (POINT, named))])
+    assert lines[0].startswith("bytes: 1 budgets,")
+    assert lines[5].startswith("named by a refusal: 1 budgets,")
+    assert lines[-1].endswith("1 of 1 (100%)")
+
+
+def test_a_first_step_at_what_a_refusal_named_compiles_one_plan():
+    program = programs.load("mlp", "tiny")
+    bounds = replace(BOUNDS, least=Size(7_000, 5_000))
+    point = firststep.first_step(program, bounds, None)
+    assert point.is_named and point.holds and point.taken_bytes == point.limit_bytes > 3_500
+    assert point.compilations == 1
 
 
 def test_of_nothing_measured_there_is_nothing_to_tell():

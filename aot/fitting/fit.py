@@ -315,22 +315,33 @@ def _tell_number(number: int, most: int) -> None:
 Room = Callable[[Weighed[Any] | None], float]
 
 
-def fit(planner: Planner, budget: Limit, room: Room, ways: Ways[_T], default: Plan | None = None) -> Fitted[_T]:
+def fit(
+    planner: Planner,
+    budget: Limit,
+    room: Room,
+    ways: Ways[_T],
+    default: Plan | None = None,
+    found_least: Callable[[Plan, Weighed[Any]], None] = lambda plan, weighed: None,
+) -> Fitted[_T]:
     """The default plan if it holds a budget, else the fastest plan that does, compiled.
 
     `room` is the budget as bytes of temporaries. Raises `BudgetError` where none of the smallest plans fits. With a
-    fraction of 0.0 the smallest plan is returned.
+    fraction of 0.0 the smallest plan is returned. In both cases `found_least` is told of it.
     """
     search = _Search(planner, ways, room, default, exactly=budget.fraction == 0.0)
     if budget.fraction == 0.0:
         for _ in search.smallest():
             pass
-        return search.fitted(search.least)
+        smallest = search.fitted(search.least)
+        found_least(smallest.plan, smallest.measured)
+        return smallest
     if (chosen := search.default() or search.sure()) is not None:
         return search.fitted(chosen)
     for chosen in _fitting(search):
         if search.compiles(chosen):
             return search.fitted(chosen)
+    least = search.tried[id(search.least)]
+    found_least(least.plan, least.weighed)
     raise refused(search, budget)
 
 
@@ -366,7 +377,7 @@ def refused(search: _Search[_T], budget: Limit) -> BudgetError:
     alive = Counter(map(str, replay.alive[:_SHOWN]))
     share = ""
     if budget.fraction and (room := search.room):
-        share = f" ({100 * measured.activation_bytes * budget.fraction / room:.0f}% of plain JAX's activations)"
+        share = f" ({math.ceil(100 * measured.activation_bytes * budget.fraction / room)}% of plain JAX's activations)"
     lines = [
         f"The smallest peak found is {measured.peak_bytes:,} bytes ({counted(len(search.tried), 'plan')} tried): "
         f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
@@ -375,7 +386,7 @@ def refused(search: _Search[_T], budget: Limit) -> BudgetError:
         *_alone(replay),
         f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
     ]
-    return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)))
+    return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)), measured.peak_bytes)
 
 
 def _alone(replay: Replay) -> Iterator[str]:

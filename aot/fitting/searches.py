@@ -7,6 +7,9 @@ and compiled in the same way, the plan is used as it is, and nothing is compiled
 same, the plan is compiled once, as it will run there, and used if it holds the budget; otherwise there is another
 search. With a cache the plans are also noted for other processes (`notes`), except those of `budget="device"`.
 
+A refusal names the smallest peak that was found, and `budget=0.0` takes it. Its plan is kept as well: a budget of so
+many bytes, or of hardly more, takes one compilation.
+
 Threads that want the same plan wait for one search.
 """
 
@@ -17,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -45,6 +49,9 @@ from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
 
 MOST_KEPT = 32  # searches; the least recently used is forgotten first
+
+#: The smallest plan of an earlier search is taken for a budget that leaves at most this factor of what it takes.
+HARDLY_MORE = 1.03
 
 _T = TypeVar("_T")
 
@@ -100,6 +107,7 @@ def forget() -> None:
     """Forget all plans found in this process."""
     with _LOCK:
         _PLACES.clear()
+        _SMALLEST.clear()
 
 
 def settled(wanted: Wanted[_T]) -> Fitted[_T]:
@@ -113,7 +121,8 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
         noted = () if lookup.note is None else lookup.note.read()
         for held in noted:
             known.setdefault((held.program, held.way), _Known(held))
-        fitted = _taken(wanted, lookup, now) or _checked(wanted, lookup, now) or _searched(wanted, lookup, now)
+        known_plan = _taken(wanted, lookup, now) or _checked(wanted, lookup, now) or _smallest(wanted, lookup, now)
+        fitted = known_plan or _searched(wanted, lookup, now)
         chosen = known[lookup.key].held
         if lookup.note is not None and chosen not in noted:
             lookup.note.write([*(held for held in noted if (held.program, held.way) != lookup.key), chosen])
@@ -146,7 +155,36 @@ class _Place:
 
 
 _PLACES: OrderedDict[str, _Place] = OrderedDict()
+_SMALLEST: OrderedDict[str, tuple[CostModel, Held]] = OrderedDict()  # models are held as those of places are
 _LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Least:
+    """Where the smallest plan of a program is kept, once one was looked for: in this process, and on disk if `note`."""
+
+    name: str
+    model: CostModel
+    key: tuple[str, str]
+    note: Callable[[], Note | None]
+
+    def read(self) -> Held | None:
+        """The smallest plan; None where none was looked for."""
+        with _LOCK:
+            if (known := _SMALLEST.get(self.name)) is not None:
+                return known[1]
+        noted = () if (note := self.note()) is None else note.read()
+        return next((held for held in noted if (held.program, held.way) == self.key), None)
+
+    def keep(self, held: Held) -> None:
+        """Keep the plan in place of another."""
+        with _LOCK:
+            _SMALLEST.pop(self.name, None)
+            _SMALLEST[self.name] = self.model, held
+            while len(_SMALLEST) > MOST_KEPT:
+                _SMALLEST.popitem(last=False)
+        if (note := self.note()) is not None:
+            note.write([*(other for other in note.read() if (other.program, other.way) != self.key), held])
 
 
 @dataclass(frozen=True)
@@ -154,7 +192,8 @@ class _Lookup:
     """The places of known plans: in this process, with the key there, and on disk if there is a note.
 
     `types` names the types of the program's inputs and outputs. Programs of one function with the same types differ at
-    most in the order of their backward, so plain JAX's step needs the same bytes for them.
+    most in the order of their backward, so plain JAX's step needs the same bytes for them. The smallest plan is kept
+    in `least`.
     """
 
     place: _Place
@@ -162,6 +201,7 @@ class _Lookup:
     types: str
     note: Note | None
     plain: PlainNote | None = None
+    least: _Least | None = None
 
     @classmethod
     def of(cls, wanted: Wanted[Any]) -> _Lookup:
@@ -180,21 +220,27 @@ class _Lookup:
             **({"forms": wanted.forms} if wanted.forms else {}),
             "environment": environment(),
         }
-        bounds = {"budget": (budget.fraction, budget.peak_bytes)}
         jaxpr, _ = jaxprs.opened(program.closed)
         avals = tuple(str(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+        bounds = budget.fraction, budget.peak_bytes
         try:
             types = sketch(roles=roles, avals=avals, placed=_placed(wanted))
             key = sketch(program=program.closed, types=types), wanted.way
-            name = sketch(model=model if isinstance(model, Roofline) else id(model), **bounds, **parts)
+            named = {"model": model if isinstance(model, Roofline) else id(model), **parts}
+            place = _place(sketch(budget=bounds, **named), model)
+            least_name = sketch(budget="least", key=key, **named)
         except IdentityError:
             return cls(_Place(model), ("", wanted.way), "", None)
+
+        def note(label: str, which: Any) -> Note | None:
+            return Note.of(wanted.options, f"{wanted.name} {label}", {**parts, "budget": which, "model": model})
+
+        least = _Least(least_name, model, key, partial(note, "smallest plan", "least"))
         if budget.of_device:
-            return cls(_Place(model), key, types, None)
-        note = Note.of(wanted.options, f"{wanted.name} plan within {budget}", {**parts, **bounds, "model": model})
+            return cls(place, key, types, None, least=least)
         plain_parts = {**parts, "kind": "plain", "types": types}
         plain = PlainNote.of(wanted.options, f"{wanted.name} plain JAX", plain_parts) if budget.fraction else None
-        return cls(_place(name, model), key, types, note, plain)
+        return cls(place, key, types, note(f"plan within {budget}", bounds), plain, least)
 
 
 def _place(name: str, model: CostModel) -> _Place:
@@ -266,10 +312,32 @@ def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int
             yield plan, known.held.activation_bytes if known is same_way else None
 
 
+def _smallest(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | None:
+    """The smallest plan that a search for another budget found, if this one leaves what it takes or hardly more."""
+    held = None if lookup.least is None else lookup.least.read()
+    plan = None if held is None else _read(held, wanted.graph)
+    if held is None or plan is None:
+        return None
+    room = _room(wanted, lookup)
+    left = room(Weighed(None, held.peak_bytes, held.activation_bytes, held.compile_ms))
+    if not held.activation_bytes <= left <= HARDLY_MORE * held.activation_bytes:
+        return None
+    now.says(lambda: "checking the smallest plan of an earlier search")
+    weighed = wanted.ways.measure(plan)
+    if weighed.activation_bytes > room(weighed):
+        return None
+    return _kept(wanted, lookup, followed(plan, weighed), now, "checked the smallest plan of an earlier search in")
+
+
 def _searched(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T]:
     room = _room(wanted, lookup)
     planner = wanted.planner()
-    fitted = fit(planner, wanted.budget, room, wanted.ways, _default(planner))
+
+    def found_least(plan: Plan, weighed: Weighed[Any]) -> None:
+        if lookup.least is not None:
+            lookup.least.keep(_held(wanted, lookup, plan, weighed))
+
+    fitted = fit(planner, wanted.budget, room, wanted.ways, _default(planner), found_least)
     return _kept(wanted, lookup, fitted, now, f"searched {counted(planner.num_replayed, 'plan')} in")
 
 
@@ -311,8 +379,11 @@ def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, h
     weighed, plan = fitted.measured, fitted.plan
     tried = sum(attempt.weighed for attempt in fitted.trail)
     done = f"weighed {tried} and compiled {len(fitted.trail) - tried}"
-    text = planfile.dumps(plan, wanted.graph)
-    held = Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)
-    lookup.place.known[lookup.key] = _Known(held, fitted.trail)
+    lookup.place.known[lookup.key] = _Known(_held(wanted, lookup, plan, weighed), fitted.trail)
     now.ends(lambda: f"{how} {now}, {done}, for {wanted.budget}: {plan.strategy}, {summary(plan)}")
     return fitted
+
+
+def _held(wanted: Wanted[Any], lookup: _Lookup, plan: Plan, weighed: Weighed[Any]) -> Held:
+    text = planfile.dumps(plan, wanted.graph)
+    return Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)

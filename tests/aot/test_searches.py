@@ -23,6 +23,7 @@ from jointcut.aot.fitting import rates as measuring
 from jointcut.aot.fitting import searches
 from jointcut.aot.fitting.attempts import Ways
 from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.partition.errors import BudgetError
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.planfile import dumps, loads
 from jointcut.partition.prices.cost import Roofline
@@ -178,6 +179,30 @@ def test_a_plan_that_does_not_hold_in_another_way_is_searched_for(told):
     assert [how for how, _ in told()] == ["searched"]
     assert measured[0] == first.plan.values != found.plan.values
     assert searches.settled(wanted).plan == first.plan
+
+
+def least_peak(**options):
+    """The smallest peak that a refusal names, in bytes."""
+    with pytest.raises(BudgetError) as refusal:
+        cut(budget=18_000, **options).trace(W, X).partition()
+    return int(re.search(r"smallest peak found is ([\d,]+) bytes", str(refusal.value))[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another process"])
+def test_the_budget_that_a_refusal_names_takes_one_compilation(elsewhere, told, tmp_path):
+    cache = str(tmp_path) if elsewhere else None
+    least = least_peak(cache=cache)
+    if elsewhere:
+        searches.forget()
+    told()
+    for budget in (least, least + least // 50):
+        found = cut(budget=budget, cache=cache).trace(W, X).partition()
+        assert told() == [("checked", 1)]
+        assert found.fitted.measured.peak_bytes == least
+    cut(budget=least + least // 8, cache=cache).trace(W, X).partition()
+    assert [how for how, _ in told()] == ["searched"]
+    with pytest.raises(BudgetError):
+        cut(budget=least - 1, cache=cache).trace(W, X).partition()
 
 
 def test_threads_that_ask_for_the_same_wait_for_one_search(told):
