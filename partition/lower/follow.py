@@ -7,7 +7,8 @@ number of a buffer here. At the top a value is itself; within a loop it is a con
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -16,6 +17,7 @@ from jointcut.partition.lower.steps import (
     Fetch,
     Keep,
     Offload,
+    Parts,
     Restore,
     Round,
     Run,
@@ -110,6 +112,10 @@ class Followed(ABC, Generic[Atom]):
     def segments(self, step: Segments) -> None:
         """Run one loop's backward in segments."""
 
+    @abstractmethod
+    def parts(self, step: Parts) -> None:
+        """Run one loop in two parts."""
+
     def define(self, v: int, atom: Atom) -> Atom:
         """Let an atom stand for a value from here on; returns the atom."""
         self.env[v] = atom
@@ -168,6 +174,14 @@ class Followed(ABC, Generic[Atom]):
             if forms := inner.forms_left(v):
                 self.forms[v] = forms
 
+    @contextmanager
+    def on_device(self, values: Iterable[int]) -> Iterator[None]:
+        """While this lasts, values are on the device here: their last steps', of loops in two parts."""
+        away = self.on_host.intersection(values)
+        self.on_host -= away
+        yield
+        self.on_host |= away
+
     def run(self, steps: Iterable[Step]) -> None:
         """Follow steps, in order."""
         ops = self.graph.ops
@@ -196,6 +210,8 @@ class Followed(ABC, Generic[Atom]):
                     self.keep(step)
                 case Segments():
                     self.segments(step)
+                case Parts():
+                    self.parts(step)
             if self.before and not (isinstance(step, Wait | Write | Round | Fetch | Restore) or _is_again(step)):
                 self.env.update(self.before)
                 self.before.clear()
@@ -244,6 +260,16 @@ class Followed(ABC, Generic[Atom]):
 
 def _is_again(step: Step) -> bool:
     return isinstance(step, Run | Enter) and step.again
+
+
+def segments_of(graph: Graph, step: Keep) -> int:
+    """How many segments a loop has."""
+    return -(-(steps_of(graph, step.loop) - step.last) // step.length)
+
+
+def steps_of(graph: Graph, step: Enter) -> int:
+    """How many steps a loop has."""
+    return graph.loops[graph.bodies[step.op].loop].length
 
 
 def lengths_between(graph: Graph, v: int, loop: int) -> list[int]:
