@@ -8,20 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from jointcut.partition.lower.follow import Followed, lengths_between, segments_of, steps_of
+from jointcut.partition.lower.follow import Followed, in_forms, lengths_between, segments_of, steps_of
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Parts, Segments
-from jointcut.partition.program.graph import TOP, Op, Region, Value
+from jointcut.partition.program.graph import TOP, Op, Region
 from jointcut.partition.program.primitives import RENAMING, UPDATING
-from jointcut.partition.stored.forms import FORMS
-
-
-def in_forms(value: Value, forms: Sequence[str]) -> Value:
-    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
-    for form in forms:
-        if form in FORMS:
-            value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
-    return value
 
 
 @dataclass
@@ -29,9 +20,10 @@ class Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
-    `tails` are, for a value that is stacked in the last steps alone or apart, that stack. If `names_barriers`, a barrier makes
-    new names for the buffers that it reads, as `xla` needs it. Unless it `moves_inside`, a value goes into host memory,
-    or is read there, without a copy of its own: as a result of one program and an argument of another.
+    `tails` are, for a value that is stacked in the last steps alone or apart, that stack. If `names_barriers`, a
+    barrier makes new names for the buffers that it reads, as `xla` needs it. Unless it `moves_inside`, a value goes
+    into host memory, or is read there, without a copy of its own: as a result of one program and an argument of
+    another.
     """
 
     level: Level = field(default_factory=Level)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.follow import Followed, lengths_between
+from jointcut.partition.lower.follow import Followed, flat, lengths_between
 from jointcut.partition.lower.steps import Enter, Keep, Parts, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
@@ -153,9 +153,9 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
 class _Writer(Followed[Any]):
     """The equations of one region while they are written; atoms are variables and literals.
 
-    `kept` is what the forward keeps of loops in segments or in two parts. Of a carried value it is what the loop carries where segments
-    start, `(v, False)`: a stack, and the start of a shorter last segment. Of a value of the last steps, which are apart,
-    it is the stack, `(v, True)`.
+    `kept` is what the forward keeps of loops in segments or in two parts. Of a carried value it is what the loop
+    carries where segments start, `(v, False)`: a stack, and the start of a shorter last segment. Of a value of the last
+    steps, which are apart, it is the stack, `(v, True)`.
     """
 
     eqns: list[Any] = field(default_factory=list)
@@ -359,8 +359,13 @@ class _Writer(Followed[Any]):
         first, made, early = self.entered(step.first, made=values)
         with self.on_device(values):
             rest, _, late = self.entered(step.rest, made=values)
-        owned = {v: flat([self.env[v]]) for v in early if v in values}, {v: self.kept[v, True] for v in late if v in values}
-        given = [[v in own for v in row for _ in flat([self.want(v)])] for row, own in zip((early, late), owned, strict=True)]
+        owned = (
+            {v: flat([self.env[v]]) for v in early if v in values},
+            {v: self.kept[v, True] for v in late if v in values},
+        )
+        given = [
+            [v in own for v in row for _ in flat([self.want(v)])] for row, own in zip((early, late), owned, strict=True)
+        ]
         rows = dict(zip((*step.first.stacks, *body.own), made[len(body.carried_in) :], strict=True))
         apart = [v in values for v, atom in rows.items() for _ in flat([atom])]
         held = (self.graph.ops[i] for i, other in self.graph.bodies.items() if other.loop == body.loop)
@@ -379,11 +384,6 @@ class _Writer(Followed[Any]):
         eqns, results = renamed(inner, dict(zip(inner.invars, operands, strict=True)))
         self.eqns += eqns
         return results
-
-
-def flat(atoms: Iterable[Any]) -> list[Any]:
-    """The variables of atoms, of which each is one, or several where a value is in other forms."""
-    return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
 
 
 def _alike(atom: Any, results: Iterator[Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from jointcut.partition.lower.steps import (
@@ -27,7 +27,8 @@ from jointcut.partition.lower.steps import (
     Wait,
     Write,
 )
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region
+from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region, Value
+from jointcut.partition.stored.forms import FORMS
 
 Atom = TypeVar("Atom")
 
@@ -260,6 +261,19 @@ class Followed(ABC, Generic[Atom]):
 
 def _is_again(step: Step) -> bool:
     return isinstance(step, Run | Enter) and step.again
+
+
+def flat(atoms: Iterable[Any]) -> list[Any]:
+    """The variables of atoms, of which each is one, or several where a value is in other forms."""
+    return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
+
+
+def in_forms(value: Value, forms: Sequence[str]) -> Value:
+    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
+    for form in forms:
+        if form in FORMS:
+            value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
+    return value
 
 
 def segments_of(graph: Graph, step: Keep) -> int:

@@ -14,7 +14,20 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.moves import fetched, restored, sent, stored
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
-from jointcut.partition.lower.steps import Enter, Keep, Parts, Round, Run, Schedule, Segments, Step, Store, Wait, Write, runs
+from jointcut.partition.lower.steps import (
+    Enter,
+    Keep,
+    Parts,
+    Round,
+    Run,
+    Schedule,
+    Segments,
+    Step,
+    Store,
+    Wait,
+    Write,
+    runs,
+)
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import runs_forward
@@ -111,7 +124,8 @@ class _Halves:
 
     def parts(self, handed: Sequence[int], away: Set[int]) -> dict[int, tuple[tuple[int, ...], int]]:
         """By the ops of loops that run in two parts: the values that are handed over in two parts, and how many last
-        steps are in the second."""
+        steps are in the second.
+        """
         asked, parts = self.plan.partly_offloaded, dict[int, tuple[tuple[int, ...], int]]()
         known = segmentable(self.problem, self.plan) if asked else {}
         for loop, last in asked.items():

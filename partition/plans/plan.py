@@ -139,8 +139,7 @@ class Plan(Shown):
 
     @property
     def partly_offloaded(self) -> dict[int, int]:
-        """The loops that run in two parts, since what they offload is that of their first steps alone: of each, how many
-        last steps keep theirs on the device."""
+        """The loops that offload what their first steps keep alone: how many last ones keep theirs on the device."""
         segments = dict(self.segments)
         return {loop: steps for loop, steps in self.kept_steps if loop not in segments}
 
@@ -266,9 +265,7 @@ class Plan(Shown):
         forms = problem.form_of if stored is None else stored
         kept_steps, segments = tuple(kept_steps), tuple(segments)
         parts = dict(kept_steps) if away and kept_steps else {}
-        records = tuple(
-            _saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, ""), parts) for v in chosen
-        )
+        records = tuple(_saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, ""), parts) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)

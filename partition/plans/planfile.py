@@ -3,10 +3,11 @@
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
 contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
-segment. `on_device` is there if loops offload in part: `{"loop": 1, "kept": 4}` if the last 4 steps do not. `dropped` is there if there are such values, `"memory": "pinned_host"` with each saved value that is
-offloaded, and `"form": "bfloat16"` with one that waits in that form. Nothing in the text is ever run. `scope` and
-`source` are for people: they differ between machines, so they are neither compared nor taken over. A plan also serves a
-program with the same forward and another backward (`twins`).
+segment. `on_device` is there if loops offload in part: `{"loop": 1, "kept": 4}` if the last 4 steps do not. `dropped`
+is there if there are such values, `"memory": "pinned_host"` with each saved value that is offloaded, and `"form":
+"bfloat16"` with one that waits in that form. Nothing in the text is ever run. `scope` and `source` are for people: they
+differ between machines, so they are neither compared nor taken over. A plan also serves a program with the same forward
+and another backward (`twins`).
 
 >>> from jointcut.partition import Plan, parse
 >>> from jointcut.partition.plans.planfile import dumps, loads
