@@ -65,8 +65,8 @@ class SAVE_AS(SaveAs, Record):
     the stacks of loops in bfloat16 as float32 too; so there, outside of transformations, they wait as `uint16` of the
     same bits. Inside of them float16 waits as bfloat16 of the same bits, since a cotangent of it may be beyond 65504.
 
-    Of a loop without a known number of trips (`aot.while_loop`, also `lax.while_loop` within an `aot.function`) wait its
-    checkpoints and the arrays that it fills: name them by `"while_loop_with_checkpoints"` or by a scope around the loop.
+    A loop without a known number of trips (`aot.while_loop`, also `lax.while_loop` within an `aot.function`) keeps its
+    checkpoints and the arrays that it fills: name them by `"while_loop_with_checkpoints"` or a scope around the loop.
     The backward runs the steps again from stored checkpoints, as many as the forward ran, so that a loop whose steps
     magnify small differences magnifies these. What a step keeps for its own backward does not wait.
 

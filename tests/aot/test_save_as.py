@@ -310,7 +310,7 @@ def test_no_remark_tells_of_masks_that_are_kept_without_being_asked_for():
     assert unread and all("mask" not in remark for remark in plan.remarks)
 
 
-# ------------------------------------------------------------------------------------- loops of an unknown number of trips
+# ------------------------------------------------------------------------ loops of an unknown number of trips
 
 
 def until_small(w, x):
