@@ -55,8 +55,13 @@ def test_every_number_of_kept_steps_gives_the_same_bits(program):
             assert_same(results(made, in_segments(made, {1: k}, kept_steps={1: kept}), flat), want)
 
 
-@pytest.mark.parametrize("strategy", ["min_cut", "save_all", carry_alone])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "strategy"),
+    [
+        *((program, "save_all") for program in PROGRAMS),
+        *((program, other) for program in (nested, two_loops) for other in ("min_cut", carry_alone)),
+    ],
+)
 def test_every_loop_gives_the_same_bits_and_hands_over_the_bytes_that_are_counted(program, strategy):
     made, flat = cut(program(7), strategy)
     loops = segmentable(made.problem, made.plan)
