@@ -19,6 +19,7 @@ from jointcut.partition.lower.verify import verify_structure
 from jointcut.partition.lower.written import parse
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import PORTABLE
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from segmented import PROGRAMS, assert_same, cell, cut, results, reverse
 
 
@@ -167,10 +168,14 @@ def test_a_loop_that_sends_what_others_read_cannot_be_in_two_parts():
 
 
 def test_what_must_be_offloaded_must_be_so_of_all_steps():
-    function = aot.function(loss, argnums=(0, 1), policy={"tanh": aot.MUST_OFFLOAD}, strategy=offloading(2))
+    v = next(iter(segmentable(PLAIN.split.problem, PLAIN.plan).values())).values[0]
+    problem = Problem.of(TRACED.graph, constraints=[Constraint(v, CheckpointPolicy.MUST_OFFLOAD, "so I say")])
     with pytest.raises(PlanError) as caught:
-        function.trace(W, X).partition()
-    assert "is saved on the device by the plan, and may not be: MUST_OFFLOAD by 'tanh'" in str(caught.value)
+        in_part(problem, PLAIN.plan, 2)
+    assert str(caught.value) == (
+        f"{TRACED.graph.where(v)} is saved on the device by the plan, and may not be: so I say.\n"
+        "Name it in Plan.of(..., offloaded=[...]), without kept_steps of its loop, or take that key out of the policy."
+    )
 
 
 @pytest.mark.parametrize(
