@@ -58,7 +58,8 @@ def overruled(
             where = problem.graph.where(c.value)
             raise PlanError(message(where, f"is saved by the plan, and may not be: {c.reason}.", cure))
         if c.demand is CheckpointPolicy.MUST_OFFLOAD and c.value in on_device:
-            cure = "Name it in Plan.of(..., offloaded=[...]), without kept_steps of its loop, or take that key out of the policy."
+            where_to = "in Plan.of(..., offloaded=[...]), without kept_steps of its loop"
+            cure = f"Name it {where_to}, or take that key out of the policy."
             where = problem.graph.where(c.value)
             raise PlanError(message(where, f"is saved on the device by the plan, and may not be: {c.reason}.", cure))
         broken = {

@@ -149,6 +149,18 @@ def test_a_stack_that_does_not_fit_into_the_bandwidth_is_sent_in_part():
         assert found is not None and (other is None or found.step_seconds <= other.step_seconds)
 
 
+def test_a_budget_is_met_by_sending_a_part_and_plan_and_report_tell_it():
+    rates = Roofline(flops_per_s=1e9, elementwise_per_s=1e12, bytes_per_s=1e12, host_bytes_per_s=3e7)
+    w, x = np.full((24, 32, 32), 0.02, np.float32), np.full((64, 32), 0.5, np.float32)
+    cut = aot.function(deep, argnums=(0, 1), cost=rates, offload=True).trace(w, x).partition(budget=0.5)
+    ((_, kept),) = cut.plan.kept_steps
+    run, told = cut.compile(), f"steps 0..{24 - kept} of 24 offloaded, "
+    assert told in str(cut.plan) and told in str(cut.explain(measure=False).to_dict())
+    assert run.memory.host_bytes == cut.plan.bytes_offloaded > 0
+    got, want = run.value_and_grad(w, x), jax.value_and_grad(deep, argnums=(0, 1))(w, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
 # ------------------------------------------------------------------------------------ what is refused
 
 
