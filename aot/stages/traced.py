@@ -231,13 +231,21 @@ class Traced:
                 return cut
             unused = GradientError(self.options.error, unused="there is no budget for which it could be")
             return replace(cut, split=replace(cut.split, plan=replace(cut.plan, gradient_error=unused)))
-        if self.options.cost_of_forms is not None:  # forms that are slower may be worth their time under a budget
-            return replace(self, options=with_budget(self.options, how.budget)).partition()
+        if self._for_budgets is not self:
+            return self._for_budgets.partition(budget=how.budget)
         bytes_limit = limit(how.budget)
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)
         alone, examples = replace(self, examples=None), Examples.of(self.examples, self.bound)
         return alone._within(bytes_limit, search=lambda traced: traced._inexact(bytes_limit, alone, examples))
+
+    @cached_property
+    def _for_budgets(self) -> Traced:
+        """The same trace with the lossless forms that were left out as slower, if any were: they take fewer bytes."""
+        if self.options.cost_of_forms is None:
+            return self
+        other = replace(self, options=with_budget(self.options, 1.0))
+        return self if other.graph.forms == self.graph.forms else other
 
     @cached_property
     def as_jax(self) -> Traced:

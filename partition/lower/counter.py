@@ -288,7 +288,7 @@ class Counter(Followed[int | None]):
         early = self.body(first)
         with self.on_device(values):
             late = self.body(rest)
-        if not first.stacks or not set(values).issubset(first.stacks):
+        if not set(values).issubset(first.stacks):
             tails = [self.tails[v] for v in values if v in late.xs]
             reads = [*self.first(rest, late), *tails, *self.taken(rest, late, values)]
             ends, ys = self.stretch(rest, reads, late.level, last, self.begins(rest))

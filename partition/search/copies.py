@@ -57,8 +57,8 @@ class Copies:
 
 def copies(problem: Problem, schedule: Schedule, model: CostModel, host_bytes_per_s: float) -> Copies:
     """Follow the copies of a schedule through both halves, for a link that moves so many bytes in a second."""
-    graph = problem.graph
-    shares = {v: steps / graph.trips[graph.values[v].loop] for v, steps in schedule.steps_apart.items()}
+    parts = [step for step in schedule.forward if isinstance(step, Parts)]
+    shares = {v: 1 - step.last / steps_of(problem.graph, step.first) for step in parts for v in step.values}
     clock = _Clock(problem, model, host_bytes_per_s, shares)
     for step in schedule.forward:
         clock.run(step)
