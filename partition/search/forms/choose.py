@@ -6,10 +6,10 @@ it. A form whose price is known beforehand is taken where it is smaller; of the 
 Packing and unpacking take time, and spare the time to write and read what they spare. Bits and small integers are taken
 where by the rates of a `model` they are not slower. Without a model they are taken wherever they are smaller: by the
 rates of this package for a CPU (`search/best`), and by the data sheet of a GPU, they are never slower. Measured with
-XLA:CPU on two cores, bits against bytes by turns: it fuses packing into what makes the mask and unpacking into what
-reads it. A comparison of a million elements then takes 0.02 ns an element more, and the backward no more. In whole
-steps the median of the ratio of the times is between 0.95 and 1.02, for dropout alone, an MLP with dropout and the GPT
-of the suite.
+XLA:CPU on two cores, by turns with the values as they are: it fuses packing into what makes a mask and unpacking into
+what reads it. For 65 thousand to 8 million elements, forward and backward together took from 0.03 ns an element more
+with bits to 0.35 ns less, and less with int16 for int32 every time. In whole steps the median of the ratio of the times
+is between 0.95 and 1.02, for dropout alone, an MLP with dropout and the GPT of the suite.
 """
 
 from __future__ import annotations
