@@ -200,6 +200,7 @@ def in_parts(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hid
 
     `waiting` and `hidden_bytes` are as in `sending`. What a user demands of single values is about all their steps:
     nothing of a loop is sent in part where something of it must be sent, or where a part of the program has a budget.
+    Each part has two steps at least: XLA unrolls a loop of one step, which may change the last bits.
     """
     row = worth_sending(problem, plan)
     if not row or problem.hooks or problem.bounds:
@@ -212,7 +213,8 @@ def in_parts(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hid
         fitting = ((mine[:n], int(left * length / sum(sizes[v] for v in mine[:n]))) for n in range(1, len(mine) + 1))
         for away, most in islice(((away, most) for away, most in fitting if 0 < most < length), _IN_PARTS):
             part = partial(_of_steps, problem, plan, away, loop)
-            if free := _largest(most, lambda steps, part=part: waiting(part(steps)) <= before):
+            free = _largest(min(most, length - 2), lambda steps, part=part: waiting(part(steps)) <= before)
+            if free > 1:
                 yield part(free)
 
 
