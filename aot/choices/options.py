@@ -111,6 +111,11 @@ class Options(Record):
         return NAMED[self.derivatives] if isinstance(self.derivatives, str) else self.derivatives
 
     @property
+    def cost_of_forms(self) -> CostModel | None:
+        """The model by which lossless forms are left out that are slower; None under a budget, where bytes count."""
+        return self.cost if self.budget is None else None
+
+    @property
     def spilled(self) -> Spill | None:
         """Where what is saved waits in files."""
         return read_spill(self.spill)

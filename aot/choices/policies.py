@@ -65,10 +65,15 @@ class SAVE_AS(SaveAs, Record):
     the stacks of loops in bfloat16 as float32 too; so there, outside of transformations, they wait as `uint16` of the
     same bits. Inside of them float16 waits as bfloat16 of the same bits, since a cotangent of it may be beyond 65504.
 
+    A loop without a known number of trips (`aot.while_loop`, also `lax.while_loop` within an `aot.function`) keeps its
+    checkpoints and the arrays that it fills: name them by `"while_loop_with_checkpoints"` or a scope around the loop.
+    The backward runs the steps again from stored checkpoints, as many as the forward ran, so that a loop whose steps
+    magnify small differences magnifies these. What a step keeps for its own backward does not wait.
+
     Whether a value is saved is left to the plan, or to a second demand: `{"hidden": (aot.MUST_OFFLOAD,
     aot.SAVE_AS("int8"))}`. In a loop each step is stored by itself. It has no effect on integers and booleans, on
-    values that it would not make smaller, on arguments and outputs of the function, on values in a step of
-    `aot.while_loop` (plans say so), on what a conditional keeps that cannot be cut, and on what a loop in segments
+    values that it would not make smaller, on arguments and outputs of the function, on values in a step of such a loop
+    (plans say so), on what a conditional keeps that cannot be cut, and on what a loop in segments
     keeps of its carries. Branches of a conditional share space by dtype: give all of them the form.
 
     Raises `PolicyError` for an unknown dtype.

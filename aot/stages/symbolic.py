@@ -82,8 +82,7 @@ def symbolic_cut(
 
     The `options` choose arguments and plan, as in `Function.trace` and `Traced.partition`. Raises `CallError` if sizes
     or constraints do not fit the arguments, `TraceError` if the function needs the number of a symbolic size,
-    `GraphError` for a `jax.Ref` of symbolic size, and `PlanError` if the plan divides a loop of symbolic length into
-    segments.
+    `GraphError` for a `jax.Ref` of symbolic size, and `PlanError` if the plan divides a loop of symbolic length.
     """
     in_scope = in_one_scope(bound, constraints)
     known = checked_sizes(bound, sizes, constraints)
@@ -146,9 +145,11 @@ def _carrying(measured: Iterable[Any], symbolic: Iterable[Any]) -> tuple[Any, ..
 
 
 def _refuse_segments(graph: Graph, plan: Plan) -> None:
-    for loop, steps in plan.segments:
+    divided = [(loop, f"divides it into segments of {steps} steps") for loop, steps in plan.segments]
+    divided += [(loop, f"treats its last {steps} steps apart") for loop, steps in plan.partly_offloaded.items()]
+    for loop, how in divided:
         if is_symbolic([length := graph.loops[loop].length]):
-            what = f"has a symbolic length, {length}, and the plan divides it into segments of {steps} steps."
+            what = f"has a symbolic length, {length}, and the plan {how}."
             cure = "Give that size as a number, or plan without a budget: strategy='min_cut'."
             raise PlanError(message(f"loop {loop}", what, cure))
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.choices.limits import Budget, Limit, limit
-from jointcut.aot.choices.options import Options, check_error, wanted_plan
+from jointcut.aot.choices.options import Options, check_error, wanted_plan, with_budget
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.fitting.attempts import Fitted
 from jointcut.aot.fitting.checkpoints import in_budget
@@ -161,10 +161,13 @@ class Traced:
 
     @cached_property
     def graph(self) -> Graph:
-        """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values."""
+        """The joint program as ops and values, the bodies of its loops joined, with the cheaper forms of values.
+
+        Unless the options have a budget, those are left out that are slower by the options' cost model.
+        """
         graph = read(self.program.to_cut, self.program.roles)
-        has_smaller = self.forms is not None or has_forms(self.options.policy)
-        return graph if self.program.is_as_jax else formed(graph, has_smaller)
+        has_smaller, model = self.forms is not None or has_forms(self.options.policy), self.options.cost_of_forms
+        return graph if self.program.is_as_jax else formed(graph, has_smaller, model)
 
     @property
     def consts(self) -> tuple[Any, ...]:
@@ -228,11 +231,21 @@ class Traced:
                 return cut
             unused = GradientError(self.options.error, unused="there is no budget for which it could be")
             return replace(cut, split=replace(cut.split, plan=replace(cut.plan, gradient_error=unused)))
+        if self._for_budgets is not self:
+            return self._for_budgets.partition(budget=how.budget)
         bytes_limit = limit(how.budget)
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)
         alone, examples = replace(self, examples=None), Examples.of(self.examples, self.bound)
         return alone._within(bytes_limit, search=lambda traced: traced._inexact(bytes_limit, alone, examples))
+
+    @cached_property
+    def _for_budgets(self) -> Traced:
+        """The same trace with the lossless forms that were left out as slower, if any were: they take fewer bytes."""
+        if self.options.cost_of_forms is None:
+            return self
+        other = replace(self, options=with_budget(self.options, 1.0))
+        return self if other.graph.forms == self.graph.forms else other
 
     @cached_property
     def as_jax(self) -> Traced:

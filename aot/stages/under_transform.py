@@ -51,7 +51,8 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
 
 def _formed(program: Joint, options: Options, keeps_forms: bool = False) -> Graph:
     """The graph of a program with the cheaper forms of values."""
-    return formed(read(program.to_cut, program.roles), keeps_forms or has_forms(options.policy))
+    is_exact = keeps_forms or has_forms(options.policy)
+    return formed(read(program.to_cut, program.roles), is_exact, options.cost_of_forms)
 
 
 def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:

@@ -8,30 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from jointcut.partition.lower.follow import Followed, lengths_between
+from jointcut.partition.lower.follow import Followed, in_forms, lengths_between, segments_of, steps_of
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
-from jointcut.partition.lower.steps import Enter, Keep, Segments
-from jointcut.partition.program.graph import TOP, Graph, Op, Region, Value
+from jointcut.partition.lower.steps import Enter, Keep, Parts, Segments
+from jointcut.partition.program.graph import TOP, Op, Region
 from jointcut.partition.program.primitives import RENAMING, UPDATING
-from jointcut.partition.stored.forms import FORMS
-
-
-def segments_of(graph: Graph, step: Keep) -> int:
-    """How many segments a loop has."""
-    return -(-(steps_of(graph, step.loop) - step.last) // step.length)
-
-
-def steps_of(graph: Graph, step: Enter) -> int:
-    """How many steps a loop has."""
-    return graph.loops[graph.bodies[step.op].loop].length
-
-
-def in_forms(value: Value, forms: Sequence[str]) -> Value:
-    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
-    for form in forms:
-        if form in FORMS:
-            value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
-    return value
 
 
 @dataclass
@@ -39,9 +20,10 @@ class Counter(Followed[int | None]):
     """The rows of one region while they are counted; atoms are buffers, None for literals.
 
     `starts` are, for a carried value of a loop in segments, the stack of what the loop carries where segments start.
-    `tails` are, for a value that is stacked in the last steps alone, that stack. If `names_barriers`, a barrier makes
-    new names for the buffers that it reads, as `xla` needs it. Unless it `moves_inside`, a value goes into host memory,
-    or is read there, without a copy of its own: as a result of one program and an argument of another.
+    `tails` are, for a value that is stacked in the last steps alone or apart, that stack. If `names_barriers`, a
+    barrier makes new names for the buffers that it reads, as `xla` needs it. Unless it `moves_inside`, a value goes
+    into host memory, or is read there, without a copy of its own: as a result of one program and an argument of
+    another.
     """
 
     level: Level = field(default_factory=Level)
@@ -298,6 +280,27 @@ class Counter(Followed[int | None]):
         ends, late = self.stretch(last, [*first, *tails], back.level, step.last, self.begins(last))
         ends, early = self.stretch(last, [*starts, *ends, *reads], segment.level, steps, ends, count)
         self.finish(last, ends, early, late)
+
+    def parts(self, step: Parts) -> None:
+        """Count a loop in two parts; the forward makes the stacks of the values, the backward reads them."""
+        first, rest, values = step.first, step.rest, step.values
+        length, last = steps_of(self.graph, first) - step.last, step.last
+        early = self.body(first)
+        with self.on_device(values):
+            late = self.body(rest)
+        if not set(values).issubset(first.stacks):
+            tails = [self.tails[v] for v in values if v in late.xs]
+            reads = [*self.first(rest, late), *tails, *self.taken(rest, late, values)]
+            ends, ys = self.stretch(rest, reads, late.level, last, self.begins(rest))
+            ends, xs = self.stretch(first, [*ends, *self.taken(first, early)], early.level, length, ends)
+            self.finish(first, ends, xs, ys)
+            return
+        ends, xs = self.stretch(first, self.reads(first, early), early.level, length, self.begins(first))
+        ends, ys = self.stretch(rest, [*ends, *self.taken(rest, late)], late.level, last, ends)
+        self.hosted(xs[v] for v in values if v in self.on_host)
+        self.tails.update((v, ys.pop(v)) for v in values)
+        self.env.update((v, xs.pop(v)) for v in values)
+        self.finish(first, ends, xs, ys)
 
     def stretch(
         self,

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.follow import Followed, lengths_between
-from jointcut.partition.lower.steps import Enter, Keep, Schedule, Segments
+from jointcut.partition.lower.follow import Followed, flat, lengths_between
+from jointcut.partition.lower.steps import Enter, Keep, Parts, Schedule, Segments
 from jointcut.partition.nesting.kinds import KINDS
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Apart, Body, DividingKind
 from jointcut.partition.program.graph import TOP, Graph, Op, Region
-from jointcut.partition.program.roles import Role
+from jointcut.partition.program.roles import Role, Side
 from jointcut.partition.rewrite.simplify import renamed
 from jointcut.partition.stored.packing import HOOK, Packed, Packings
 
-#: A value of a loop in segments, and whether its stack of the last steps is meant, or else the starts of segments.
+#: A value of a loop that is divided, and whether its stack of the last steps is meant, or else the starts of segments.
 _Key = tuple[int, bool]
 
 
@@ -106,7 +106,7 @@ def _backward(
     values = [*schedule.handed, *(v for v in primals if v not in schedule.stored)]
     top.on_host.update(schedule.offloaded)
     top.forms.update(schedule.stored)
-    fed = [top.define(v, top.fresh(v, TOP)) for v in values]
+    fed = [top.define(v, top.given(v, schedule.steps_apart.get(v))) for v in values]
     first = [[*map(jaxprs.fresh, top.types_of_kept(aval))] for _, aval in kept]
     for (key, aval), atoms in zip(kept, first, strict=True):
         top.kept.setdefault(key, []).append(top.unhooked(key[0], aval, atoms))
@@ -153,9 +153,9 @@ def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:
 class _Writer(Followed[Any]):
     """The equations of one region while they are written; atoms are variables and literals.
 
-    `kept` is what the forward keeps of loops in segments. Of a carried value it is what the loop carries where segments
-    start, `(v, False)`: a stack, and the start of a shorter last segment. Of a value of the last steps, which are in no
-    segment, it is the stack, `(v, True)`.
+    `kept` is what the forward keeps of loops in segments or in two parts. Of a carried value it is what the loop
+    carries where segments start, `(v, False)`: a stack, and the start of a shorter last segment. Of a value of the last
+    steps, which are apart, it is the stack, `(v, True)`.
     """
 
     eqns: list[Any] = field(default_factory=list)
@@ -168,6 +168,14 @@ class _Writer(Followed[Any]):
         avals = [jaxprs.stacked(aval, lengths) for aval in self.packings.types(self.graph.values[v].payload, forms)]
         made = tuple(jaxprs.fresh(jaxprs.on_host(aval) if v in self.on_host else aval) for aval in avals)
         return made if forms else made[0]
+
+    def given(self, v: int, steps: int | None) -> Any:
+        """A new variable of the top, or several, as `fresh`; of a loop in two parts for so many steps alone."""
+        atom = self.fresh(v, TOP)
+        if steps is None:
+            return atom
+        made = [jaxprs.fresh(jaxprs.stacked(jaxprs.unstacked(each.aval), [steps])) for each in flat([atom])]
+        return tuple(made) if isinstance(atom, tuple) else made[0]
 
     def after(self, atom: Any, cotangent: int) -> Any:
         """Write a barrier."""
@@ -345,6 +353,31 @@ class _Writer(Followed[Any]):
         operands += [self.kept[v, True][0] for v in made] if last else []
         self.finish(step.then, self.splice(program, operands))
 
+    def parts(self, step: Parts) -> None:
+        """Write a loop in two parts; the forward makes the stacks of the values, the backward reads them."""
+        values, body = step.values, self.graph.bodies[step.first.op]
+        first, made, early = self.entered(step.first, made=values)
+        with self.on_device(values):
+            rest, _, late = self.entered(step.rest, made=values)
+        owned = (
+            {v: flat([self.env[v]]) for v in early if v in values},
+            {v: self.kept[v, True] for v in late if v in values},
+        )
+        given = [
+            [v in own for v in row for _ in flat([self.want(v)])] for row, own in zip((early, late), owned, strict=True)
+        ]
+        rows = dict(zip((*step.first.stacks, *body.own), made[len(body.carried_in) :], strict=True))
+        apart = [v in values for v, atom in rows.items() for _ in flat([atom])]
+        held = (self.graph.ops[i] for i, other in self.graph.bodies.items() if other.loop == body.loop)
+        ahead = next(op.payload for op in held if op.origin is Side.FORWARD)
+        program, operands = _dividing(body).parts(ahead, (first, rest), given, apart, step.last)
+        operands += [atom for own in owned for atoms in own.values() for atom in atoms]
+        results = iter(self.splice(program, operands))
+        self.env.update((v, next(results)) for v in body.carried_out)
+        for v in sorted(rows, key=values.__contains__):
+            self.define(v, _alike(rows[v], results))
+        self.kept.update(((v, True), flat([_alike(rows[v], results)])) for v in rows if v in values)
+
     def splice(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Write a whole program; returns its results."""
         inner, _ = jaxprs.opened(program)
@@ -353,9 +386,9 @@ class _Writer(Followed[Any]):
         return results
 
 
-def flat(atoms: Iterable[Any]) -> list[Any]:
-    """The variables of atoms, of which each is one, or several where a value is in other forms."""
-    return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
+def _alike(atom: Any, results: Iterator[Any]) -> Any:
+    """The next results, as many as an atom has."""
+    return tuple(next(results) for _ in atom) if isinstance(atom, tuple) else next(results)
 
 
 def _dividing(body: Body) -> DividingKind:

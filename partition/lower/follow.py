@@ -7,8 +7,9 @@ number of a buffer here. At the top a value is itself; within a loop it is a con
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from jointcut.partition.lower.steps import (
@@ -16,6 +17,7 @@ from jointcut.partition.lower.steps import (
     Fetch,
     Keep,
     Offload,
+    Parts,
     Restore,
     Round,
     Run,
@@ -25,7 +27,8 @@ from jointcut.partition.lower.steps import (
     Wait,
     Write,
 )
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region
+from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region, Value
+from jointcut.partition.stored.forms import FORMS
 
 Atom = TypeVar("Atom")
 
@@ -110,6 +113,10 @@ class Followed(ABC, Generic[Atom]):
     def segments(self, step: Segments) -> None:
         """Run one loop's backward in segments."""
 
+    @abstractmethod
+    def parts(self, step: Parts) -> None:
+        """Run one loop in two parts."""
+
     def define(self, v: int, atom: Atom) -> Atom:
         """Let an atom stand for a value from here on; returns the atom."""
         self.env[v] = atom
@@ -168,6 +175,14 @@ class Followed(ABC, Generic[Atom]):
             if forms := inner.forms_left(v):
                 self.forms[v] = forms
 
+    @contextmanager
+    def on_device(self, values: Iterable[int]) -> Iterator[None]:
+        """While this lasts, values are on the device here: their last steps', of loops in two parts."""
+        away = self.on_host.intersection(values)
+        self.on_host -= away
+        yield
+        self.on_host |= away
+
     def run(self, steps: Iterable[Step]) -> None:
         """Follow steps, in order."""
         ops = self.graph.ops
@@ -196,6 +211,8 @@ class Followed(ABC, Generic[Atom]):
                     self.keep(step)
                 case Segments():
                     self.segments(step)
+                case Parts():
+                    self.parts(step)
             if self.before and not (isinstance(step, Wait | Write | Round | Fetch | Restore) or _is_again(step)):
                 self.env.update(self.before)
                 self.before.clear()
@@ -244,6 +261,29 @@ class Followed(ABC, Generic[Atom]):
 
 def _is_again(step: Step) -> bool:
     return isinstance(step, Run | Enter) and step.again
+
+
+def flat(atoms: Iterable[Any]) -> list[Any]:
+    """The variables of atoms, of which each is one, or several where a value is in other forms."""
+    return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
+
+
+def in_forms(value: Value, forms: Sequence[str]) -> Value:
+    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
+    for form in forms:
+        if form in FORMS:
+            value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
+    return value
+
+
+def segments_of(graph: Graph, step: Keep) -> int:
+    """How many segments a loop has."""
+    return -(-(steps_of(graph, step.loop) - step.last) // step.length)
+
+
+def steps_of(graph: Graph, step: Enter) -> int:
+    """How many steps a loop has."""
+    return graph.loops[graph.bodies[step.op].loop].length
 
 
 def lengths_between(graph: Graph, v: int, loop: int) -> list[int]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from jointcut.partition.lower.counter import Counter, in_forms, segments_of, steps_of
+from jointcut.partition.lower.counter import Counter
+from jointcut.partition.lower.follow import in_forms, segments_of, steps_of
 from jointcut.partition.lower.memory import Buffer, Level, body_of
 from jointcut.partition.lower.steps import Keep, Schedule, Step, Write
 from jointcut.partition.lower.xla.arranged import Arranged, Arranger

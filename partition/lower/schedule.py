@@ -8,13 +8,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.moves import fetched, restored, sent, stored
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
-from jointcut.partition.lower.steps import Enter, Keep, Round, Run, Schedule, Segments, Step, Store, Wait, Write, runs
+from jointcut.partition.lower.steps import (
+    Enter,
+    Keep,
+    Parts,
+    Round,
+    Run,
+    Schedule,
+    Segments,
+    Step,
+    Store,
+    Wait,
+    Write,
+    runs,
+)
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import runs_forward
@@ -40,11 +53,13 @@ def schedule(
     Where nothing runs again, nothing waits and nothing is written out.
 
     `lengths` are by loop id how many steps a segment of it has, and `kept_steps` how many of its last steps are in no
-    segment: the plan's own, or others. A loop of which the backward reads no stacks runs whole all the same. Raises
-    `PlanError` for a loop that cannot run in segments, or such a length or number of steps.
+    segment: the plan's own, or others. A loop of which the backward reads no stacks runs whole all the same. Loops that
+    offload in part run in two parts. Raises `PlanError` for a loop that cannot be divided so, or such a length or
+    number of steps.
     """
     if kept_steps is None:
-        kept_steps = dict(plan.kept_steps) if lengths is None else {}
+        segments = dict(plan.segments) if lengths is None else {}
+        kept_steps = {loop: steps for loop, steps in plan.kept_steps if loop in segments}
     return _Halves(problem, plan).schedule(dict(plan.segments) if lengths is None else lengths, kept_steps)
 
 
@@ -102,9 +117,26 @@ class _Halves:
             forward = (*(Store(v, HOOK) for v in inputs), *stored(self.graph, self.problem.sides, forward, made))
             backward, handed = restored(self.problem, backward, made | inputs), [*handed, *inputs]
         if away := frozenset(self.plan.offloaded).intersection(handed) - self.outputs:
-            forward = sent(self.graph, self.problem.sides, forward, away)
-            backward = fetched(self.problem, backward, away)
+            parts, plain = self.parts(handed, away), (forward, backward)
+            forward = _in_parts(sent(self.graph, self.problem.sides, forward, away), plain[0], parts)
+            backward = _in_parts(fetched(self.problem, backward, away), plain[1], parts)
         return Schedule(forward, tuple(handed), backward, self.graph)
+
+    def parts(self, handed: Sequence[int], away: Set[int]) -> dict[int, tuple[tuple[int, ...], int]]:
+        """By the ops of loops that run in two parts: the values that are handed over in two parts, and how many last
+        steps are in the second.
+        """
+        asked, parts = self.plan.partly_offloaded, dict[int, tuple[tuple[int, ...], int]]()
+        known = segmentable(self.problem, self.plan) if asked else {}
+        for loop, last in asked.items():
+            mine = {v for v in away if loop in self.graph.ancestors[self.graph.values[v].loop]}
+            if loop not in known or self.problem.hooks or not mine.issubset(known[loop].values):
+                what = f"names loop {loop}, which cannot offload what its first steps keep alone."
+                cure = "Offload of it what its own backward loop alone reads, and let nothing pass through `pack`."
+                raise PlanError(message("plan.kept_steps", what, cure))
+            values = tuple(v for v in handed if v in known[loop].values)
+            parts |= dict.fromkeys((known[loop].forward, known[loop].backward), (values, last))
+        return parts
 
     def in_forms(self, handed: Iterable[int]) -> dict[int, str]:
         """The values that are handed over in a form; those of a loop in segments are made again as they are."""
@@ -200,7 +232,15 @@ class _Halves:
                         yield v
 
 
-def _is_in(step: Step, loops: Mapping[int, _Divided]) -> TypeGuard[Enter]:
+def _in_parts(
+    steps: Iterable[Step], plain: Iterable[Step], parts: Mapping[int, tuple[tuple[int, ...], int]]
+) -> tuple[Step, ...]:
+    """The steps with some loops in two parts, the second as in the steps that move nothing to the host."""
+    whole = {step.op: step for step in plain if _is_in(step, parts)}
+    return tuple(Parts(*parts[step.op], step, whole[step.op]) if _is_in(step, parts) else step for step in steps)
+
+
+def _is_in(step: Step, loops: Mapping[int, Any]) -> TypeGuard[Enter]:
     return isinstance(step, Enter) and step.op in loops
 
 

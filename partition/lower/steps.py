@@ -48,6 +48,19 @@ If its last steps are not in segments, the forward has the loop twice, the secon
     segments of 8 steps from %2 after the last 12 {
         ...
     }
+
+A loop that offloads what its first steps keep, and not what its last ones do, stands twice in both halves: as it runs
+these and as it runs those. What follows `parts of` is not joined between them.
+
+    parts of %5 but the last 4 {
+        loop #1 stacks %5 {
+            ...
+            offload %5
+        }
+        loop #1 stacks %5 {
+            ...
+        }
+    }
 """
 
 from __future__ import annotations
@@ -186,7 +199,21 @@ class Segments:
         return (self.rerun.loop if isinstance(self.rerun, Keep) else self.rerun).stacks
 
 
-Step = Run | Wait | Write | Round | Offload | Fetch | Store | Restore | Enter | Keep | Segments
+@dataclass(frozen=True)
+class Parts:
+    """Run a loop of either half in two parts, in the loop's direction: as `first` and, the `last` steps, as `rest`.
+
+    Both halves divide the loop at the same step; `last` is counted from the end of the forward. `values` are stacked in
+    two parts in the forward, and read so in the backward. Other stacks are joined.
+    """
+
+    values: tuple[int, ...]
+    last: int
+    first: Enter
+    rest: Enter
+
+
+Step = Run | Wait | Write | Round | Offload | Fetch | Store | Restore | Enter | Keep | Segments | Parts
 
 
 @dataclass(frozen=True)
@@ -218,6 +245,12 @@ class Schedule:
         return frozenset(step.value for step in moved(self.forward) if isinstance(step, Offload))
 
     @cached_property
+    def steps_apart(self) -> dict[int, int]:
+        """The values that are handed over in two parts, each with the steps of the first."""
+        loops = ((step, self.graph.bodies[step.first.op].loop) for step in self.forward if isinstance(step, Parts))
+        return {v: self.graph.loops[loop].length - step.last for step, loop in loops for v in step.values}
+
+    @cached_property
     def stored(self) -> dict[int, tuple[str, ...]]:
         """The values that leave for the backward in other forms, with these in the order in which they are taken."""
         forms: dict[int, tuple[str, ...]] = {}
@@ -239,7 +272,7 @@ class Schedule:
 
 
 def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
-    """The steps that run an op, those in loops included."""
+    """The steps that run an op, those in loops included; of a loop in two parts, the first part's."""
     for step in steps:
         match step:
             case Run():
@@ -251,6 +284,8 @@ def runs(steps: Iterable[Step]) -> Iterator[Run | Enter]:
                 yield from runs(_loops(step))
             case Segments():
                 yield from runs([step.rerun, step.then])
+            case Parts():
+                yield from runs([step.first])
 
 
 def moved(steps: Iterable[Step]) -> Iterator[Offload | Store]:
@@ -260,6 +295,8 @@ def moved(steps: Iterable[Step]) -> Iterator[Offload | Store]:
             yield step
         elif isinstance(step, Enter):
             yield from moved(step.steps)
+        elif isinstance(step, Parts):
+            yield from moved([step.first])
 
 
 def _loops(step: Keep) -> list[Enter]:
@@ -303,6 +340,9 @@ def _lines(steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:
                 apart = f" after the last {step.last}" if step.last else ""
                 head = f"segments of {step.length} steps from{_values(step.starts)}{apart}"
                 yield from _block(head, [step.rerun, step.then], graph, pad)
+            case Parts():
+                head = f"parts of{_values(step.values)} but the last {step.last}"
+                yield from _block(head, [step.first, step.rest], graph, pad)
 
 
 def _block(head: str, steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:

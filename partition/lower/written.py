@@ -13,6 +13,7 @@ from jointcut.partition.lower.steps import (
     Fetch,
     Keep,
     Offload,
+    Parts,
     Restore,
     Round,
     Run,
@@ -45,6 +46,7 @@ _LINES = (
     (re.compile(r"(again )?loop #(\d+) stacks((?: %\d+)*) \{"), "enter"),
     (re.compile(r"keep((?: %\d+)*) every ([1-9]\d*) steps(?: but the last ([1-9]\d*))? \{"), "keep"),
     (re.compile(r"segments of ([1-9]\d*) steps from((?: %\d+)*)(?: after the last ([1-9]\d*))? \{"), "segments"),
+    (re.compile(r"parts of((?: %\d+)*) but the last ([1-9]\d*) \{"), "parts"),
     (re.compile(r"\}"), "close"),
 )
 _HANDED = re.compile(r"handed:((?: %\d+)*)")
@@ -208,6 +210,22 @@ class _Reader:
                     return Segments(int(length), values, rerun, then, apart)
             cure = "Write two loops into it, or a `keep` and `segments`."
             return self.fail("closes `segments`, which do not hold a loop and its backward.", cure)
+
+        self.open.append(_Block(close, self.region))
+
+    def parts(self, values: str, last: str) -> None:
+        apart, rest = self.values(values), int(last)
+
+        def close(steps: tuple[Step, ...]) -> Step:
+            match steps:
+                case (Enter() as first, Enter() as second) if first.op == second.op:
+                    length = self.graph.loops[self.graph.bodies[first.op].loop].length
+                    if rest < length:
+                        return Parts(apart, rest, first, second)
+                    what = f"closes `parts` of all but the last {rest} steps, and the loop has {length}."
+                    self.fail(what, f"Leave out at most {length - 1} steps.")
+            cure = "Write the loop into it as its first steps run it, and as its last ones do."
+            return self.fail("closes `parts`, which do not hold one loop twice.", cure)
 
         self.open.append(_Block(close, self.region))
 

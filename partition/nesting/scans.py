@@ -95,6 +95,36 @@ class Scan(DividingKind):
 
         return _traced(program, *jax.tree.map(_struct, groups), *given)[0], jax.tree.leaves(groups)
 
+    def parts(
+        self, forward: Any, parts: Sequence[Any], given: Sequence[Sequence[bool]], apart: Sequence[bool], last: int
+    ) -> tuple[Any, list[Any]]:
+        """The program in the place of a scan that runs in two parts, and the atoms that it reads."""
+        places, fed = _places(forward, last), [[0 if own else None for own in row] for row in given]
+        walks = [_Walk.of(eqn, row) for eqn, row in zip(parts, fed, strict=True)]
+        reads, pieces = [], []
+        for eqn, row, place in zip(parts, given, places, strict=True):
+            (consts, stacks), _ = _operands(eqn)
+            reads.append((consts, [v for v, own in zip(stacks, row, strict=True) if not own]))
+            steps = [jaxprs.unstacked(v.aval) for v, own in zip(stacks, row, strict=True) if own]
+            pieces.append([jaxprs.struct(jaxprs.stacked(aval, [place.steps])) for aval in steps])
+        groups = [reads, _operands(parts[0])[1]]
+
+        def program(reads: Any, carry: list[Any], pieces: Any) -> Any:
+            out: dict[int, list[Any]] = {}
+
+            def part(i: int) -> Callable[..., Any]:
+                def run(carry: list[Any]) -> Any:
+                    carry, out[i] = walks[i].run(places[i], reads[i], carry, pieces[i])
+                    return carry, [[y for y, is_apart in zip(out[i], apart, strict=True) if not is_apart]]
+
+                return run
+
+            order = [part(1), part(0)] if forward.params["reverse"] else [part(0), part(1)]
+            carry, joined = _in_turn(parts[0], order, carry)
+            return *carry, *_joined(joined), *(y for i in (0, 1) for y, own in zip(out[i], apart, strict=True) if own)
+
+        return _traced(program, *jax.tree.map(_struct, groups), pieces)[0], jax.tree.leaves(groups)
+
 
 def _operands(eqn: Any) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
     """What a scan reads whole and the stacks that it takes slices of, then the carries."""

@@ -13,6 +13,10 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import CheckpointPolicy
+from jointcut.partition.program.graph import TOP, Graph
+
+#: Loops by their ids, each with a number of steps.
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def overruled(
             where = problem.graph.where(c.value)
             raise PlanError(message(where, f"is saved by the plan, and may not be: {c.reason}.", cure))
         if c.demand is CheckpointPolicy.MUST_OFFLOAD and c.value in on_device:
-            cure = "Name it in Plan.of(..., offloaded=[...]), or take that key out of the policy."
+            where_to = "in Plan.of(..., offloaded=[...]), without kept_steps of its loop"
+            cure = f"Name it {where_to}, or take that key out of the policy."
             where = problem.graph.where(c.value)
             raise PlanError(message(where, f"is saved on the device by the plan, and may not be: {c.reason}.", cure))
         broken = {
@@ -107,3 +112,32 @@ def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
     kept = {c.reason for c in musts if c.value in saved}
     for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):
         yield f"{reason}: none is saved, as the backward reads none of these values and computes nothing from them"
+
+
+def steps_fit(graph: Graph, segments: Pairs, kept_steps: Pairs, offloaded: Iterable[int]) -> None:
+    """Raise `PlanError` where a plan's `segments` or `kept_steps` do not fit the loops of its program."""
+    for n, (loop, steps) in enumerate(segments):
+        where = f"plan.segments[{n}]"
+        if not TOP < loop < len(graph.loops):
+            cure = "Name a loop of the program: see Graph.loops."
+            raise PlanError(message(where, f"names loop {loop}, which does not exist.", cure))
+        _named_once(where, loop, segments[:n])
+        if not 1 <= steps <= graph.loops[loop].length:
+            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all."
+            raise PlanError(message(where, f"has segments of {steps} steps.", cure))
+    offloading = {loop for v in offloaded for loop in graph.ancestors[graph.values[v].loop]}
+    for n, (loop, steps) in enumerate(kept_steps):
+        where = f"plan.kept_steps[{n}]"
+        if loop not in offloading.union(dict(segments)):
+            cure = "Name one of plan.segments, or a loop that offloads; any other keeps what all its steps hand over."
+            what = f"names loop {loop}, which neither runs in segments nor offloads anything."
+            raise PlanError(message(where, what, cure))
+        _named_once(where, loop, kept_steps[:n])
+        if not 1 <= steps < graph.loops[loop].length:
+            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all: keep at least one, and not all of them."
+            raise PlanError(message(where, f"keeps {counted(steps, 'step')}.", cure))
+
+
+def _named_once(where: str, loop: int, before: Iterable[tuple[int, int]]) -> None:
+    if loop in dict(before):
+        raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))

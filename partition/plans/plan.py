@@ -16,13 +16,13 @@ from typing import NoReturn
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
-from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, told, unused
+from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, steps_fit, told, unused
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
 from jointcut.partition.plans.saved import DEVICE, GradientError, PackedBytes, Saved, in_smaller_forms, listed
 from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP, Form, Graph, in_forms
+from jointcut.partition.program.graph import OPEN_LOOP, STEP, Form, Graph, in_forms
 from jointcut.partition.program.jaxprs import HOST
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.stored.forms import FORMS
@@ -70,8 +70,9 @@ class Plan(Shown):
         seconds: the time that the recomputed ops take by a cost model, None where no model was asked.
         bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
         segments: the loops that run in segments, each as its id and the steps of one segment.
-        kept_steps: those loops in segments of which the last steps are in no segment: the forward keeps whole what
-            these hand to the backward. Each as its id and how many such steps it has.
+        kept_steps: the loops of which the last steps are treated apart: what they hand to the backward is kept, on the
+            device. Where the loop runs in segments, these steps are in none; elsewhere what is offloaded of the loop is
+            that of the other steps alone. Each as its id and how many such steps it has.
         peak_bytes: the peak of the whole step, as the memory model predicts it.
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
@@ -134,7 +135,18 @@ class Plan(Shown):
     @property
     def bytes_offloaded(self) -> int:
         """Bytes that wait in host memory between the halves."""
-        return sum(s.bytes for s in self.saved if s.is_offloaded)
+        return sum(s.host_bytes for s in self.saved)
+
+    @property
+    def partly_offloaded(self) -> dict[int, int]:
+        """The loops that offload what their first steps keep alone: how many last ones keep theirs on the device."""
+        segments = dict(self.segments)
+        return {loop: steps for loop, steps in self.kept_steps if loop not in segments}
+
+    @property
+    def wholly_offloaded(self) -> frozenset[int]:
+        """Those of `offloaded` of which all steps wait in host memory."""
+        return frozenset(s.value for s in self.saved if s.is_offloaded and not s.loop_steps)
 
     @property
     def is_told(self) -> bool:
@@ -195,7 +207,7 @@ class Plan(Shown):
     def remarks(self) -> list[str]:
         """A line for each kind of cheaper form, each loop cut by its steps, each budget, each demand without effect."""
         cut = [*in_forms(self.forms), *in_steps(self.nested)]
-        cut += in_bounds(self.problem, set(self.values).difference(self.offloaded))
+        cut += in_bounds(self.problem, set(self.values) - self.wholly_offloaded)
         measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
         without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
         without_effect += self.problem.remarks if self.problem else ()
@@ -214,6 +226,8 @@ class Plan(Shown):
         if self.dropped:
             yield f"{counted(len(self.dropped), 'value')} dropped between their readers"
         yield from in_segments(self.loops_in_segments)
+        for loop, steps in self.partly_offloaded.items():
+            yield f"loop {loop} keeps on the device what its last {counted(steps, 'step')} would offload"
 
     @classmethod
     def of(
@@ -249,11 +263,13 @@ class Plan(Shown):
         again = sorted(runs.ops)
         away = sorted(problem.to_host.intersection(chosen) if offloaded is None else set(offloaded))
         forms = problem.form_of if stored is None else stored
-        records = tuple(_saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, "")) for v in chosen)
+        kept_steps, segments = tuple(kept_steps), tuple(segments)
+        parts = dict(kept_steps) if away and kept_steps else {}
+        records = tuple(_saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, ""), parts) for v in chosen)
         records = tuple(r for r in records if graph.values[r.value].maker is not None)
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
-        figures = bound_bytes, seconds, bound_seconds, tuple(segments), peak_bytes, bytes_spared, tuple(kept_steps)
+        figures = bound_bytes, seconds, bound_seconds, segments, peak_bytes, bytes_spared, kept_steps
         figures += (tuple(sorted(set(dropped))), tuple(away))
         kept = sides.outputs.union(chosen)
         cheaper = tuple(form for form in graph.forms if form.source in kept)
@@ -261,13 +277,15 @@ class Plan(Shown):
         return _lawful(problem, plan, runs)
 
 
-def _saved(problem: Problem, v: int, is_away: bool, reason: str, form: str) -> Saved:
+def _saved(problem: Problem, v: int, is_away: bool, reason: str, form: str, parts: Mapping[int, int]) -> Saved:
     graph, value = problem.graph, problem.graph.values[v]
     op = graph.maker_of(v)
     name, (scope, source) = (op.name, graph.origin_of(op)) if op else ("input", ("", value.label))
     is_free = v in problem.sides.outputs or not op
     size, memory = 0 if is_free else problem.bytes_as(v, form), HOST if is_away else DEVICE
-    return Saved(v, value.shape, value.dtype, value.copies, size, name, scope, source, reason, memory, form)
+    loop = next((i for i in graph.ancestors[value.loop] if is_away and i in parts), None)
+    steps = (0, 0) if loop is None else (graph.loops[loop].length - parts[loop], graph.loops[loop].length)
+    return Saved(v, value.shape, value.dtype, value.copies, size, name, scope, source, reason, memory, form, *steps)
 
 
 def _existing(problem: Problem, values: Iterable[int]) -> None:
@@ -305,9 +323,9 @@ def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
                 cure = f"Save it, or save what the backward computes from it. It is not recomputed because {why}."
                 raise PlanError(message(graph.where(v), "is neither saved nor can it be recomputed.", cure))
     _dropped(graph, plan)
-    _segmented(graph, plan)
+    steps_fit(graph, plan.segments, plan.kept_steps, plan.offloaded)
     _offloaded(problem, plan)
-    found = overruled(problem, saved, read, frozenset(plan.offloaded))
+    found = overruled(problem, saved, read, plan.wholly_offloaded)
     is_known = plan.problem is problem and plan.overruled == found
     return plan if is_known else replace(plan, problem=problem, overruled=found)
 
@@ -356,29 +374,3 @@ def _fits_program(graph: Graph, plan: Plan) -> None:
 
 def _refuse_other(where: str, what: str) -> NoReturn:
     raise PlanError(message(where, what, "Give a plan that was made for this program."))
-
-
-def _segmented(graph: Graph, plan: Plan) -> None:
-    for n, (loop, steps) in enumerate(plan.segments):
-        where = f"plan.segments[{n}]"
-        if not TOP < loop < len(graph.loops):
-            cure = "Name a loop of the program: see Graph.loops."
-            raise PlanError(message(where, f"names loop {loop}, which does not exist.", cure))
-        _named_once(where, loop, plan.segments[:n])
-        if not 1 <= steps <= graph.loops[loop].length:
-            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all."
-            raise PlanError(message(where, f"has segments of {steps} steps.", cure))
-    for n, (loop, steps) in enumerate(plan.kept_steps):
-        where = f"plan.kept_steps[{n}]"
-        if loop not in dict(plan.segments):
-            cure = "Name one of plan.segments; a loop that runs whole keeps what all its steps hand over."
-            raise PlanError(message(where, f"names loop {loop}, which does not run in segments.", cure))
-        _named_once(where, loop, plan.kept_steps[:n])
-        if not 1 <= steps < graph.loops[loop].length:
-            cure = f"Loop {loop} takes {graph.loops[loop].length} steps in all: keep at least one, and not all of them."
-            raise PlanError(message(where, f"keeps {counted(steps, 'step')}.", cure))
-
-
-def _named_once(where: str, loop: int, before: Iterable[tuple[int, int]]) -> None:
-    if loop in dict(before):
-        raise PlanError(message(where, f"names loop {loop} a second time.", "Name each loop once."))

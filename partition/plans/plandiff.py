@@ -99,7 +99,7 @@ def _only(these: Iterable[Any], others: Iterable[Any]) -> tuple[Any, ...]:
 def _identity(item: Any) -> Any:
     if not isinstance(item, Saved):
         return item
-    return item.value, item.shape, item.dtype, item.copies, item.bytes, item.op, item.memory, item.form
+    return item.value, item.shape, item.dtype, item.copies, item.bytes, item.op, item.memory, item.form, item.host_steps
 
 
 def _delta(before: Any, after: Any) -> Any:

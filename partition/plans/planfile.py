@@ -3,10 +3,11 @@
 The text has one line for each saved value and for each line of the program that the plan was made for. Reading takes
 the saved values and the figures from the text, works out the rest from the program at hand, and refuses a text that
 contradicts it. A loop in segments is `{"loop": 1, "steps": 8}`, with `"kept": 12` if its last 12 steps are in no
-segment. `dropped` is there if there are such values, `"memory": "pinned_host"` with each saved value that is
-offloaded, and `"form": "bfloat16"` with one that waits in that form. Nothing in the text is ever run. `scope` and
-`source` are for people: they differ between machines, so they are neither compared nor taken over. A plan also serves a
-program with the same forward and another backward (`twins`).
+segment. `on_device` is there if loops offload in part: `{"loop": 1, "kept": 4}` if the last 4 steps do not. `dropped`
+is there if there are such values, `"memory": "pinned_host"` with each saved value that is offloaded, and `"form":
+"bfloat16"` with one that waits in that form. Nothing in the text is ever run. `scope` and `source` are for people: they
+differ between machines, so they are neither compared nor taken over. A plan also serves a program with the same forward
+and another backward (`twins`).
 
 >>> from jointcut.partition import Plan, parse
 >>> from jointcut.partition.plans.planfile import dumps, loads
@@ -70,6 +71,7 @@ def dumps(plan: Plan, graph: Graph) -> str:
 
 
 def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
+    in_part = [{"loop": loop, "kept": kept} for loop, kept in plan.partly_offloaded.items()]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -82,6 +84,7 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
             {"loop": loop, "steps": steps, **({"kept": kept} if kept else {})}
             for loop, steps, kept in plan.loops_in_segments
         ],
+        **({"on_device": in_part} if in_part else {}),
         **({"dropped": list(plan.dropped)} if plan.dropped else {}),
         "bytes_saved": plan.bytes_saved,
         "figures": {name: getattr(plan, name) for name in _figures},
@@ -90,7 +93,7 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 
 def _entry(saved: Saved) -> dict[str, Any]:
-    usual = {"memory": DEVICE, "form": ""}
+    usual = {"memory": DEVICE, "form": "", "host_steps": 0, "loop_steps": 0}
     entry = asdict(saved) | {"shape": list(saved.shape)}
     return {key: value for key, value in entry.items() if key not in usual or value != usual[key]}
 
@@ -204,17 +207,18 @@ _saved: dict[str, _Check] = {
     **dict.fromkeys(("dtype", "op", "scope", "source", "reason"), _is_text),
     "shape": _list_of(_is_count),
 }
+_parts: dict[str, _Check] = dict.fromkeys(("host_steps", "loop_steps"), _is_count)
 _has_types = _record(
     {
         **dict.fromkeys(("version", "bytes_saved"), _is_count),
         **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
         **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
-        "saved": _list_of(_record(_saved, {"memory": _is_host, "form": _is_form})),
+        "saved": _list_of(_record(_saved, {"memory": _is_host, "form": _is_form, **_parts})),
         "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
         "figures": _record(_figures),
         "written_for": _list_of(_is_text),
     },
-    {"dropped": _list_of(_is_count)},
+    {"dropped": _list_of(_is_count), "on_device": _list_of(_record({"loop": _is_count, "kept": _is_count}))},
 )
 
 
@@ -303,15 +307,15 @@ def _loops(graph: Graph) -> list[int]:
 
 def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
     """Complete the saved values and the figures of a document to a plan, which the rest of the document must equal."""
-    problem = Problem.of(graph)
+    problem, loops, in_part = Problem.of(graph), document["segments"], document.get("on_device", [])
     _can_be_saved(document["saved"], problem)
     plan = Plan.of(
         problem,
         [entry["value"] for entry in document["saved"]],
         strategy=document["strategy"],
         reasons={entry["value"]: entry["reason"] for entry in document["saved"]},
-        segments=((entry["loop"], entry["steps"]) for entry in document["segments"]),
-        kept_steps=((entry["loop"], entry["kept"]) for entry in document["segments"] if "kept" in entry),
+        segments=((entry["loop"], entry["steps"]) for entry in loops),
+        kept_steps=((entry["loop"], entry["kept"]) for entry in [*loops, *in_part] if "kept" in entry),
         dropped=document.get("dropped", ()),
         offloaded=[entry["value"] for entry in document["saved"] if "memory" in entry],
         stored={entry["value"]: entry["form"] for entry in document["saved"] if "form" in entry},
@@ -371,9 +375,9 @@ def _same_saved(entries: Sequence[Mapping[str, Any]], plan: Plan, graph: Graph) 
     saved = {s.value: s for s in plan.saved}
     for n, entry in enumerate(entries):
         want = _entry(saved[entry["value"]])
-        for name in ("shape", "dtype", "copies", "bytes", "op"):
-            if entry[name] != want[name]:
-                what = f"is {_shown(entry[name])}, but {_shown(want[name])} in {graph.where(entry['value'])}."
+        for name in ("shape", "dtype", "copies", "bytes", "op", *_parts):
+            if (told := entry.get(name, 0)) != (due := want.get(name, 0)):
+                what = f"is {_shown(told)}, but {_shown(due)} in {graph.where(entry['value'])}."
                 raise _refuse(f"plan.saved[{n}].{name}", what)
 
 

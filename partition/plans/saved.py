@@ -48,6 +48,9 @@ class Saved:
         reason: why it is saved rather than recomputed.
         memory: where it waits, `"device"` or `"pinned_host"`.
         form: the smaller form in which it waits, such as `"bfloat16"`; empty where it waits as it is.
+        host_steps: of how many steps of its outermost loop, the first ones of the forward, the copies wait in host
+            memory, where it is offloaded in part; the others wait on the device. 0 where it is not in part.
+        loop_steps: how many steps that loop has; 0 where it is not offloaded in part.
     """
 
     value: int
@@ -61,11 +64,20 @@ class Saved:
     reason: str
     memory: str = DEVICE
     form: str = ""
+    host_steps: int = 0
+    loop_steps: int = 0
 
     @property
     def is_offloaded(self) -> bool:
         """Whether it waits in host memory."""
         return self.memory != DEVICE
+
+    @property
+    def host_bytes(self) -> int:
+        """Those of its bytes that wait in host memory."""
+        if not self.is_offloaded:
+            return 0
+        return self.bytes * self.host_steps // self.loop_steps if self.loop_steps else self.bytes
 
     @property
     def plain_bytes(self) -> int:
@@ -76,7 +88,8 @@ class Saved:
     def why(self) -> str:
         """That it is offloaded, if it is, in which form it waits, and why it is saved."""
         form = f"as {self.form}, " if self.form else ""
-        return f"{'offloaded, ' * self.is_offloaded}{form}{self.reason}"
+        part = f"steps 0..{self.host_steps} of {self.loop_steps} " * bool(self.loop_steps)
+        return f"{f'{part}offloaded, ' * self.is_offloaded}{form}{self.reason}"
 
     def __str__(self) -> str:
         """The value's type, where it is made and why it is saved, on one line."""

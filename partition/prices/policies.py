@@ -107,7 +107,8 @@ def without_effect(policy: Policy | None, graph: Graph) -> Iterator[str]:
             named = [body.values[array.values[-1]] for array, body in inner if how_named(key, array, body) is not None]
             if number := sum(_is_smaller(value, demand.dtype) for value in named):
                 what = f"{counted(number, 'value')} in steps of a loop, which keep them for their own backward alone"
-                yield f"{demand.name} by {shown(key)} has no effect on {what}"
+                cure = "name 'while_loop_with_checkpoints' for what the loop keeps"
+                yield f"{demand.name} by {shown(key)} has no effect on {what}: {cure}"
 
 
 def _is_kept_by_branches(array: Array, arrays: _Arrays) -> bool:

@@ -165,6 +165,18 @@ class DividingKind(Kind):
         """
 
     @abstractmethod
+    def parts(
+        self, forward: Any, parts: Sequence[Any], given: Sequence[Sequence[bool]], apart: Sequence[bool], last: int
+    ) -> tuple[Any, list[Any]]:
+        """The program in the place of an equation that runs in two parts, and the atoms that it reads.
+
+        The second of the `parts` runs the `last` steps of the `forward`, the first all others; both are written for all
+        steps. `given` says of each part which of what it slices is there for its own steps alone: behind the atoms the
+        program reads these, of the first part and then of the second. It returns the results. Of the stacks those that
+        are `apart` come last: those of the first part, then those of the second.
+        """
+
+    @abstractmethod
     def unwind(
         self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int], last: int = 0
     ) -> tuple[Any, list[Any]]:

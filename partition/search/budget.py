@@ -31,7 +31,7 @@ from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import SEGMENTS, kept_share, mixed, partly
 from jointcut.partition.search.candidates import Candidate, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
-from jointcut.partition.search.copies import Copies, bound_seconds, copies, seconds_of, sending
+from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
 from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
@@ -49,7 +49,7 @@ _MOST_HALVINGS = 6
 _DENSE = 0.93
 
 #: Which shares of the steps are kept whole where plans of the menu run loops partly in segments, and the most ops that
-#: the program may have for it.
+#: the program may have for it, and for loops that offload in part.
 _KEPT_SHARES = 0.75, 0.5, 0.25
 _MOST_OPS_PARTLY = 3_000
 
@@ -265,7 +265,8 @@ class Planner:
         """The same plan with more of its values in host memory, if the rate of the link is known."""
         if self.host_bytes_per_s is not None:
             hidden = self.host_bytes_per_s * min(self.halves_seconds)
-            yield from map(self.priced, sending(self.problem, plan, self.waiting_seconds, hidden))
+            for more in (sending, in_parts) if len(self.graph.ops) <= _MOST_OPS_PARTLY else (sending,):
+                yield from map(self.priced, more(self.problem, plan, self.waiting_seconds, hidden))
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
@@ -367,6 +368,8 @@ class Planner:
         plans = [] if choice is None else [self.plan(choice, "front")]
         plans += map(self.priced, mixed(self.problem, large, small))
         yield from plans
+        for plan in plans:
+            yield from self.offloading(plan)
         if small.segments:
             share = (kept_share(self.graph, small) + kept_share(self.graph, large)) / 2
             forms = [form for plan in plans for form in self.in_segments(plan)]

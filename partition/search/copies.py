@@ -5,6 +5,10 @@ made; the forward is over when the last copy is. On the way back each copy start
 its reader waits for it. A loop copies while it runs, and ends when both are done. So copies cost nothing as long as
 there is enough to compute meanwhile: bandwidth is a resource, not a price. Bytes that went to the host are off the
 device between the halves.
+
+Stacks of loops are few and large, so what still fits into the bandwidth is seldom one of them. So a loop may send what
+its first steps keep alone: these are the ones that its backward reads last. Each step's copies then have less to hide
+behind than if fewer values were sent of all steps, which the clock counts.
 """
 
 from __future__ import annotations
@@ -12,8 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
-from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Run, Schedule, Segments, Step, runs
+from jointcut.partition.lower.follow import steps_of
+from jointcut.partition.lower.reruns import segmentable
+from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Parts, Run, Schedule, Segments, Step, runs
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel, op_seconds
@@ -26,6 +34,9 @@ _WORTH = 1 / 256
 
 #: More bytes than any plan saves.
 _ALL = 2**62
+
+#: For how many sets of values of a loop a plan tries how many steps' copies hide.
+_IN_PARTS = 3
 
 #: The parts into which the bytes are divided for a lower bound.
 _PARTS = 128
@@ -46,27 +57,36 @@ class Copies:
 
 def copies(problem: Problem, schedule: Schedule, model: CostModel, host_bytes_per_s: float) -> Copies:
     """Follow the copies of a schedule through both halves, for a link that moves so many bytes in a second."""
-    clock = _Clock(problem, model, host_bytes_per_s)
+    parts = [step for step in schedule.forward if isinstance(step, Parts)]
+    shares = {v: 1 - step.last / steps_of(problem.graph, step.first) for step in parts for v in step.values}
+    clock = _Clock(problem, model, host_bytes_per_s, shares)
     for step in schedule.forward:
         clock.run(step)
     waiting = max(0.0, clock.link - clock.now)
     busy = sum(map(clock.copy_seconds, schedule.offloaded))
-    back = _Clock(problem, model, host_bytes_per_s)
+    back = _Clock(problem, model, host_bytes_per_s, shares)
     for step in schedule.backward:
         back.run(step)
     return Copies(busy, waiting + back.waited)
 
 
 class _Clock:
-    """The time in one half: `now` of the device, `link` when the link is free; `ready` are fetched values."""
+    """The time in one half: `now` of the device, `link` when the link is free; `ready` are fetched values.
 
-    def __init__(self, problem: Problem, model: CostModel, host_bytes_per_s: float) -> None:
+    `shares` are of the values that are copied in part the parts that are.
+    """
+
+    def __init__(
+        self, problem: Problem, model: CostModel, host_bytes_per_s: float, shares: Mapping[int, float]
+    ) -> None:
+        self.shares = shares
         self.problem, self.graph, self.model, self.rate = problem, problem.graph, model, host_bytes_per_s
         self.now = self.link = self.waited = 0.0
         self.ready: dict[int, float] = {}
 
     def copy_seconds(self, v: int) -> float:
-        return self.graph.values[self.graph.whole(v)].saved_bytes / self.rate
+        whole = self.graph.outermost(v)
+        return self.shares.get(whole, 1.0) * self.graph.values[whole].saved_bytes / self.rate
 
     def run(self, step: Step) -> None:
         """Let one step outside loops run."""
@@ -81,13 +101,20 @@ class _Clock:
             case Enter() | Keep() | Segments():
                 self.wait(max((self.ready.get(v, 0.0) for v in _read(self.problem, step)), default=0.0))
                 self.loop(step)
+            case Parts():
+                self.wait(max((self.ready.get(v, 0.0) for v in _read(self.problem, step.first)), default=0.0))
+                share = step.last / steps_of(self.graph, step.first)
+                is_forward = any(isinstance(inner, Offload) for inner in _moves([step.first]))
+                parts = (step.first, 1.0 - share), (step.rest, share)
+                for part, of_all in parts if is_forward else reversed(parts):
+                    self.loop(part, of_all)
             case _:
                 pass
 
-    def loop(self, step: Step) -> None:
-        """Let a loop run, with the copies of its steps."""
+    def loop(self, step: Step, share: float = 1.0) -> None:
+        """Let a loop run, or a share of its steps, with their copies."""
         moved = list(_moved([step]))
-        end = self.now + sum(map(self.seconds, runs([step])))
+        end = self.now + share * sum(map(self.seconds, runs([step])))
         if moved:
             self.link = max(self.link, self.now) + sum(map(self.copy_seconds, moved))
             if not any(isinstance(inner, Offload) for inner in _moves([step])):  # fetched: each step waits for its own
@@ -156,14 +183,8 @@ def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidd
     row = worth_sending(problem, plan)
     if not row:
         return
-    free, most = 0, len(row)
     before = waiting(plan)
-    while free < most:  # the largest number for which nothing waits longer
-        middle = (free + most + 1) // 2
-        if waiting(_with(problem, plan, row[:middle])) <= before:
-            free = middle
-        else:
-            most = middle - 1
+    free = _largest(len(row), lambda count: waiting(_with(problem, plan, row[:count])) <= before)
     chosen = [row[:count] for count in (free, (free + len(row)) // 2, len(row))]
     sizes = {s.value: s.bytes for s in plan.saved}
     left = hidden_bytes - plan.bytes_offloaded
@@ -172,6 +193,43 @@ def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidd
     for away in dict.fromkeys(map(tuple, map(sorted, chosen))):
         if away:
             yield _with(problem, plan, away)
+
+
+def in_parts(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidden_bytes: float) -> Iterator[Plan]:
+    """The same plan with more of its values in host memory, of as many first steps of a loop as cost no time.
+
+    `waiting` and `hidden_bytes` are as in `sending`. What a user demands of single values is about all their steps:
+    nothing of a loop is sent in part where something of it must be sent, or where a part of the program has a budget.
+    Each part has two steps at least: XLA unrolls a loop of one step, which may change the last bits.
+    """
+    row = worth_sending(problem, plan)
+    if not row or problem.hooks or problem.bounds:
+        return
+    graph, sizes = problem.graph, {s.value: s.bytes for s in plan.saved}
+    before, left = waiting(plan), hidden_bytes - plan.bytes_offloaded
+    sent = {loop for v in plan.offloaded for loop in graph.ancestors[graph.values[v].loop]}
+    for loop, record in segmentable(problem, plan).items():
+        mine, length = [v for v in row if v in record.values and loop not in sent], record.length
+        fitting = ((mine[:n], int(left * length / sum(sizes[v] for v in mine[:n]))) for n in range(1, len(mine) + 1))
+        for away, most in islice(((away, most) for away, most in fitting if 0 < most < length), _IN_PARTS):
+            part = partial(_of_steps, problem, plan, away, loop)
+            free = _largest(min(most, length - 2), lambda steps, part=part: waiting(part(steps)) <= before)
+            if free > 1:
+                yield part(free)
+
+
+def _of_steps(problem: Problem, plan: Plan, away: Sequence[int], loop: int, steps: int) -> Plan:
+    """The plan with values of a loop in host memory, of so many first steps."""
+    return _with(problem, plan, away, ((loop, problem.graph.loops[loop].length - steps),))
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that `fits`, as all smaller ones do; 0 always does."""
+    least = 0
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return least
 
 
 def _fitting(values: Iterable[int], sizes: Mapping[int, int], most_bytes: float) -> list[int]:
@@ -184,12 +242,13 @@ def _fitting(values: Iterable[int], sizes: Mapping[int, int], most_bytes: float)
     return chosen
 
 
-def _with(problem: Problem, plan: Plan, away: Sequence[int]) -> Plan:
+def _with(problem: Problem, plan: Plan, away: Sequence[int], kept_steps: Sequence[tuple[int, int]] = ()) -> Plan:
     offloaded = {*plan.offloaded, *away}
     reasons = {s.value: s.reason for s in plan.saved}
     reasons |= dict.fromkeys(set(away) - set(plan.offloaded), "the device has no room for it at this budget")
-    strategy, dropped = f"{plan.strategy}, offloaded", plan.dropped
-    return Plan.of(problem, plan.values, strategy=strategy, reasons=reasons, dropped=dropped, offloaded=offloaded)
+    strategy, dropped = f"{plan.strategy}, offloaded{' in part' * bool(kept_steps)}", plan.dropped
+    parts = {"dropped": dropped, "offloaded": offloaded, "kept_steps": kept_steps}
+    return Plan.of(problem, plan.values, strategy=strategy, reasons=reasons, **parts)
 
 
 def bound_seconds(

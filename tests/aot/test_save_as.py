@@ -273,9 +273,11 @@ def test_a_gradient_in_eight_bits_is_not_differentiated_again():
 def test_second_derivatives_hold_cotangents_of_any_size(form, error):
     """Cotangents of what waits have the dtype of what waits, and float16 ends at 65504."""
     function = with_policy({"*": aot.SAVE_AS(form)})
+    found, want = (
+        jax.jit(jax.grad(lambda w, scale, f=f: scale * jnp.sum(jax.grad(f)(w, X) ** 2))) for f in (function, loss)
+    )
     for scale in (1e-6, 1e6):
-        first = [lambda w, f=f, scale=scale: scale * jnp.sum(jax.grad(f)(w, X) ** 2) for f in (function, loss)]
-        assert relative_error(*(jax.jit(jax.grad(f))(W) for f in first)) < error
+        assert relative_error(found(W, scale), want(W, scale)) < error
 
 
 def test_float16_waits_as_itself_where_nothing_is_differentiated_again():
@@ -308,3 +310,47 @@ def test_no_remark_tells_of_masks_that_are_kept_without_being_asked_for():
     plan = aot.function(loss, policy={"tanh": aot.SAVE_AS("bfloat16")}).trace(jnp.ones((256, 64))).partition().plan
     unread = [c for c in plan.problem.constraints if not c.is_asked and c.value not in plan.values]
     assert unread and all("mask" not in remark for remark in plan.remarks)
+
+
+# ------------------------------------------------------------------------ loops of an unknown number of trips
+
+
+def until_small(w, x):
+    """The trips depend on floats."""
+
+    def body(carry):
+        h, size = carry
+        return jnp.tanh(h @ w) + 0.1 * jnp.sin(h), size * 0.7
+
+    start = x, 1.0 + 0 * x.sum()
+    return jnp.sum(jnp.sin(lax.while_loop(lambda carry: carry[1] > 0.05, body, start)[0]) ** 2)
+
+
+def filling(w, x):
+    """A buffer of which each step reads a row and writes another."""
+
+    def body(carry):
+        i, h, rows = carry
+        h = jnp.tanh(h @ w) + 0.1 * rows[jnp.maximum(i - 1, 0)]
+        return i + 1, h, rows.at[i].set(h * 2)
+
+    start = 0, x, jnp.zeros((9, *x.shape), x.dtype)
+    return jnp.sum(jnp.sin(aot.while_loop(lambda carry: carry[0] < 9, body, start, memory=4)[2]) ** 2)
+
+
+@pytest.mark.parametrize(("loop", "form", "most"), [(until_small, "int8", 2e-2), (filling, "bfloat16", 5e-3)])
+def test_checkpoints_of_a_loop_and_the_arrays_that_it_fills_wait_in_a_form(loop, form, most):
+    """The backward runs as many steps as the forward, whatever the stored numbers would make of the condition."""
+    w = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32) / 4
+    x = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    policy = {"while_loop_with_checkpoints": aot.SAVE_AS(form)}
+    cut = aot.function(loop, argnums=(0, 1), policy=policy).trace(w, x).partition()
+    floats = [s for s in cut.plan.saved if s.dtype == "float32" and len(s.shape) > 1]
+    assert len(floats) >= 2 and {s.form for s in floats} == {form}
+    run, plain = cut.compile(2), cut.storing({}).compile(2)
+    (value, found), (exact, want) = run.value_and_grad(w, x), plain.value_and_grad(w, x)
+    assert value == exact
+    for a, b in zip(found, want, strict=True):
+        assert 0 < np.linalg.norm(a - b) / np.linalg.norm(b) < most
+    spared = sum(s.plain_bytes - s.bytes for s in floats)
+    assert plain.memory.residual_bytes - run.memory.residual_bytes == pytest.approx(spared, rel=0.02)

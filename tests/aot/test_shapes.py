@@ -20,7 +20,9 @@ from jointcut.aot.choices.options import Options, validated
 from jointcut.aot.function import function
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes
+from jointcut.partition import Plan, Problem
 from jointcut.partition.errors import CallError, GraphError, JointcutError, PlanError, TraceError
+from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.program import jaxprs, sizes
 from jointcut.partition.search import mincut
@@ -558,4 +560,13 @@ def test_a_loop_of_symbolic_length_is_not_divided():
         "loop 1 has a symbolic length, t, and the plan divides it into segments of 2 steps.\n"
         "Give that size as a number, or plan without a budget: strategy='min_cut'."
     )
-    assert raised(PlanError, cut_of, program.function, program.args, program.planned, strategy=in_segments) == text
+    given = program.function, program.args, program.planned
+    assert raised(PlanError, cut_of, *given, strategy=in_segments) == text
+
+    def in_two_parts(graph):
+        plan = mincut.STRATEGIES["min_cut"](graph)
+        (loop,) = segmentable(Problem.of(graph), plan).values()
+        return Plan.of(graph, plan.values, offloaded=loop.values, kept_steps=((1, 2),))
+
+    text = text.replace("divides it into segments of 2 steps", "treats its last 2 steps apart")
+    assert raised(PlanError, cut_of, *given, strategy=in_two_parts) == text

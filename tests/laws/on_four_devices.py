@@ -33,10 +33,6 @@ W = {
 X = jax.random.normal(KEYS[3], (16, 8))
 
 
-def product(w, x):
-    return jnp.sum(x @ w["in"])
-
-
 def layers(w, x):
     return jnp.mean(jnp.sin(jnp.tanh(x @ w["in"]) @ w["out"]) ** 2)
 
@@ -62,15 +58,11 @@ def normalised(w, x):
     return jnp.sum(jnp.sin(h / lax.psum(jnp.sum(h**2), "d") @ w["out"]))
 
 
-def checkpointed(w, x):
-    return jnp.sum(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w["in"])))(x))
-
-
 def regularised(w, x):
     return blocks(w, x) + jnp.sum(jnp.sin(jnp.tanh(w["in"])))
 
 
-PROGRAMS = [product, branch, mean, normalised, checkpointed, regularised]
+PROGRAMS = [branch, mean, normalised, regularised]
 
 
 def near(got, want):
@@ -214,8 +206,7 @@ def a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere():
     whole = temporaries(jax.value_and_grad(tower), EXPLICIT)
     steps = {
         "auto": (aot.function(tower).value_and_grad, ROWS),
-        "explicit": (aot.function(tower).value_and_grad, EXPLICIT),
-        "explicit, jax.grad": (jax.value_and_grad(aot.function(tower)), EXPLICIT),
+        "explicit": (jax.value_and_grad(aot.function(tower)), EXPLICIT),
         "shard_map": (in_parts(aot.function(tower).value_and_grad), ROWS),
     }
     for name, (step, mesh) in steps.items():
@@ -242,13 +233,12 @@ def a_loop_over_sharded_rows_runs_in_segments_on_an_explicit_mesh():
 def what_waits_in_another_form_is_near_on_a_mesh_and_in_shard_map():
     half = aot.saved_arrays(lambda x: x.astype(jnp.float16), lambda x: x.astype(jnp.float32))
     want = jax.grad(layers)(W, X)
+    plain, divided = mapped(jax.grad(layers))(W, X), jax.device_put(X, NamedSharding(ROWS, P("d")))
     for options in ({"policy": {"*": aot.SAVE_AS("int8")}}, {"saved_arrays": half}):
         function = aot.function(layers, **options)
-        divided = jax.device_put(X, NamedSharding(ROWS, P("d")))
         assert function.trace(W, X).partition().schedule.stored
         assert 0 < relative_error(function.grad(W, divided), want) < 5e-2
-        found, plain = (mapped(jax.grad(f))(W, X) for f in (function, layers))
-        assert 0 < relative_error(found, plain) < 5e-2
+        assert 0 < relative_error(mapped(jax.grad(function))(W, X), plain) < 5e-2
 
 
 def branches_with_values_that_vary_and_that_do_not_are_differentiated():
@@ -270,9 +260,7 @@ def branches_with_values_that_vary_and_that_do_not_are_differentiated():
 
         return mapped(apart)(W, X)
 
-    want = run(jax.grad(unequal))
-    near(run(aot.function(unequal).grad), want)
-    near(run(jax.grad(aot.function(unequal))), want)
+    near(run(jax.grad(aot.function(unequal))), run(jax.grad(unequal)))
 
 
 def repeated(w, x):
@@ -289,10 +277,8 @@ def while_loops_are_differentiated_to_any_order():
     def curved(function):
         return mapped(lambda w, x: jax.jvp(jax.grad(lambda w: function(w, x)), (w,), (w,))[1])(W, X)
 
-    cut, want = aot.function(repeated), mapped(jax.grad(repeated_by_scan))(W, X)
-    near(mapped(cut.grad)(W, X), want)
-    near(mapped(jax.grad(cut))(W, X), want)
-    near(mapped(lambda w, x: by_vjp(cut.vjp, w, x)[1])(W, X), want)
+    cut = aot.function(repeated)
+    near(mapped(cut.grad)(W, X), mapped(jax.grad(repeated_by_scan))(W, X))
     near(curved(cut), curved(repeated_by_scan))
 
 
@@ -335,9 +321,7 @@ def a_sum_over_devices_within_a_loop_that_some_have_left_is_refused():
 def while_loops_run_backwards_on_an_explicit_mesh():
     with jax.set_mesh(EXPLICIT):
         args = jax.device_put(W, NamedSharding(EXPLICIT, P())), jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
-        want = jax.jit(jax.grad(repeated_by_scan))(*args)
-        near(jax.jit(aot.function(repeated).grad)(*args), want)
-        near(jax.jit(jax.grad(aot.function(repeated)))(*args), want)
+        near(jax.jit(jax.grad(aot.function(repeated)))(*args), jax.jit(jax.grad(repeated_by_scan))(*args))
 
 
 def shard_map_inside_works_and_one_warning_says_that_it_is_not_cut():

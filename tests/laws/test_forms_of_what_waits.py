@@ -24,7 +24,7 @@ from laws.test_composition import batched, differentiated_twice
 from oracle import assert_same, plain
 from programs import CORPUS, EVERY_PROGRAM, named
 
-SOME = [p for p in CORPUS if "integers" not in p.name][:: 1 if EVERY_PROGRAM else 8]
+SOME = [p for p in CORPUS if "integers" not in p.name][:: 1 if EVERY_PROGRAM else 12]
 
 #: The most that gradients may be apart, relative to the exact ones.
 LARGEST = {"bfloat16": 2e-2, "int8": 0.1}

@@ -137,5 +137,5 @@ def test_a_remark_tells_of_steps_that_are_cut_on_their_own():
     (line,) = (r for r in aot.function(function, policy=policy).trace(w, x).partition().plan.remarks if "effect" in r)
     assert line == (
         "SAVE_AS('int8') by 'inner' has no effect on 1 value in steps of a loop, "
-        "which keep them for their own backward alone"
+        "which keep them for their own backward alone: name 'while_loop_with_checkpoints' for what the loop keeps"
     )

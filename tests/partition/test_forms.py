@@ -17,11 +17,13 @@ from jointcut.partition.lower import verify
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Form, in_forms
 from jointcut.partition.program.roles import Role
+from jointcut.partition.search.best import RATES
 from jointcut.partition.search.forms import before, bits, indices, results
-from jointcut.partition.search.forms.choose import formed
+from jointcut.partition.search.forms.choose import formed, not_slower
 from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.split import halved
@@ -378,3 +380,33 @@ def is_jax(got, function, has_aux=False):
     want = jax.jit(jax.value_and_grad(function, has_aux=has_aux))(WEIGHT, INPUTS)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+# -------------------------------------------------------------------------------------------------- what they cost
+
+
+SLOW = Roofline(flops_per_s=1e11, elementwise_per_s=1e9, bytes_per_s=1e10)  # 0.6 ns to pack an element, 0.18 ns spared
+
+
+def test_a_form_that_is_slower_by_the_given_rates_is_left_out_unless_there_is_a_budget(small):
+    plain, slow = (aot.function(layers, cost=cost).trace(WEIGHT, INPUTS) for cost in (None, SLOW))
+    assert {form.kind for form in plain.graph.forms} == {bits.KIND} and not slow.graph.forms
+    under_a_budget = aot.function(layers, cost=SLOW, budget=1.0).trace(WEIGHT, INPUTS)
+    cuts = slow.partition(), slow.partition(budget=1.0), under_a_budget.partition()
+    assert [{form.kind for form in cut.split.graph.forms} for cut in cuts] == [set(), {bits.KIND}, {bits.KIND}]
+    want = jax.value_and_grad(layers)(WEIGHT, INPUTS)
+    for cut in cuts[:2]:
+        got = cut.compile().value_and_grad(WEIGHT, INPUTS)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
+def test_no_form_is_slower_by_the_rates_of_a_cpu_and_of_a_gpu(small):
+    """Of memory that the program has already, too; an int64 in a byte, an int32 in two, and a mask of an odd width."""
+    h100 = Roofline(flops_per_s=4.9e14, elementwise_per_s=3.4e13, bytes_per_s=3.4e12)
+    _, graph = graph_of(of_odd_width, WEIGHT, INPUTS)
+    masks = [bits.work(value) for value in bits.candidates(Problem.of(graph))]
+    assert masks == [(bits.ADDITIONS * (6 * 4 * 11), 6 * 4 * (11 - 2))]
+    few, many = bits.ADDITIONS * 100, indices.ADDITIONS * 100
+    for rates in (RATES["cpu"], RATES["cpu"].within(0), h100):
+        assert all(not_slower(rates, *work) for work in (masks[0], (few, 87), (many, 700), (many, 200)))
+    assert not not_slower(SLOW, *masks[0])

@@ -35,7 +35,6 @@ from segmented import (
     dropout,
     in_segments,
     kept_bytes,
-    mapped,
     nested,
     normal,
     results,
@@ -51,18 +50,23 @@ from segmented import (
 def test_every_number_of_kept_steps_gives_the_same_bits(program):
     made, flat = cut(program(6), "save_all")
     want = results(made, made.halves, flat)
-    for kept in range(1, 6):
-        for k in (1, 2, 4, 6):
+    for kept in (1, 2, 5):
+        for k in (1, 2, 4):
             assert_same(results(made, in_segments(made, {1: k}, kept_steps={1: kept}), flat), want)
 
 
-@pytest.mark.parametrize("strategy", ["min_cut", "save_all", carry_alone])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "strategy"),
+    [
+        *((program, "save_all") for program in PROGRAMS),
+        *((program, other) for program in (nested, two_loops) for other in ("min_cut", carry_alone)),
+    ],
+)
 def test_every_loop_gives_the_same_bits_and_hands_over_the_bytes_that_are_counted(program, strategy):
     made, flat = cut(program(7), strategy)
     loops = segmentable(made.problem, made.plan)
     want = results(made, made.halves, flat)
-    for k, kept in ((1, 1), (2, 3), (3, 3), (2, 6), ((3, 2), 2), ((4, 3), 4)):
+    for k, kept in ((1, 1), (2, 3), (2, 6), ((3, 2), 2)) if strategy == "save_all" else ((3, 3), ((4, 3), 4)):
         steps = schedule(made.problem, made.plan, dict.fromkeys(loops, k), dict.fromkeys(loops, kept))
         halves = emit(made.graph, steps)
         assert_same(results(made, halves, flat), want)
@@ -142,9 +146,8 @@ def partly(length, kept):
     return strategy
 
 
-@pytest.mark.parametrize("program", [cell, reverse, nested, mapped, two_loops])
-def test_one_program_and_two_and_an_exported_pair_agree_with_jax(program, tmp_path):
-    loss, args = program(7)
+def test_one_program_and_two_and_an_exported_pair_agree_with_jax(tmp_path):
+    loss, args = two_loops(7)
     function = aot.function(loss, argnums=tuple(range(len(args))), strategy=partly(2, 3))
     want = jax.value_and_grad(loss, tuple(range(len(args))))(*args)
     assert function.trace(*args).partition().plan.kept_steps
@@ -194,7 +197,7 @@ def test_xlas_temporaries_lie_on_the_line_between_segments_and_a_whole_loop():
     made, flat = cut(long(80), "save_all")
     least, most = (temp_bytes(whole_step(made, h), *flat) for h in (in_segments(made, {1: 8}), made.halves))
     assert most > 3 * least
-    for kept in (16, 20, 40, 56, 72):
+    for kept in (16, 40, 72):
         found = temp_bytes(whole_step(made, in_segments(made, {1: 4}, kept_steps={1: kept})), *flat)
         assert found == pytest.approx(least + kept / 80 * (most - least), abs=(most - least) / 10), kept
 

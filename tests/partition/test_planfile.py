@@ -441,8 +441,8 @@ def test_plans_that_keep_other_steps_of_a_loop_differ_and_say_so():
         ([(1, 1), (1, 1)], "plan.kept_steps[1] names loop 1 a second time.\nName each loop once."),
         (
             [(2, 1)],
-            "plan.kept_steps[0] names loop 2, which does not run in segments.\n"
-            "Name one of plan.segments; a loop that runs whole keeps what all its steps hand over.",
+            "plan.kept_steps[0] names loop 2, which neither runs in segments nor offloads anything.\n"
+            "Name one of plan.segments, or a loop that offloads; any other keeps what all its steps hand over.",
         ),
     ],
 )

@@ -2,6 +2,14 @@
 
 The program is cut as it is. Where a cheaper form of a value that is kept then exists, the graph is written again with
 it. A form whose price is known beforehand is taken where it is smaller; of the others the cut of the new graph decides.
+
+Packing and unpacking take time, and spare the time to write and read what they spare. Bits and small integers are taken
+where by the rates of a `model` they are not slower. Without a model they are taken wherever they are smaller: by the
+rates of this package for a CPU (`search/best`), and by the data sheet of a GPU, they are never slower. Measured with
+XLA:CPU on two cores, by turns with the values as they are: it fuses packing into what makes a mask and unpacking into
+what reads it. For 65 thousand to 8 million elements, forward and backward together took from 0.03 ns an element more
+with bits to 0.35 ns less, and less with int16 for int32 every time. In whole steps the median of the ratio of the times
+is between 0.95 and 1.02, for dropout alone, an MLP with dropout and the GPT of the suite.
 """
 
 from __future__ import annotations
@@ -11,21 +19,23 @@ from typing import Any
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.prices.cost import CostModel, Roofline
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.forms import before, bits, exact, indices, results
 from jointcut.partition.search.forms.written import Rewriting
 from jointcut.partition.search.mincut import min_cut
 
 
-def formed(graph: Graph, exact_masks: bool = False) -> Graph:
+def formed(graph: Graph, exact_masks: bool = False, model: CostModel | None = None) -> Graph:
     """The graph with the cheaper forms of values that lower its minimum cut; the same graph where there is none.
 
-    Its halves return the same bits. With `exact_masks` the backward reads masks of comparisons as bits, and its
-    poolings read which element was chosen. Raises the errors of `min_cut`.
+    Its halves return the same bits. A `Roofline` as `model` leaves out bits and small integers that are slower than the
+    values as they are; other models do not price packing. With `exact_masks` the backward reads masks of comparisons as
+    bits, and its poolings read which element was chosen. Raises the errors of `min_cut`.
     """
     if any(v.payload is None for v in graph.values):
         return graph
-    cheaper = _cheaper(graph)
+    cheaper = _cheaper(graph, model if isinstance(model, Roofline) else None)
     if not exact_masks:
         return cheaper
     problem, new = Problem.of(cheaper), Rewriting(cheaper)
@@ -33,13 +43,15 @@ def formed(graph: Graph, exact_masks: bool = False) -> Graph:
     return new.finished() if new.forms else cheaper
 
 
-def _cheaper(graph: Graph) -> Graph:
-    """The graph with the forms that pay."""
+def _cheaper(graph: Graph, rates: Roofline | None) -> Graph:
+    """The graph with the forms that pay, by the rates if there are some."""
     problem = Problem.of(graph)
     if not any(next(kind.candidates(problem), None) for kind in (results, bits, indices, before)):
         return graph
     plan = min_cut(problem)
-    with_results = _written(graph, problem, plan, results)
+    if rates is not None:
+        rates = rates.within(plan.bytes_saved)
+    with_results = _written(graph, problem, plan, rates, results)
     if with_results is not graph:
         again = Problem.of(with_results)
         cut = min_cut(again)
@@ -47,12 +59,20 @@ def _cheaper(graph: Graph) -> Graph:
             first, *others = with_results.forms
             graph = replace(with_results, forms=(replace(first, bytes_less=less), *others))
             problem, plan = again, cut
-    return _written(graph, problem, plan, bits, indices, before)
+    return _written(graph, problem, plan, rates, bits, indices, before)
 
 
-def _written(graph: Graph, problem: Problem, plan: Plan, *kinds: Any) -> Graph:
+def not_slower(rates: Roofline, additions: float, bytes_less: int) -> bool:
+    """Whether so many additions of vectors take no longer than it takes to write and read so many bytes."""
+    return additions / rates.elementwise_per_s <= rates.saving_seconds(bytes_less)
+
+
+def _written(graph: Graph, problem: Problem, plan: Plan, rates: Roofline | None, *kinds: Any) -> Graph:
     """The graph with the forms of some kinds that a plan of it makes worth having."""
     new = Rewriting(graph)
     for kind in kinds:
-        kind.write(new, problem, plan, kind.candidates(problem))
+        places = kind.candidates(problem)
+        if rates is not None and kind in (bits, indices):
+            places = (place for place in places if not_slower(rates, *kind.work(place)))
+        kind.write(new, problem, plan, places)
     return new.finished() if new.forms else graph

@@ -8,6 +8,7 @@ selected, added or clamped.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ from jointcut.partition.search.forms.readers import is_fixed, is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "an index in fewer bytes"
+
+#: What converting an element and back takes, as additions of floats: by the measurement in `choose` at most that.
+ADDITIONS = 0.5
 
 _SMALL = ("uint8", "int8", "uint16", "int16", "uint32", "int32")
 
@@ -80,6 +84,13 @@ def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[tuple[V
         small = new.after(maker, _converting(found.dtype), [v])
         new.instead(readers, v, new.after(maker, _converting(value.dtype), [small]))
         new.forms.append(Form(KIND, v, small, value.saved_bytes - new.value(small).saved_bytes))
+
+
+def work(place: tuple[Value, Range]) -> tuple[float, int]:
+    """The work of converting an index and back, in additions of vectors of floats, and the bytes that it spares."""
+    value, found = place
+    elements = value.copies * math.prod(value.shape)
+    return ADDITIONS * elements, elements * (np.dtype(value.dtype).itemsize - np.dtype(found.dtype).itemsize)
 
 
 @functools.cache

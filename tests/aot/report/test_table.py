@@ -24,7 +24,6 @@ from jointcut.partition.prices.cost import Roofline
 from programs import CORPUS, named
 
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"][::9]  # that one cannot be traced
-SUITE = ("mlp", "gpt-scan", "flax-linen")
 quick = settings(deadline=None, max_examples=25, derandomize=True, database=None)
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -41,11 +40,9 @@ def check(report) -> None:
     assert all(human_bytes(row.bytes) in plain for row in report.saved)
 
 
-@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
-@pytest.mark.parametrize("name", SUITE)
-def test_the_table_of_a_program_of_the_suite_fits(name, strategy, suite):
+def test_the_table_of_a_program_of_the_suite_fits(suite):
     with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
-        check(suite(name).partition(strategy).explain(measure=False))
+        check(suite("gpt-scan").partition("min_cut").explain(measure=False))
 
 
 @pytest.mark.parametrize("name", NAMES)
