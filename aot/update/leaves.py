@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jointcut.aot.trace.analyse import depending
-from jointcut.aot.update.slices import Row, Slice
+from jointcut.aot.update.slices import Row, Slice, is_sliceable
 from jointcut.aot.update.updates import Stretch
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
@@ -124,7 +124,7 @@ def _length(v: Any) -> int | None:
 
 def _is_alike(old: Any, new: Any) -> bool:
     """Whether slices of one array may be written into another."""
-    if not (jaxprs.is_plain(old) and jaxprs.is_plain(new)) or jaxprs.is_on_host(old):
+    if not (is_sliceable(old) and is_sliceable(new)):
         return False
     return (old.shape, old.dtype, jaxprs.varying(old)) == (new.shape, new.dtype, jaxprs.varying(new))
 

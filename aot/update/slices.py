@@ -71,11 +71,11 @@ class Row:
     @classmethod
     def of(cls, eqn: Any) -> Row | None:
         """The equation for one slice of its results, None where a slice needs more than one of an operand."""
-        shape = _shape(eqn.outvars[0])
-        if not shape or eqn.effects or any(_shape(v) != shape for v in eqn.outvars[1:]):
+        shape = _shape(eqn.outvars[0]) if eqn.outvars else ()
+        if not shape or eqn.effects or not all(_shape(v) == shape and is_sliceable(v.aval) for v in eqn.outvars):
             return None
         params = _params(eqn, shape)
-        if params is None or any(jaxprs.is_explicit(v.aval.sharding) for v in eqn.outvars):
+        if params is None:
             return None
         variables = [v for v in eqn.invars if not isinstance(v, jaxprs.Literal)]
         is_sliced = eqn.primitive.name != "broadcast_in_dim" or eqn.params["broadcast_dimensions"][:1] == (0,)
@@ -86,6 +86,11 @@ class Row:
         """The equation of the slices with these names."""
         operands = [names[v] if not isinstance(v, jaxprs.Literal) and v in self.sliced else v for v in self.eqn.invars]
         return jaxprs.rebound(self.eqn, operands, [names[v] for v in self.eqn.outvars])
+
+
+def is_sliceable(aval: Any) -> bool:
+    """Whether arrays of this type are taken apart and put together slice by slice."""
+    return jaxprs.is_plain(aval) and not jaxprs.is_on_host(aval) and not jaxprs.is_explicit(aval.sharding)
 
 
 def _params(eqn: Any, shape: tuple[int, ...]) -> dict[str, Any] | None:
