@@ -74,7 +74,9 @@ class Release:
         return Backward(structure, closed, tuple(consts), (), len(self.arrays), 0, given_up)
 
 
-def _gradients(structure: Structure, arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[BackwardPass, list[Any]]:
+def _gradients(
+    structure: Structure, arrays: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[BackwardPass, list[Any]]:
     """The backward of a structure for arrays and cotangents of these types, and the constants that it reads first."""
     reached: list[int] = []
 

@@ -102,7 +102,9 @@ class Leaf:
         given = [v for v in live.read if v not in made]
         results = jaxprs.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
         count = len(self.read)
-        return {**self.arrays, **dict(zip(self.read, results, strict=False))}, dict(zip(self.rest, results[count:], strict=True))
+        return {**self.arrays, **dict(zip(self.read, results, strict=False))}, dict(
+            zip(self.rest, results[count:], strict=True)
+        )
 
 
 #: A stretch of an update, and the arrays that it reads from.
