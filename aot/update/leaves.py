@@ -17,6 +17,7 @@ from jointcut.aot.update.slices import Row, Slice, is_sliceable
 from jointcut.aot.update.updates import Stretch
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.primitives import ELEMENTWISE
 from jointcut.partition.rewrite import simplify
 
 
@@ -45,7 +46,7 @@ class Leaf:
     place: int
     stack: Any
     groups: Sequence[Sequence[Written]]
-    arrays: Mapping[Any, Any]
+    arrays: dict[Any, Any]
     before: Sequence[Any]
     read: Sequence[Any]
     rest: Mapping[int, Any]
@@ -90,21 +91,20 @@ class Leaf:
         made = {v for i in live.places for v in self.before[i].outvars}
         return [v for v in live.read if v not in made and v not in self.arrays]
 
-    def values(self, env: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
+    def values(self, env: dict[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
         """The arrays that are read, by variable, and the results that need no slice, by place.
 
         `env` has the values of what is read `outside`.
         """
-        env, wanted = {**env, **self.arrays}, [*self.read, *self.rest.values()]
+        env, wanted = env | self.arrays, [*self.read, *self.rest.values()]
         live = simplify.live(self.before, wanted)
         kept = [eqn for i, eqn in enumerate(self.before) if i in live.places]
         made = {v for eqn in kept for v in eqn.outvars}
         given = [v for v in live.read if v not in made]
         results = jaxprs.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
         count = len(self.read)
-        return {**self.arrays, **dict(zip(self.read, results, strict=False))}, dict(
-            zip(self.rest, results[count:], strict=True)
-        )
+        read = self.arrays | dict(zip(self.read, results[:count], strict=True))
+        return read, dict(zip(self.rest, results[count:], strict=True))
 
 
 #: A stretch of an update, and the arrays that it reads from.
@@ -194,9 +194,10 @@ class Scans:
 
 
 def _needed(eqns: Sequence[Any], gradient: Any, stack: Any, n: int) -> list[int] | None:
-    """The equations that make a gradient of a stack; those before the scan `n` only if they treat each slice alone.
+    """The equations that make a gradient of a stack, without those that are as well left where they are.
 
-    Returns None if another result of the scan is needed.
+    Of the equations before the scan `n` these are all that do not treat each slice alone. Returns None if another
+    result of the scan is needed, or another equation behind it that takes long.
     """
     makers = {v: m for m, eqn in enumerate(eqns) for v in eqn.outvars}
     chosen, left = set[int](), [gradient]
@@ -205,7 +206,7 @@ def _needed(eqns: Sequence[Any], gradient: Any, stack: Any, n: int) -> list[int]
         m = None if v is stack else makers.get(v)
         if m is None or m in chosen or (m < n and Row.of(eqns[m]) is None):
             continue
-        if m == n:
+        if m == n or not (eqns[m].primitive.name in ELEMENTWISE or Row.of(eqns[m])):
             return None
         chosen.add(m)
         left += [u for u in eqns[m].invars if not isinstance(u, jaxprs.Literal)]

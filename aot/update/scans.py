@@ -19,7 +19,7 @@ from jointcut.aot.update.leaves import Leaf, Written
 from jointcut.partition.program import jaxprs
 
 
-def updating(eqn: Any, leaves: Sequence[Leaf], env: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
+def updating(eqn: Any, leaves: Sequence[Leaf], env: dict[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
     """Run a scan that updates: its results without the stacks of gradients, and those of the updates by place.
 
     `env` has the values of the scan's operands, and of what the updates read outside of them.
@@ -29,7 +29,7 @@ def updating(eqn: Any, leaves: Sequence[Leaf], env: Mapping[Any, Any]) -> tuple[
         values, known = leaf.values(env)
         read |= values
         rest |= known
-    scan = _Updating.of(eqn, leaves, dict(env), read)
+    scan = _Updating.of(eqn, leaves, env, read)
     consts, carry, xs = scan.operands
     rows = [jaxprs.struct(jaxprs.unstacked(v.aval)) for v in xs]
     closed = jax.make_jaxpr(scan.step)(*([jaxprs.struct(v.aval) for v in group] for group in (consts, carry)), rows)

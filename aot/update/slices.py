@@ -10,6 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+from jax import lax
+
 from jointcut.aot.trace.analyse import depending
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import ELEMENTWISE
@@ -55,18 +58,22 @@ class Slice:
         if any(v in late and v not in changing for v in given):
             return None
         names = {v: jaxprs.fresh(jaxprs.unstacked(v.aval)) for v in (*given, *made)}
-        inputs = [*(names[v] for v in given), *whole]
-        program = jaxprs.build(inputs, [names[v] for v in wanted], [row.renamed(names) for row in reversed(kept)])
+        rows = [renamed for row in reversed(kept) for renamed in row.renamed(names)]
+        program = jaxprs.build([*(names[v] for v in given), *whole], [names[v] for v in wanted], rows)
         return cls(program, tuple(given), tuple(whole))
 
 
 @dataclass(frozen=True)
 class Row:
-    """An equation for one slice: its variables `sliced` stand for slices, those `whole` for whole arrays."""
+    """An equation for one slice: its variables `sliced` stand for slices, those `whole` for whole arrays.
+
+    Of arrays in `single`, which have one slice for all, that slice is read.
+    """
 
     eqn: Any
     sliced: tuple[Any, ...]
     whole: tuple[Any, ...]
+    single: tuple[Any, ...]
 
     @classmethod
     def of(cls, eqn: Any) -> Row | None:
@@ -77,15 +84,25 @@ class Row:
         params = _params(eqn, shape)
         if params is None:
             return None
+        has_slices = eqn.primitive.name != "broadcast_in_dim" or eqn.params["broadcast_dimensions"][:1] == (0,)
         variables = [v for v in eqn.invars if not isinstance(v, jaxprs.Literal)]
-        is_sliced = eqn.primitive.name != "broadcast_in_dim" or eqn.params["broadcast_dimensions"][:1] == (0,)
-        sliced = tuple(v for v in variables if is_sliced and _shape(v))
-        return cls(eqn.replace(params=params), sliced, tuple(v for v in variables if v not in sliced))
+        sliced = tuple(v for v in variables if has_slices and _shape(v)[:1] == shape[:1])
+        single = tuple(v for v in variables if has_slices and _shape(v) and v not in sliced)
+        return cls(eqn.replace(params=params), sliced, tuple(v for v in variables if v not in sliced), single)
 
-    def renamed(self, names: dict[Any, Any]) -> Any:
-        """The equation of the slices with these names."""
-        operands = [names[v] if not isinstance(v, jaxprs.Literal) and v in self.sliced else v for v in self.eqn.invars]
-        return jaxprs.rebound(self.eqn, operands, [names[v] for v in self.eqn.outvars])
+    def renamed(self, names: dict[Any, Any]) -> list[Any]:
+        """The equation of the slices with these names, behind those that read the only slice of an operand."""
+        firsts = {v: jaxprs.fresh(jaxprs.unstacked(v.aval)) for v in self.single}
+        operands = [v if isinstance(v, jaxprs.Literal) else firsts.get(v, v) for v in self.eqn.invars]
+        operands = [names[v] if not isinstance(v, jaxprs.Literal) and v in self.sliced else v for v in operands]
+        whole = jaxprs.rebound(self.eqn, operands, [names[v] for v in self.eqn.outvars])
+        return [*(_only(v, first) for v, first in firsts.items()), whole]
+
+
+def _only(v: Any, first: Any) -> Any:
+    """The equation that reads the only slice of an array."""
+    closed = jax.make_jaxpr(lambda x: lax.squeeze(x, [0]))(jaxprs.struct(v.aval))
+    return jaxprs.rebound(jaxprs.opened(closed)[0].eqns[0], [v], [first])
 
 
 def is_sliceable(aval: Any) -> bool:
@@ -97,9 +114,9 @@ def _params(eqn: Any, shape: tuple[int, ...]) -> dict[str, Any] | None:
     """The parameters of an equation for one slice, None where it joins slices."""
     name, params, first = eqn.primitive.name, eqn.params, _shape(eqn.invars[0]) if eqn.invars else ()
     if name in ELEMENTWISE:
-        return params if all(_shape(v) in ((), shape) for v in eqn.invars) else None
+        return params if all(len(_shape(v)) in (0, len(shape)) for v in eqn.invars) else None
     if name == "broadcast_in_dim":
-        return _spread(params, first, shape)
+        return _spread(params, shape)
     if first[:1] != shape[:1]:
         return None
     if name in _REDUCING and 0 not in params["axes"]:
@@ -113,11 +130,9 @@ def _params(eqn: Any, shape: tuple[int, ...]) -> dict[str, Any] | None:
     return None
 
 
-def _spread(params: Any, given: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """The parameters of `broadcast_in_dim` for one slice, None where it repeats one slice."""
+def _spread(params: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The parameters of `broadcast_in_dim` for one slice."""
     axes = tuple(axis - 1 for axis in params["broadcast_dimensions"])
-    if axes[:1] == (-1,) and given[0] != shape[0]:
-        return None
     return params | {"shape": shape[1:], "broadcast_dimensions": axes[1:] if axes[:1] == (-1,) else axes}
 
 

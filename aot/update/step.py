@@ -181,7 +181,7 @@ class _Run:
         outside = (v for leaf in self.scans.leaves.get(n, ()) for v in leaf.outside)
         return list(dict.fromkeys(v for v in (*self.eqns[n].invars, *outside) if not isinstance(v, jaxprs.Literal)))
 
-    def scan(self, n: int, values: Mapping[Any, Any]) -> None:
+    def scan(self, n: int, values: dict[Any, Any]) -> None:
         """Run a scan with its updates."""
         results, made = updating(self.eqns[n], self.scans.leaves[n], values)
         for leaf in self.scans.leaves[n]:
