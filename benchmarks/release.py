@@ -6,11 +6,13 @@
 Each network is trained by one `jax.jit` of `value_and_grad` and the update, with parameters and state donated, by
 `aot.tape` and by `aot.function`. Nothing runs. A row says what one jit's temporaries hold in arrays as large as a
 weight at their peak, by XLA's buffer assignment, and how much of the gradients' bytes anyone could save: all but the
-largest gradient. The mark is 0.8 of the gradients less, or half of what can be saved; where that is less than a tenth
-of the gradients, the row counts as reached. Where all weights are one array, its gradient is the largest one.
+largest gradient, or the largest slice of one where the layers are in a scan. The mark is 0.8 of the gradients less, or
+half of what can be saved; where that is less than a tenth of the gradients, the row counts as reached.
 
 On a CPU one jit updates each parameter as soon as its gradient is there, by itself, in a plain stack of layers. It does
-not where a global norm joins all gradients, and where a parameter is used in several places.
+not where a global norm joins all gradients, where a parameter is used in several places, and where layers are in a
+scan, which makes the gradients of all of them before any is used. Ours updates there slice by slice, inside the scan.
+With a global norm it still makes them all first: the sweep that makes the norm takes the gradients whole.
 """
 
 import argparse
@@ -75,10 +77,11 @@ def scanned(params: Any, x: Any) -> Any:
 
 
 class Network(NamedTuple):
-    """A network and its parameters for a width."""
+    """A network, its parameters for a width, and how many slices of each a scan takes."""
 
     function: Callable[[Any, Any], Any]
     params: Callable[[int], Any]
+    slices: int = 1
 
 
 def _tied(width: int) -> Any:
@@ -90,7 +93,7 @@ NETWORKS = {
     "12 gated layers": Network(gated, functools.partial(layers, DEPTH)),
     "12 layers, each used three times": Network(shared, functools.partial(layers, DEPTH)),
     "6 layers and tied embeddings": Network(tied, _tied),
-    "12 layers in a scan": Network(scanned, lambda width: jnp.stack([w for w, _ in layers(DEPTH, width)])),
+    "12 layers in a scan": Network(scanned, lambda width: jnp.stack([w for w, _ in layers(DEPTH, width)]), DEPTH),
 }
 
 
@@ -118,7 +121,7 @@ class Found(NamedTuple):
 
     Attributes:
         kept: of parameters, state and batch, which every step needs.
-        gradients, largest: of all gradients, and of the largest one.
+        gradients, largest: of all gradients, and of the largest one, or of a slice of it.
         one, tape, cut: of temporaries, in one jit, in `aot.tape` and in `aot.function`.
         held: of one jit's temporaries, in arrays as large as a weight, when most is alive.
         returned: of temporaries of a program that returns all gradients, without an update.
@@ -175,7 +178,7 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
     return Found(
         kept=sum(leaf.nbytes for leaf in jax.tree.leaves((params, state, x))),
         gradients=sum(sizes),
-        largest=max(sizes),
+        largest=max(sizes) // network.slices,
         one=temporaries(one),
         tape=temporaries(ours),
         cut=cut.compile().activation_bytes,

@@ -65,6 +65,11 @@ def test_a_step_holds_far_less_than_one_jit_where_norms_are_clipped_or_parameter
     assert row(*which).held >= 0.9 * row(*which).gradients
 
 
+def test_a_step_holds_a_slice_of_the_gradient_where_layers_are_in_a_scan():
+    assert min(row(*SCANNED).saved(row(*SCANNED).tape), row(*SCANNED).saved(row(*SCANNED).cut)) >= 0.8
+    assert row(*SCANNED).held >= 0.9 * row(*SCANNED).gradients
+
+
 def test_a_plain_stack_of_layers_holds_no_more_than_its_largest_gradient_and_what_is_saved():
     saved = 12 * 4 * 16 * 128
     assert row(*PLAIN).cut <= row(*PLAIN).largest + 1.1 * saved
