@@ -124,7 +124,6 @@ class Found(NamedTuple):
         gradients, largest: of all gradients, and of the largest one, or of a slice of it.
         one, tape, cut: of temporaries, in one jit, in `aot.tape` and in `aot.function`.
         held: of one jit's temporaries, in arrays as large as a weight, when most is alive.
-        returned: of temporaries of a program that returns all gradients, without an update.
         told: the peak that the plan of `aot.function` tells, arguments included.
     """
 
@@ -135,7 +134,6 @@ class Found(NamedTuple):
     tape: int
     cut: int
     held: int
-    returned: int
     told: int
 
     @property
@@ -171,7 +169,6 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
     one, ours = (jax.jit(step, donate_argnums=(0, 1)).lower(params, state, x).compile() for step in (plain, released))
     traced = made.trace_update(params, state, x, update=update, sweeps=sweeps)
     cut = traced.partition()
-    returned = jax.jit(jax.value_and_grad(function)).lower(params, x).compile()
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
     chosen = cut.pareto().chosen
     assert chosen is not None, "the front marks the plan"
@@ -183,9 +180,14 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
         tape=temporaries(ours),
         cut=cut.compile().activation_bytes,
         held=held_in(one, max(sizes) // 2),
-        returned=temporaries(returned),
         told=chosen.peak_bytes,
     )
+
+
+def returned(network: Network, width: int) -> int:
+    """XLA's bytes of temporaries of a program that returns all gradients, without an update."""
+    args = network.params(width), jnp.ones((BATCH, width))
+    return temporaries(jax.jit(jax.value_and_grad(network.function)).lower(*args).compile())
 
 
 def temporaries(compiled: Any) -> int:
