@@ -129,6 +129,7 @@ def assert_as_jax(function: Callable[..., Any], *args: Any, argnums: Any = 0, ha
 
 def assert_pulls_back_as_jax(function: Callable[..., Any], *args: Any) -> None:
     """The output and the cotangents of all arguments are those of `jax.vjp`, for a cotangent of ones."""
+
     def plain(*args: Any) -> tuple[Any, Any]:
         out, pull = jax.vjp(function, *args)
         return out, pull(jax.tree.map(_one, out))
