@@ -12,7 +12,6 @@ half of what can be saved; where that is less than a tenth of the gradients, the
 On a CPU one jit updates each parameter as soon as its gradient is there, by itself, in a plain stack of layers. It does
 not where a global norm joins all gradients, where a parameter is used in several places, and where layers are in a
 scan, which makes the gradients of all of them before any is used. Ours updates there slice by slice, inside the scan.
-With a global norm it still makes them all first: the sweep that makes the norm takes the gradients whole.
 """
 
 import argparse
@@ -38,6 +37,11 @@ def layers(count: int, width: int) -> list[Any]:
     """Weights and biases of layers of one width."""
     keys = jax.random.split(jax.random.key(0), count)
     return [(jax.random.normal(key, (width, width)) / width**0.5, jnp.zeros(width)) for key in keys]
+
+
+def stacked(count: int, width: int) -> Any:
+    """The same as one array of weights, and one of biases."""
+    return tuple(map(jnp.stack, zip(*layers(count, width), strict=True)))
 
 
 def mlp(params: Any, x: Any) -> Any:
@@ -72,8 +76,8 @@ def tied(params: Any, x: Any) -> Any:
 
 
 def scanned(params: Any, x: Any) -> Any:
-    """A perceptron whose weights are one array, scanned over."""
-    return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0] ** 2)
+    """A perceptron whose weights are one array, as are its biases, scanned over."""
+    return jnp.mean(jax.lax.scan(lambda x, p: (jnp.tanh(x @ p[0] + p[1]), None), x, params)[0] ** 2)
 
 
 class Network(NamedTuple):
@@ -93,7 +97,7 @@ NETWORKS = {
     "12 gated layers": Network(gated, functools.partial(layers, DEPTH)),
     "12 layers, each used three times": Network(shared, functools.partial(layers, DEPTH)),
     "6 layers and tied embeddings": Network(tied, _tied),
-    "12 layers in a scan": Network(scanned, lambda width: jnp.stack([w for w, _ in layers(DEPTH, width)]), DEPTH),
+    "12 layers in a scan": Network(scanned, functools.partial(stacked, DEPTH), DEPTH),
 }
 
 

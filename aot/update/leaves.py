@@ -6,14 +6,14 @@ each slice alone, the update can run in the steps of the scan, if nothing reads 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 
 from jointcut.aot.trace.analyse import depending
-from jointcut.aot.update.slices import Row, Slice, is_sliceable
+from jointcut.aot.update.slices import Row, Slice, is_sliceable, summed
 from jointcut.aot.update.updates import Stretch
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
@@ -36,26 +36,33 @@ class Leaf:
     Attributes:
         place: of the parameter.
         stack: the variable of the scan's result that its gradient is made of.
-        groups: what is written, in order. What is written in one group is not read in a later one.
         arrays: the values of variables of the update.
         before: the equations that need no slice.
-        read: what slices need of them, and of the backward.
         rest: the results that need no slice, by place.
+        groups: what is written, in order. What is written in one group is not read in a later one.
+        sums: variables of sums and the like over each slice, and how one is made.
+        after: the equations that join these sums.
+        ends: the results that these make, by place.
     """
 
     place: int
     stack: Any
-    groups: Sequence[Sequence[Written]]
     arrays: dict[Any, Any]
     before: Sequence[Any]
-    read: Sequence[Any]
     rest: Mapping[int, Any]
+    groups: Sequence[Sequence[Written]] = ()
+    sums: Sequence[tuple[Any, Slice]] = ()
+    after: Sequence[Any] = ()
+    ends: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stack: Any, gradient: Any, eqns: Sequence[Any], place: int, given: _Given) -> Leaf | None:
+    def of(
+        cls, stack: Any, gradient: Any, eqns: Sequence[Any], place: int, given: _Given, is_last: bool
+    ) -> Leaf | None:
         """The update of the parameter at a place, whose gradient some equations make of a stack.
 
-        Returns None if a slice of a result needs more than one of the stack.
+        In the last sweep results are written slice by slice, before it they are joined of sums over slices. Returns
+        None if a slice of a result needs more than one of the stack.
         """
         stretch, arrays = given
         program, _ = jaxprs.opened(stretch.program)
@@ -63,21 +70,62 @@ class Leaf:
         own, outs = simplify.renamed(program, {inputs[place]: gradient} if place in inputs else {})
         eqns = [*eqns, *own]
         late = depending(eqns, [stack])
-        moving = {o: v for o, v in zip(stretch.places, outs, strict=True) if _is_in(v, late)}
+        ends = {o: v for o, v in zip(stretch.places, outs, strict=True) if _is_in(v, late)}
+        rest = {o: v for o, v in zip(stretch.places, outs, strict=True) if o not in ends}
         known = dict(zip(program.invars, stretch.values(arrays), strict=True))
-        olds = {o: inputs.get(i, jaxprs.fresh(jax.typeof(arrays[i]))) for o, i in _pairs(stretch, moving)}
-        known.update((olds[o], arrays[i]) for o, i in _pairs(stretch, moving))
-        if not all(_is_alike(olds[o].aval, v.aval) and _length(v) == _length(stack) for o, v in moving.items()):
+        leaf = cls(place, stack, known, [eqn for eqn in eqns if late.isdisjoint(eqn.outvars)], rest)
+        if not ends:
             return None
-        changing = {stack, *olds.values()}
-        made = {o: Slice.of(eqns, [v], changing) for o, v in moving.items()}
-        written = [Written(o, olds[o], new) for o, new in made.items() if new is not None]
-        if not made or len(written) < len(made):
+        if is_last:
+            olds = {o: (inputs.get(i), arrays[i]) for o in ends for i in [stretch.olds[o]]}
+            return leaf._writing(eqns, ends, olds)
+        return leaf._summing(eqns, ends, late)
+
+    def _writing(self, eqns: Sequence[Any], ends: dict[int, Any], given: dict[int, tuple[Any, Any]]) -> Leaf | None:
+        """The same, which writes results into the old arrays; `given` are these, with their variables if known."""
+        olds = {o: v or jaxprs.fresh(jax.typeof(old)) for o, (v, old) in given.items()}
+        if not all(_is_alike(olds[o].aval, v.aval) and _length(v) == _length(self.stack) for o, v in ends.items()):
             return None
-        read = dict.fromkeys(v for w in written for v in (*w.new.sliced, *w.new.whole) if v not in changing)
-        rest = {o: v for o, v in zip(stretch.places, outs, strict=True) if o not in moving}
-        before = [eqn for eqn in eqns if late.isdisjoint(eqn.outvars)]
-        return cls(place, stack, _ordered(written), known, before, tuple(read), rest)
+        changing = {self.stack, *olds.values()}
+        slices = {o: Slice.of(eqns, [v], changing) for o, v in ends.items()}
+        written = [Written(o, olds[o], new) for o, new in slices.items() if new is not None]
+        if len(written) < len(ends):
+            return None
+        arrays = self.arrays | {olds[o]: old for o, (_, old) in given.items()}
+        return replace(self, arrays=arrays, groups=_ordered(written))
+
+    def _summing(self, eqns: Sequence[Any], ends: dict[int, Any], late: set[Any]) -> Leaf | None:
+        """The same, which joins results of sums over slices."""
+        joined, sums, after = set[Any](), list[tuple[Any, Slice]](), list[Any]()
+        for eqn in eqns:
+            moving = {v for v in eqn.invars if _is_in(v, late)}
+            if not moving:
+                continue
+            if moving <= joined:
+                after.append(eqn)
+            elif moving & joined:
+                return None
+            elif (parts := summed(eqn)) is not None:
+                made = Slice.of([*eqns, parts[0]], parts[0].outvars, {self.stack})
+                if made is None:
+                    return None
+                sums.append((parts[0].outvars[0], made))
+                after.append(parts[1])
+            else:
+                continue
+            joined.update(eqn.outvars)
+        return replace(self, sums=sums, after=after, ends=ends) if joined.issuperset(ends.values()) else None
+
+    @property
+    def slices(self) -> list[Slice]:
+        """All that is made of slices."""
+        return [*(w.new for w in self.written), *(made for _, made in self.sums)]
+
+    @property
+    def read(self) -> list[Any]:
+        """What slices need besides the gradient and what is written."""
+        changing = {self.stack, *(w.old for w in self.written)}
+        return list(dict.fromkeys(v for s in self.slices for v in (*s.sliced, *s.whole) if v not in changing))
 
     @property
     def written(self) -> list[Written]:
@@ -87,8 +135,9 @@ class Leaf:
     @property
     def outside(self) -> list[Any]:
         """The variables of the backward that it reads."""
-        live = simplify.live(self.before, [*self.read, *self.rest.values()])
-        made = {v for i in live.places for v in self.before[i].outvars}
+        eqns = [*self.before, *self.after]
+        live = simplify.live(eqns, [*self.read, *self.rest.values(), *self.ends.values()])
+        made = {v for i in live.places for v in eqns[i].outvars} | {v for v, _ in self.sums}
         return [v for v in live.read if v not in made and v not in self.arrays]
 
     def values(self, env: dict[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
@@ -96,24 +145,28 @@ class Leaf:
 
         `env` has the values of what is read `outside`.
         """
-        env, wanted = env | self.arrays, [*self.read, *self.rest.values()]
-        live = simplify.live(self.before, wanted)
-        kept = [eqn for i, eqn in enumerate(self.before) if i in live.places]
-        made = {v for eqn in kept for v in eqn.outvars}
-        given = [v for v in live.read if v not in made]
-        results = jaxprs.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
-        count = len(self.read)
-        read = self.arrays | dict(zip(self.read, results[:count], strict=True))
-        return read, dict(zip(self.rest, results[count:], strict=True))
+        read = self.read
+        results = _evaluated(self.before, [*read, *self.rest.values()], env | self.arrays)
+        known = self.arrays | dict(zip(read, results[: len(read)], strict=True))
+        return known, dict(zip(self.rest, results[len(read) :], strict=True))
+
+    def joined(self, env: dict[Any, Any]) -> dict[int, Any]:
+        """The results that are joined, by place; `env` also has the values of the sums over slices."""
+        results = _evaluated([*self.before, *self.after], [*self.ends.values()], env | self.arrays)
+        return dict(zip(self.ends, results, strict=True))
 
 
 #: A stretch of an update, and the arrays that it reads from.
 _Given = tuple[Stretch, Sequence[Any]]
 
 
-def _pairs(stretch: Stretch, places: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Places of results with those, among the inputs of the update, of what they replace."""
-    return ((o, stretch.olds[o]) for o in places)
+def _evaluated(eqns: Sequence[Any], wanted: Sequence[Any], env: Mapping[Any, Any]) -> list[Any]:
+    """The values of some atoms, which equations make of those of others."""
+    live = simplify.live(eqns, wanted)
+    kept = [eqn for i, eqn in enumerate(eqns) if i in live.places]
+    made = {v for eqn in kept for v in eqn.outvars}
+    given = [v for v in live.read if v not in made]
+    return jaxprs.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
 
 
 def _is_in(v: Any, late: set[Any]) -> bool:
@@ -158,20 +211,20 @@ class Scans:
     done: set[int]
 
     @classmethod
-    def of(cls, jaxpr: Any, ends: Mapping[Any, Sequence[int]], known: Mapping[Any, Any], given: Any) -> Scans:
+    def of(cls, jaxpr: Any, ends: Mapping[Any, Sequence[int]], known: Mapping[Any, Any], filling: Any) -> Scans:
         """Find them. `ends` are for gradients the places of their parameters.
 
-        `known` are the values of inputs, and `given(place)` is the update of a parameter with the arrays that it reads.
+        `known` are the values of inputs, and `filling` is the sweep of the update (`step.Filling`).
         """
         scans = cls({}, set())
         for n, eqn in enumerate(jaxpr.eqns):
             if eqn.primitive.name != SCAN or jaxprs.touches_references(eqn) or not eqn.params["length"]:
                 continue
             for stack in eqn.outvars[jaxprs.scan_layout(eqn).num_carry :]:
-                scans._add(n, stack, jaxpr, ends, known, given)
+                scans._add(n, stack, jaxpr, ends, known, filling)
         return scans
 
-    def _add(self, n: int, stack: Any, jaxpr: Any, ends: Any, known: Any, given: Any) -> None:
+    def _add(self, n: int, stack: Any, jaxpr: Any, ends: Any, known: Any, filling: Any) -> None:
         """Add the parameter whose gradient is made of a stack of the scan `n`, if there is one."""
         eqns = jaxpr.eqns
         reached = depending(eqns[n + 1 :], [stack])
@@ -181,14 +234,15 @@ class Scans:
             return
         gradient, place = found[0]
         chosen = _needed(eqns, gradient, stack, n)
-        leaf = None if chosen is None else Leaf.of(stack, gradient, [eqns[m] for m in chosen], place, given(place))
-        if chosen is None or leaf is None:
+        if chosen is None:
             return
+        made, given = [eqns[m] for m in chosen], filling.given(place)
+        leaf = Leaf.of(stack, gradient, made, place, given, filling.is_last)
         done = self.done | later
         done |= _only_for(eqns, chosen, done, {*ends})
-        olds = [leaf.arrays[w.old] for w in leaf.written]
+        olds = [] if leaf is None else [leaf.arrays[w.old] for w in leaf.written]
         variables = {v for v, x in known.items() if any(x is old for old in olds)}
-        if not _is_read_later(eqns, n, variables, done):
+        if leaf is not None and not _is_read_later(eqns, n, variables, done):
             self.leaves.setdefault(n, []).append(leaf)
             self.done = done
 

@@ -7,7 +7,7 @@ writes in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jointcut.aot.update.leaves import Leaf, Written
+from jointcut.aot.update.slices import Slice
 from jointcut.partition.program import jaxprs
 
 
@@ -35,11 +36,14 @@ def updating(eqn: Any, leaves: Sequence[Leaf], env: dict[Any, Any]) -> tuple[dic
     closed = jax.make_jaxpr(scan.step)(*([jaxprs.struct(v.aval) for v in group] for group in (consts, carry)), rows)
     count, stacks = scan.layout.num_carry, {leaf.stack for leaf in leaves}
     news = {w.place: jaxprs.fresh(w.old.aval) for w in scan.written}
-    results = [*eqn.outvars[:count], *news.values(), *(v for v in eqn.outvars[count:] if v not in stacks)]
+    kept = [*(v for v in eqn.outvars[count:] if v not in stacks), *(v for leaf in leaves for v, _ in leaf.sums)]
+    results = [*eqn.outvars[:count], *news.values(), *kept]
     whole = jaxprs.scan(eqn, closed, consts, carry, xs, results)
     operands = list(dict.fromkeys(v for v in whole.invars if not isinstance(v, jaxprs.Literal)))
-    made = jaxprs.evaluate(jaxprs.build(operands, results, [whole]), *(scan.values[v] for v in operands))
-    made = dict(zip(results, made, strict=True))
+    outs = jaxprs.evaluate(jaxprs.build(operands, results, [whole]), *(scan.values[v] for v in operands))
+    made = dict(zip(results, outs, strict=True))
+    for leaf in leaves:
+        rest |= leaf.joined(env | made)
     return {v: made[v] for v in eqn.outvars if v not in stacks}, rest | {place: made[v] for place, v in news.items()}
 
 
@@ -71,8 +75,9 @@ class _Updating:
         """Lay out what a scan reads and writes; `env` are the values of its operands, `read` those of the updates."""
         layout, written = jaxprs.scan_layout(eqn), [w for leaf in leaves for w in leaf.written]
         own = {*(leaf.stack for leaf in leaves), *(w.old for w in written)}
-        sliced = dict.fromkeys(v for w in written for v in w.new.sliced if v not in own)
-        whole = dict.fromkeys(v for w in written for v in w.new.whole)
+        slices = [made for leaf in leaves for made in leaf.slices]
+        sliced = dict.fromkeys(v for made in slices for v in made.sliced if v not in own)
+        whole = dict.fromkeys(v for made in slices for v in made.whole)
         numbers = lax.iota(np.uint32, layout.length)
         number = jaxprs.fresh(jax.typeof(numbers))
         xs = enumerate(eqn.invars[layout.num_consts + layout.num_carry :])
@@ -96,41 +101,49 @@ class _Updating:
         weights = dict(zip(self.same, taken, strict=True))
         own = [weights[p] if p in weights else rows.pop(0) for p in range(count - a - n)]
         results = jaxprs.evaluate(self.eqn.params["jaxpr"], *consts[:a], *carry[:n], *own)
-        known = dict(zip((*self.whole, *self.sliced), (*consts[a:], *rows), strict=True))
         made = dict(zip(self.eqn.outvars[n:], results[n:], strict=True))
-        gradients = {leaf.stack: made.pop(leaf.stack) for leaf in self.leaves}
-        after, stacks = self._updated(results[:n], gradients, stacks, known, i)
-        return [*after, *stacks], list(made.values())
+        slices = dict(zip(self.sliced, rows, strict=True))
+        slices.update((leaf.stack, made.pop(leaf.stack)) for leaf in self.leaves)
+        whole = dict(zip(self.whole, consts[a:], strict=True))
+        sums = [_made(sum_of, slices.__getitem__, whole) for leaf in self.leaves for _, sum_of in leaf.sums]
+        after, stacks = self._updated(results[:n], stacks, slices, whole, i)
+        return [*after, *stacks], [*made.values(), *sums]
 
     def _updated(
-        self, after: Sequence[Any], gradients: dict[Any, Any], stacks: list[Any], known: Mapping[Any, Any], i: Any
+        self, after: Sequence[Any], stacks: list[Any], slices: dict[Any, Any], whole: Mapping[Any, Any], i: Any
     ) -> tuple[list[Any], list[Any]]:
-        """The carries and the stacks once slices of all gradients are used; `known` is what the updates read."""
+        """The carries and the stacks once slices of all gradients are used.
+
+        `slices` are those of gradients and of what the updates read, and `whole` is what they read whole.
+        """
         after, places = list(after), {w.old: k for k, w in enumerate(self.written)}
         waiting = [k for k, x in enumerate(after) if jaxprs.is_plain(jax.typeof(x))]
+        left = [leaf.stack for leaf in self.leaves]
 
         def hold() -> None:
-            held = iter(jaxprs.held([*(after[k] for k in waiting), *gradients.values(), *stacks]))
+            held = iter(jaxprs.held([*(after[k] for k in waiting), *(slices[v] for v in left), *stacks]))
             for k in waiting:
                 after[k] = next(held)
-            gradients.update(zip(gradients, held, strict=False))
+            slices.update((v, next(held)) for v in left)
             stacks[:] = held
 
         def read(v: Any) -> Any:
-            return _slice(stacks[places[v]], i) if v in places else gradients[v] if v in gradients else known[v]
+            return _slice(stacks[places[v]], i) if v in places else slices[v]
 
         for leaf in self.leaves:
             for group in leaf.groups:
                 hold()
-                news = [
-                    jaxprs.evaluate(w.new.program, *map(read, w.new.sliced), *(known[v] for v in w.new.whole))[0]
-                    for w in group
-                ]
+                news = [_made(w.new, read, whole) for w in group]
                 for w, new in zip(group, jaxprs.held(news) if len(news) > 1 else news, strict=True):
                     stacks[places[w.old]] = _with_slice(stacks[places[w.old]], new, i)
-            del gradients[leaf.stack]
+            left.remove(leaf.stack)
         hold()
         return after, stacks
+
+
+def _made(made: Slice, read: Callable[[Any], Any], whole: Mapping[Any, Any]) -> Any:
+    """A slice of a result, of slices that are read and of whole arrays."""
+    return jaxprs.evaluate(made.program, *map(read, made.sliced), *(whole[v] for v in made.whole))[0]
 
 
 def _slice(stack: Any, i: Any) -> Any:

@@ -105,6 +105,20 @@ def _only(v: Any, first: Any) -> Any:
     return jaxprs.rebound(jaxprs.opened(closed)[0].eqns[0], [v], [first])
 
 
+def summed(eqn: Any) -> tuple[Any, Any] | None:
+    """A reduction over slices, or several of them, as one within each slice, and one over these; None for others."""
+    if eqn.primitive.name not in _REDUCING or 0 not in eqn.params["axes"]:
+        return None
+    (operand,), (result,) = eqn.invars, eqn.outvars
+    part = jaxprs.fresh(result.aval.update(shape=(operand.aval.shape[0], *result.aval.shape)))
+    within = eqn.params | {"axes": tuple(axis for axis in eqn.params["axes"] if axis)}
+    over = eqn.params | {"axes": (0,)}
+    return (
+        jaxprs.rebound(eqn.replace(params=within), [operand], [part]),
+        jaxprs.rebound(eqn.replace(params=over), [part], [result]),
+    )
+
+
 def is_sliceable(aval: Any) -> bool:
     """Whether arrays of this type are taken apart and put together slice by slice."""
     return jaxprs.is_plain(aval) and not jaxprs.is_on_host(aval) and not jaxprs.is_explicit(aval.sharding)

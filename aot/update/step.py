@@ -157,7 +157,7 @@ class _Run:
                 filling(place, known[v], list)
             else:
                 self.ends.setdefault(v, []).append(place)
-        self.scans = Scans.of(jaxpr, self.ends, known, filling.given) if filling.is_last else Scans({}, set())
+        self.scans = Scans.of(jaxpr, self.ends, known, filling)
         self.last = {v: n for n in range(len(self.eqns)) if n not in self.scans.done for v in self.read(n)}
 
     def __call__(self, cotangents: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.release import OPTIMISERS, Network, found, held_in, mlp, scanned, shared
+from benchmarks.release import OPTIMISERS, Network, found, held_in, mlp, scanned, shared, stacked
 from benchmarks.release import layers as mlp_layers
 from jointcut import aot
 from jointcut.partition.errors import BudgetError
@@ -42,14 +42,10 @@ def traced(function=network, budget=None, update=ADAM, sweeps=1):
     return made.trace_update(params, update.init(params), X, update=update, sweeps=sweeps)
 
 
-def stacked(width):
-    return jnp.stack([w for w, _ in mlp_layers(6, width)])
-
-
 PLAIN = Network(mlp, functools.partial(mlp_layers, 8)), OPTIMISERS["Adam"]
 CLIPPED = PLAIN[0], OPTIMISERS["clipped SGD"]
 SHARED = Network(shared, functools.partial(mlp_layers, 4)), OPTIMISERS["SGD"]
-SCANNED = Network(scanned, stacked, 6), OPTIMISERS["Adam"]
+SCANNED = Network(scanned, functools.partial(stacked, 6), 6), OPTIMISERS["Adam"]
 
 #: One row of the benchmark, for a narrow network.
 row = functools.cache(functools.partial(found, width=128))

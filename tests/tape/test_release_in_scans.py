@@ -146,7 +146,12 @@ def test_an_update_of_elements_runs_in_the_scan(name):
     assert stacks(network, update, sweeps=sweeps) == count
 
 
-def test_two_sweeps_update_in_the_second():
+def test_a_norm_of_all_gradients_is_made_of_those_of_slices():
+    traced = aot.function(network).trace_update(fresh(), CLIPPED.init(fresh()), X, update=CLIPPED, sweeps=2)
+    scans = [eqn for eqn in traced.program.closed.jaxpr.eqns if eqn.primitive.name == "scan"]
+    made = [v.aval.shape for eqn in scans for v in eqn.outvars[jaxprs.scan_layout(eqn).num_carry :]]
+    assert (LAYERS, WIDTH, WIDTH) not in made
+    assert (LAYERS, WIDTH) in made and (LAYERS,) in made  # gradients of few numbers, and sums over slices
     step = jax.jit(functools.partial(aot.tape(network).value_and_update, update=CLIPPED, sweeps=2))
     same(*stepped(network, CLIPPED, step, 2))
 
