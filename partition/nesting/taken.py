@@ -27,10 +27,11 @@ def taken(inside: Inside, around: Sequence[Any]) -> dict[Any, Any]:
     for carry in inside.carries:
         if isinstance(carry.start, jaxprs.Literal) or not _writes_slices(carry, makers, numbers):
             continue
-        for eqn in eqns:
-            if eqn.primitive.name == "dynamic_slice" and eqn.invars[0] is carry.variable:
-                if _is_in(eqn.invars[1], numbers) and eqn.outvars[0].aval.shape == (1, *carry.variable.aval.shape[1:]):
-                    found.setdefault(carry.start, _held(eqns, eqn.outvars[0]))
+        shape = (1, *carry.variable.aval.shape[1:])
+        reads = (eqn for eqn in eqns if eqn.primitive.name == "dynamic_slice" and eqn.invars[0] is carry.variable)
+        own = (eqn for eqn in reads if _is_in(eqn.invars[1], numbers) and eqn.outvars[0].aval.shape == shape)
+        if (first := next(own, None)) is not None:
+            found[carry.start] = _held(eqns, first.outvars[0])
     return {start: v for start, v in found.items() if v is not None}
 
 

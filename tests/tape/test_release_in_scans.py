@@ -242,6 +242,22 @@ def test_programs_of_the_corpus_are_updated_as_by_plain_jax(name):
         same(*stepped(loss, update, step, 2, params), rtol=1e-5, atol=1e-6)
 
 
+def test_what_runs_again_reads_the_slices_that_the_scan_writes():
+    """Else XLA would copy the stack, since the scan writes into it."""
+
+    def step(x, w):
+        return x + jnp.sin(jnp.cos(x @ w) * x), None
+
+    made = aot.function(lambda w, x: jnp.mean(lax.scan(step, x, w)[0] ** 2), budget=0.0)
+    traced = made.trace_update(jnp.ones((8, 64, 64)), (), jnp.ones((48, 64)), update=lambda g, s, p: (p - g, s))
+    (scan,) = [eqn for eqn in traced.partition().backward.jaxpr.eqns if eqn.primitive.name == "scan"]
+    layout = jaxprs.scan_layout(scan)
+    assert sum(eqn.primitive.name == "dot_general" for eqn in layout.body.eqns) == 3
+    assert (8, 64, 64) in [v.aval.shape for v in scan.invars[layout.num_consts :][: layout.num_carry]]
+    sliced = scan.invars[layout.num_consts + layout.num_carry :]
+    assert (8, 64, 64) not in [v.aval.shape for v in sliced]
+
+
 def slice_of(function, *arrays):
     """The program for one slice of what a function makes of its first argument; None if it joins slices."""
     jaxpr, _ = jaxprs.opened(simplify.inlined(jax.make_jaxpr(function)(*arrays)))
