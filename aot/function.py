@@ -144,8 +144,9 @@ class Function:
     def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Any:
         """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
 
-        A parameter is updated as soon as its gradient is complete, in one program. `params` and `state` are given up:
-        their arrays must not be used after the call.
+        A parameter is updated as soon as its gradient is complete, in one program. If a `lax.scan` takes slices of it,
+        and the update treats each slice alone, it is updated slice by slice, inside the scan of the backward. `params`
+        and `state` are given up: their arrays must not be used after the call.
 
         Args:
             params: the first argument of the function, a pytree of floating-point arrays, differentiated alone.

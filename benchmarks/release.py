@@ -6,11 +6,12 @@
 Each network is trained by one `jax.jit` of `value_and_grad` and the update, with parameters and state donated, by
 `aot.tape` and by `aot.function`. Nothing runs. A row says what one jit's temporaries hold in arrays as large as a
 weight at their peak, by XLA's buffer assignment, and how much of the gradients' bytes anyone could save: all but the
-largest gradient. The mark is 0.8 of the gradients less, or half of what can be saved; where that is less than a tenth
-of the gradients, the row counts as reached. Where all weights are one array, its gradient is the largest one.
+largest gradient, or the largest slice of one where the layers are in a scan. The mark is 0.8 of the gradients less, or
+half of what can be saved; where that is less than a tenth of the gradients, the row counts as reached.
 
 On a CPU one jit updates each parameter as soon as its gradient is there, by itself, in a plain stack of layers. It does
-not where a global norm joins all gradients, and where a parameter is used in several places.
+not where a global norm joins all gradients, where a parameter is used in several places, and where layers are in a
+scan, which makes the gradients of all of them before any is used. Ours updates there slice by slice, inside the scan.
 """
 
 import argparse
@@ -36,6 +37,11 @@ def layers(count: int, width: int) -> list[Any]:
     """Weights and biases of layers of one width."""
     keys = jax.random.split(jax.random.key(0), count)
     return [(jax.random.normal(key, (width, width)) / width**0.5, jnp.zeros(width)) for key in keys]
+
+
+def stacked(count: int, width: int) -> Any:
+    """The same as one array of weights, and one of biases."""
+    return tuple(map(jnp.stack, zip(*layers(count, width), strict=True)))
 
 
 def mlp(params: Any, x: Any) -> Any:
@@ -70,15 +76,16 @@ def tied(params: Any, x: Any) -> Any:
 
 
 def scanned(params: Any, x: Any) -> Any:
-    """A perceptron whose weights are one array, scanned over."""
-    return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0] ** 2)
+    """A perceptron whose weights are one array, as are its biases, scanned over."""
+    return jnp.mean(jax.lax.scan(lambda x, p: (jnp.tanh(x @ p[0] + p[1]), None), x, params)[0] ** 2)
 
 
 class Network(NamedTuple):
-    """A network and its parameters for a width."""
+    """A network, its parameters for a width, and how many slices of each a scan takes."""
 
     function: Callable[[Any, Any], Any]
     params: Callable[[int], Any]
+    slices: int = 1
 
 
 def _tied(width: int) -> Any:
@@ -90,7 +97,7 @@ NETWORKS = {
     "12 gated layers": Network(gated, functools.partial(layers, DEPTH)),
     "12 layers, each used three times": Network(shared, functools.partial(layers, DEPTH)),
     "6 layers and tied embeddings": Network(tied, _tied),
-    "12 layers in a scan": Network(scanned, lambda width: jnp.stack([w for w, _ in layers(DEPTH, width)])),
+    "12 layers in a scan": Network(scanned, functools.partial(stacked, DEPTH), DEPTH),
 }
 
 
@@ -118,10 +125,9 @@ class Found(NamedTuple):
 
     Attributes:
         kept: of parameters, state and batch, which every step needs.
-        gradients, largest: of all gradients, and of the largest one.
+        gradients, largest: of all gradients, and of the largest one, or of a slice of it.
         one, tape, cut: of temporaries, in one jit, in `aot.tape` and in `aot.function`.
         held: of one jit's temporaries, in arrays as large as a weight, when most is alive.
-        returned: of temporaries of a program that returns all gradients, without an update.
         told: the peak that the plan of `aot.function` tells, arguments included.
     """
 
@@ -132,7 +138,6 @@ class Found(NamedTuple):
     tape: int
     cut: int
     held: int
-    returned: int
     told: int
 
     @property
@@ -168,21 +173,25 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
     one, ours = (jax.jit(step, donate_argnums=(0, 1)).lower(params, state, x).compile() for step in (plain, released))
     traced = made.trace_update(params, state, x, update=update, sweeps=sweeps)
     cut = traced.partition()
-    returned = jax.jit(jax.value_and_grad(function)).lower(params, x).compile()
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
     chosen = cut.pareto().chosen
     assert chosen is not None, "the front marks the plan"
     return Found(
         kept=sum(leaf.nbytes for leaf in jax.tree.leaves((params, state, x))),
         gradients=sum(sizes),
-        largest=max(sizes),
+        largest=max(sizes) // network.slices,
         one=temporaries(one),
         tape=temporaries(ours),
         cut=cut.compile().activation_bytes,
         held=held_in(one, max(sizes) // 2),
-        returned=temporaries(returned),
         told=chosen.peak_bytes,
     )
+
+
+def returned(network: Network, width: int) -> int:
+    """XLA's bytes of temporaries of a program that returns all gradients, without an update."""
+    args = network.params(width), jnp.ones((BATCH, width))
+    return temporaries(jax.jit(jax.value_and_grad(network.function)).lower(*args).compile())
 
 
 def temporaries(compiled: Any) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import wide_console
-from benchmarks.release import MARK, NETWORKS, OPTIMISERS, found, layers, mlp
+from benchmarks.release import MARK, NETWORKS, OPTIMISERS, found, layers, mlp, returned
 from jointcut import aot
 from jointcut.aot.tape.sweep import Sweep
 
@@ -175,10 +175,12 @@ def hits(quick: bool) -> Iterator[Row]:
 
 def released(quick: bool) -> Iterator[Row]:
     """XLA's temporaries of a step with an update, and how much of the gradients' bytes it lacks; see `release`."""
+    width = 128 if quick else 512
     with jax.numpy_dtype_promotion("standard"):
         for name in list(NETWORKS)[: 1 if quick else None]:
+            without = returned(NETWORKS[name], width)
             for by in OPTIMISERS:
-                row = found(NETWORKS[name], OPTIMISERS[by], 128 if quick else 512)
+                row = found(NETWORKS[name], OPTIMISERS[by], width)
                 parts = f"{row.held / row.gradients:.2f} of the gradients in it, {row.most / row.gradients:.2f} to save"
                 yield (
                     f"{name}, {by}: one jit",
@@ -186,7 +188,7 @@ def released(quick: bool) -> Iterator[Row]:
                     f"{row.tape / 2**20:.1f} MiB, {row.saved(row.tape):+.2f} of the gradients less",
                     row.is_reached,
                 )
-                apart = row.returned + row.gradients
+                apart = without + row.gradients
                 yield (
                     f"{name}, {by}: two programs",
                     f"{apart / 2**20:.1f} MiB",

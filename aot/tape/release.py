@@ -16,9 +16,10 @@ import jax
 from jointcut.aot.tape.program import Backward, leave
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure, Walk
-from jointcut.aot.update.step import Finish, after, in_sweeps, refuse_twice
+from jointcut.aot.update.step import BackwardPass, Filling, after, in_sweeps, refuse_twice
 from jointcut.aot.update.updates import Updates
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import simplify
 
 
 @dataclass(frozen=True)
@@ -56,32 +57,34 @@ class Release:
 
     def backward(self, structure: Structure, cotangents: Sequence[Any], updates: Updates) -> Backward:
         """The program `(arrays, cotangents) -> (params, state)`."""
+        if updates.num_kept and structure.called:
+            refuse_twice(f"the hook {structure.called[0].place.named}")
         structs = [[jaxprs.struct(jax.typeof(x)) for x in xs] for xs in (self.arrays, cotangents)]
-        traced = jax.make_jaxpr(lambda arrays, cts: self._updated(structure, updates, arrays, cts))(*structs)
-        jaxpr, consts = jaxprs.opened(traced)
+        made, hooked = _gradients(structure, *structs)
+
+        def whole(arrays: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            def sweep(filling: Filling, before: Sequence[Any]) -> None:
+                made(filling, [*hooked, *arrays], after(cts, before))
+
+            return in_sweeps(updates, [arrays[i] for i in self.params], [arrays[i] for i in self.state], sweep)
+
+        jaxpr, consts = jaxprs.opened(jax.make_jaxpr(whole)(*structs))
         closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
         given_up = tuple(sorted({*self.params, *self.state}))
         return Backward(structure, closed, tuple(consts), (), len(self.arrays), 0, given_up)
 
-    def _updated(
-        self, structure: Structure, updates: Updates, arrays: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
-        if updates.num_kept and structure.called:
-            refuse_twice(f"the hook {structure.called[0].place.named}")
 
-        def sweep(finish: Finish, arrays_before: Sequence[Any]) -> None:
-            def hold(made: Sequence[Any]) -> list[Any]:
-                if pending := walk.pending():
-                    walk.replace(dict(zip(pending, jaxprs.held([*pending.values(), *made]), strict=False)))
-                return list(made)
+def _gradients(
+    structure: Structure, arrays: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[BackwardPass, list[Any]]:
+    """The backward of a structure for arrays and cotangents of these types, and the constants that it reads first."""
+    reached: list[int] = []
 
-            walk = Walk(
-                structure,
-                arrays,
-                leave,
-                finish=lambda place, gradient: finish(place, gradient, hold),
-                settle=lambda part: hold([part])[0],
-            )
-            walk(after(cotangents, arrays_before))
+    def whole(arrays: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        results = Walk(structure, arrays, leave)(cts)
+        reached[:] = [i for i, x in enumerate(results) if x is not None]
+        return [results[i] for i in reached]
 
-        return in_sweeps(updates, [arrays[i] for i in self.params], [arrays[i] for i in self.state], sweep)
+    jaxpr, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(whole)(arrays, cotangents)))
+    inner, _ = jaxprs.opened(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns))
+    return BackwardPass(inner, len(consts) + len(arrays), reached), consts

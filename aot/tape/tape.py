@@ -123,7 +123,8 @@ class Taped:
         """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
 
         A parameter is updated as soon as its gradient is complete, so that all gradients are never in memory together.
-        `params` and `state` are given up: their arrays must not be used after the call.
+        If a `lax.scan` takes slices of it, and the update treats each slice alone, it is updated slice by slice, inside
+        the scan of the backward. `params` and `state` are given up: their arrays must not be used after the call.
 
         Args:
             params: the first argument of the function, a pytree of floating-point arrays.

@@ -57,8 +57,6 @@ class Walk:
         call: calls a hook that is not traced.
         looked: is called after each step with its number and the gradients, and after each hook.
         refs: the references that gradients are added to, None for a leaf without one.
-        finish: takes the complete gradient of a leaf, by place, which then is no result.
-        settle: takes each sum of some parts of a leaf's gradient, before the walk goes on.
     """
 
     structure: Structure
@@ -66,8 +64,6 @@ class Walk:
     call: Call
     looked: Callable[[int, Any, Sequence[Any]], None] | None = None
     refs: Sequence[Any] = ()
-    finish: Callable[[int, Any], None] | None = None
-    settle: Callable[[Any], Any] | None = None
     results: list[Any] = field(default_factory=list)
     _held: dict[tuple[int, int], Any] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
@@ -95,14 +91,6 @@ class Walk:
         for number, step in enumerate(self.structure.steps):
             self._run(number, step)
         return self._held
-
-    def pending(self) -> dict[tuple[int, int], Any]:
-        """What is there of the cotangents of later steps."""
-        return {edge: ct for edge, ct in self._held.items() if edge[0] >= 0}
-
-    def replace(self, cotangents: dict[tuple[int, int], Any]) -> None:
-        """Put other arrays in the place of pending cotangents."""
-        self._held.update(cotangents)
 
     def _looped(self, number: int) -> None:
         """Run the loop, if it stands before the step with a number."""
@@ -175,8 +163,6 @@ class Walk:
         if gradient is not None:
             self._held[edge] = gradient if before is None else before + gradient
         if number < 0:
-            if self.settle is not None and before is not None and gradient is not None and self._left[number] > 1:
-                self._held[edge] = self.settle(self._held[edge])
             self._left[number] -= 1
             if not self._left[number]:
                 self._leaf(-1 - number)
@@ -200,9 +186,6 @@ class Walk:
                 if ref is not None and gradient is not before:
                     ref[...] = gradient
         self.results[place] = gradient
-        if self.finish is not None:
-            self.results[place] = None
-            self.finish(place, gradient)
 
 
 @functools.cache

@@ -3,10 +3,15 @@
 An update is traced, and divided into a part for each parameter, which runs as soon as its gradient is complete. An
 update that joins all gradients in a few numbers goes back twice: the first sweep makes these numbers.
 
+A parameter that a scan takes slices of is updated in the steps of that scan in the backward, slice by slice.
+
 Files, in reading order:
 
     joins: Tell what of an update needs which gradients.
     updates: Divide an update of all parameters into one for each parameter.
+    slices: Compute results for one slice of their arrays, along the first axis.
+    leaves: Find the parameters that a scan can update slice by slice.
+    scans: Run a scan that updates parameters in its steps.
     step: Run a backward that updates, equation by equation.
     released: Make an update a part of a joint program.
 """

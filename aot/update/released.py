@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.trace.joint import Joint
-from jointcut.aot.update.step import Backward, Finish, after, in_sweeps, refuse_twice
+from jointcut.aot.update.step import BackwardPass, Filling, after, in_sweeps, refuse_twice
 from jointcut.aot.update.updates import Updates
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role
@@ -37,7 +37,8 @@ def with_update(
     if updates.num_kept and any(eqn.effects for eqn in eqns[ahead:]):
         refuse_twice("a hook of it")
     read = _read(eqns[ahead:], [*gradients, *replaced], cotangents)
-    backward = Backward(jaxprs.build([*read, *cotangents], gradients, eqns[ahead:]), len(read))
+    inner, _ = jaxprs.opened(jaxprs.build([*read, *cotangents], gradients, eqns[ahead:]))
+    backward = BackwardPass(inner, len(read), range(len(gradients)))
     made, consts = _traced(backward, updates, [read.index(v) for v in replaced], len(params))
     late, results = simplify.renamed(made, dict(zip(made.invars, [*read, *cotangents], strict=True)))
     whole_eqns, outvars, boundary = simplify.merged([*eqns[:ahead], *late], [*jaxpr.outvars[:count], *results], ahead)
@@ -58,14 +59,14 @@ def with_update(
     )
 
 
-def _traced(backward: Backward, updates: Updates, replaced: Sequence[int], count: int) -> tuple[Any, Sequence[Any]]:
+def _traced(backward: BackwardPass, updates: Updates, replaced: Sequence[int], count: int) -> tuple[Any, Sequence[Any]]:
     """The backward with its update as a jaxpr, and its constants; `replaced` are places among what it reads."""
 
     def whole(known: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         arrays = [known[i] for i in replaced]
 
-        def sweep(finish: Finish, before: Sequence[Any]) -> None:
-            backward(finish, known, after(cts, before))
+        def sweep(filling: Filling, before: Sequence[Any]) -> None:
+            backward(filling, known, after(cts, before))
 
         return in_sweeps(updates, arrays[:count], arrays[count:], sweep)
 

@@ -13,8 +13,32 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
 
-#: A stretch of an update: what it computes, from the inputs of the update and more, and the places of its results.
-Stretch = tuple[Callable[..., list[Any]], tuple[int, ...]]
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of an update: a program, what it reads, and the places of its results.
+
+    Attributes:
+        program: a jaxpr without constants.
+        given: for each of its inputs the place among the inputs of the update and what is known besides, or None.
+        consts: for each of its inputs the constant that it is, or None.
+        places: the places of its results.
+        olds: for each output of the update the place among its inputs of what it replaces.
+    """
+
+    program: Any
+    given: tuple[int | None, ...]
+    consts: tuple[Any, ...]
+    places: tuple[int, ...]
+    olds: Sequence[int]
+
+    def values(self, arrays: Sequence[Any]) -> list[Any]:
+        """What the program reads, of these arrays."""
+        return [const if i is None else arrays[i] for i, const in zip(self.given, self.consts, strict=True)]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """The results for the inputs of the update and what is known besides."""
+        return jaxprs.evaluate(self.program, *self.values(arrays))
 
 
 @dataclass(frozen=True)
@@ -33,7 +57,7 @@ class Updates:
     parts: tuple[Stretch, ...]
     rest: Stretch
     first: tuple[Stretch, ...]
-    join: Callable[..., list[Any]]
+    join: Stretch
     count: int
     num_kept: int
 
@@ -58,7 +82,8 @@ class Updates:
 
         structs = [jaxprs.struct(jax.typeof(x)) for x in (*leaves, *states, *leaves)]
         jaxpr, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(flat)(*structs)))
-        return cls._divided(_Traced(jaxpr, consts), Joins.of(jaxpr, count, paths, sweeps), count)
+        olds = (*range(count + len(states), len(jaxpr.invars)), *range(count, count + len(states)))
+        return cls._divided(_Traced(jaxpr, consts, olds), Joins.of(jaxpr, count, paths, sweeps), count)
 
     @classmethod
     def _divided(cls, traced: _Traced, joins: Joins, count: int) -> Updates:
@@ -66,31 +91,32 @@ class Updates:
         kept, joined = list(joins.kept), list(joins.joined)
         owners = [_owner(v, o, joins, count) for o, v in enumerate(outvars)]
         places = [tuple(o for o, k in enumerate(owners) if k == i) for i in (*range(count), None)]
-        ends = [(traced.stretch([outvars[o] for o in at], joined), at) for at in places]
+        ends = [traced.stretch([outvars[o] for o in at], joined, at) for at in places]
         held = [tuple(n for n, v in enumerate(kept) if joins.kept[v] == i) for i in range(count)]
-        first = tuple((traced.stretch([kept[n] for n in at], ()), at) for at in held)
-        return cls(tuple(ends[:-1]), ends[-1], first, traced.stretch(joined, kept), len(outvars), len(kept))
+        first = tuple(traced.stretch([kept[n] for n in at], (), at) for at in held)
+        join = traced.stretch(joined, kept, range(len(joined)))
+        return cls(tuple(ends[:-1]), ends[-1], first, join, len(outvars), len(kept))
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """An update as a jaxpr."""
+    """An update as a jaxpr; `olds` are the places among its inputs of what its outputs replace."""
 
     jaxpr: Any
     consts: Sequence[Any]
+    olds: Sequence[int]
 
-    def stretch(self, wanted: Sequence[Any], known: Sequence[Any]) -> Callable[..., list[Any]]:
+    def stretch(self, wanted: Sequence[Any], known: Sequence[Any], places: Sequence[int]) -> Stretch:
         """What computes some variables from the inputs and the variables that are known."""
         eqns = [eqn for eqn in self.jaxpr.eqns if not any(v in known for v in eqn.outvars)]
-        before = [v for v in (*self.jaxpr.constvars, *self.jaxpr.invars) if v not in known]
-        less, used = jaxprs.pruned(jaxprs.build([*before, *known], wanted, eqns), [True] * len(wanted))
+        consts = [v for v in self.jaxpr.constvars if v not in known]
+        before = [*(v for v in self.jaxpr.invars if v not in known), *known]
+        less, used = jaxprs.pruned(jaxprs.build([*consts, *before], wanted, eqns), [True] * len(wanted))
+        places_of = {v: i for i, v in enumerate((*self.jaxpr.invars, *known))}
         values = dict(zip(self.jaxpr.constvars, self.consts, strict=True))
-
-        def run(*arrays: Any) -> list[Any]:
-            given = values | dict(zip((*self.jaxpr.invars, *known), arrays, strict=True))
-            return jaxprs.evaluate(less, *(given[v] for v, on in zip((*before, *known), used, strict=True) if on))
-
-        return run
+        read = [v for v, on in zip((*consts, *before), used, strict=True) if on]
+        given, fixed = tuple(map(places_of.get, read)), tuple(map(values.get, read))
+        return Stretch(less, given, fixed, tuple(places), self.olds)
 
 
 def _owner(v: Any, place: int, joins: Joins, count: int) -> int | None:

@@ -140,6 +140,10 @@ class Followed(ABC, Generic[Atom]):
             self.consts[v] = self.fresh(v, around)
             return self.define(v, self.consts[v])
         stack = maker.inputs[0] if maker is not None and maker.name == STEP else v
+        holder = self.region.holder
+        own = None if holder is None else graph.bodies[holder].taken.get(stack)
+        if own is not None and own in self.env:  # the body writes this stack
+            return self.define(v, self.env[own])
         if self.parent.has_on_host(stack):
             self.on_host.add(v)
         if forms := self.parent.forms_of(stack):

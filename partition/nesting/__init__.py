@@ -9,6 +9,7 @@ Files, in reading order:
 
     scans: Read a scan and write one: whole, or in segments, forward and again in the backward.
     kinds: List the kinds of ops whose program can be opened, by the names of their primitives.
+    taken: Find the slices that a loop takes of a stack which it carries, and writes slice by slice.
     read: Read a joint jaxpr into a graph, with each forward loop joined to the loops that read it.
     slots: Lay what the branches of a conditional keep in slots that they share, since only one branch runs.
 """

@@ -15,6 +15,7 @@ from typing import Any
 
 from jointcut.partition.errors import GraphError, message
 from jointcut.partition.nesting.kinds import inside
+from jointcut.partition.nesting.taken import taken
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body, Inside, Nested
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
@@ -172,6 +173,8 @@ class _Builder:
         for holder, member in zip(group, members, strict=True):
             ends = [self.read(member, carry.following) for carry in holder.inside.carries]
             holder.body["carried"] = tuple(v if isinstance(v, int) else None for v in ends)
+            slices = taken(holder.inside, holder.member.eqns).items()
+            holder.body["taken"] = {self.read(holder.member, start): member.names[v] for start, v in slices}
             repeated = [self.read(member, v) for v in holder.body["repeated"]]
             self.ops[holder.op]["operands"] += [v for v in (*ends, *repeated) if isinstance(v, int)]
             self.bodies.append(holder.body)
@@ -356,4 +359,5 @@ def _region(i: int, fields: dict[str, Any], resolve: Sequence[int]) -> Region:
 def _body(fields: dict[str, Any], resolve: Sequence[int]) -> Body:
     names = ("starts", "carried", "stacks")
     read = {name: tuple(None if v is None else resolve[v] for v in fields[name]) for name in names}
-    return Body(**{**fields, **read})
+    taken = {resolve[start]: resolve[v] for start, v in fields["taken"].items()}
+    return Body(**{**fields, **read, "taken": taken})

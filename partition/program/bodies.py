@@ -8,7 +8,7 @@ class (as `scans` is) and a line in `kinds`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +72,7 @@ class Body:
         own: those among them that no op of the body makes: a constant, repeated.
         repeated: the atoms that these repeat.
         inside: the same of the equation; None where the graph was read from text.
+        taken: for starts of stacks that the steps write slice by slice, the slice as a step finds it.
     """
 
     op: int
@@ -87,6 +88,7 @@ class Body:
     own: tuple[int, ...] = ()
     repeated: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     inside: Inside | None = field(default=None, compare=False, repr=False)
+    taken: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def region(self) -> int:

@@ -431,7 +431,7 @@ def keyword_arguments_follow():
 def one_executable_or_two():
     made = aot.function(loss, has_aux=True)
     weights, batch, state = arguments()
-    want = jax.value_and_grad(loss, has_aux=True)(weights, batch, state)
+    want = jax.jit(jax.value_and_grad(loss, has_aux=True))(weights, batch, state)
     cut = made.trace(*arguments()).partition()
     for executables in (1, 2):
         compiled = cut.compile(executables)

@@ -31,10 +31,10 @@ def promotion_as_optax_needs_it():
 
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.01), optax.adamw(1e-3))
 OPTIMISERS = {"sgd": (optax.sgd(1e-2), 1), "adamw": (optax.adamw(1e-3), 1), "clipped": (CLIPPED, 2)}
+IN_JIT = (("clipped", "in jit"), ("adamw", "cut in jit"))
 
 
-@pytest.mark.parametrize("how", ["eager", "in jit", "cut", "cut in jit"])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name, how", [*((name, way) for name in OPTIMISERS for way in ("eager", "cut")), *IN_JIT])
 def test_twenty_steps_end_in_equal_parameters(name, how):
     (optimiser, sweeps), x = OPTIMISERS[name], jnp.ones((2, 4))
     made = aot.function(network) if "cut" in how else aot.tape(network)
@@ -69,7 +69,8 @@ def test_parameters_and_state_are_given_up(decorator):
 
 def test_the_program_of_an_update_goes_back_as_often_as_there_are_sweeps():
     x, params = jnp.ones((2, 8)), fresh(8)
-    for name, (optimiser, sweeps) in OPTIMISERS.items():
+    for name in ("sgd", "clipped"):
+        optimiser, sweeps = OPTIMISERS[name]
         state = optimiser.init(params)
         for made in (aot.tape(network), aot.function(network)):
 
