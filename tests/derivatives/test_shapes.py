@@ -76,13 +76,11 @@ def keeps_the_laws(function, x):
 
 
 def _orders(function, x, weights, tangent):
-    value, pull = jax.vjp(function, x)
-
-    def first(x):
-        return jax.vjp(function, x)[1](weights)[0]
-
-    (grad,), (zero,), (_, forward) = pull(weights), pull(0 * weights), jax.jvp(function, (x,), (tangent,))
-    return value, grad, zero, forward, jax.vjp(first, x)[1](tangent)[0], jax.jvp(first, (x,), (tangent,))[1]
+    value, push = jax.linearize(function, x)
+    pull = jax.linear_transpose(push, x)
+    _, push_twice = jax.linearize(lambda x: jax.vjp(function, x)[1](weights)[0], x)
+    pull_twice = jax.linear_transpose(push_twice, x)
+    return value, *pull(weights), *pull(0 * weights), push(tangent), *pull_twice(tangent), push_twice(tangent)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
