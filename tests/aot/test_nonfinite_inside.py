@@ -14,6 +14,9 @@ from jointcut import aot
 
 INFINITE = "div made an infinity out of float32[] = 0.5 and "
 OPTION = 'aot.function(derivatives="finite") makes this call finite (checked by a run).'
+LOOK = (
+    "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
+)
 NORM = (
     "aot.derivatives.norm(x) in place of the root of a sum of squares at that line makes this call finite "
     "(checked by a run)."
@@ -122,7 +125,7 @@ def test_a_derivative_that_the_function_takes_itself_is_told_as_such():
         "No option and no function of aot.derivatives is known to make this call finite.",
         "If it is of a derivative that the function takes itself, differentiate "
         'aot.function(..., derivatives="finite") there, or a function of aot.derivatives.',
-        "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite.",
+        LOOK,
     ]
     for inner in (aot.function(norm, derivatives="finite"), aot.derivatives.norm):
         assert aot.first_nonfinite(slope(inner), jnp.zeros(3)) is None
