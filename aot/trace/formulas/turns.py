@@ -70,7 +70,10 @@ def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callabl
 
 
 def _is_known(a: Array, s: Array) -> Array:
-    """For each matrix whether derivatives are those of a symmetric matrix: at equal values, of which none is small."""
+    """For each matrix whether derivatives are those of a symmetric matrix.
+
+    They are at equal values; of a tall or wide matrix, where none is small.
+    """
     known = jnp.any(equal(s), axis=(-2, -1))
     if a.shape[-2] != a.shape[-1]:
         known &= jnp.all(s > _LEAST * s[..., :1], axis=-1)
