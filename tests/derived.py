@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.derivatives.case import Case, direction
 from benchmarks.derivatives.cases import cases
 from benchmarks.derivatives.compare import TOLERANCES, distance, finite, is_natural
-from benchmarks.derivatives.evaluate import evaluate_all, evaluator, ours, pulled, smooth, theirs, weights
+from benchmarks.derivatives.evaluate import Batch, batches, evaluate_all, ours, pulled, smooth, theirs
 from benchmarks.derivatives.figures import RANDOM, Figures, read
 
 STEP = 1e-5  # of finite differences
@@ -17,10 +17,16 @@ figures_of = cache(read)
 
 
 @cache
+def batches_of(family: str, name: str) -> list[Batch]:
+    """Ours at every input of the figures."""
+    case = case_of(family, name)
+    return batches(case, ours(case), list(case.inputs(family, RANDOM)))
+
+
+@cache
 def evaluated(family: str, name: str):
     """Ours at every input of the figures: name of input -> values, first order, second order."""
-    case = case_of(family, name)
-    return evaluate_all(case, ours(case), list(case.inputs(family, RANDOM)))
+    return {name: found for batch in batches_of(family, name) for name, found in batch.evaluated().items()}
 
 
 def case_of(family: str, name: str) -> Case:
@@ -84,28 +90,16 @@ def _same_bits(mine, other) -> None:
 
 
 def is_linear_in_the_cotangent(family: str, case: Case) -> None:
-    """A sum is pulled back to the sum, zero to zero at every input; and a batch is its rows."""
-    for name, inputs in case.inputs(family, 1):
-        places = case.places(inputs)
-        run = _compiled(family, case.name, tuple((x.shape, x.dtype) for x in inputs))
-        cotangents, aside = weights(ours(case), inputs, places)
-        zero = run(inputs, [0 * c for c in cotangents], aside)
-        both_orders = finite(np.asarray(value) for value in zero[0])
-        assert all(bool((np.asarray(grad) == 0).all()) for grad in (*zero[1], *zero[2] * both_orders)), (name, zero)
-        if name == "random 0":
-            once, other = run(inputs, cotangents, aside), run(inputs, [c**2 for c in cotangents], aside)
-            both = run(inputs, [2 * c - c**2 for c in cotangents], aside)
-            for a, b, c in zip(once[1], other[1], both[1], strict=True):
+    """A sum is pulled back to the sum, and zero to zero at every input."""
+    for batch in batches_of(family, case.name):
+        once = batch.cotangents
+        for name, zero in batch.evaluated([0 * c for c in once]).items():
+            both_orders = finite(zero[0])
+            assert all((grad == 0).all() for grad in (*zero[1], *zero[2] * both_orders)), (name, zero)
+        if "random 0" in batch.names:
+            ways = once, [c**2 for c in once], [2 * c - c**2 for c in once]
+            for a, b, c in zip(*(batch.evaluated(way)["random 0"][1] for way in ways), strict=True):
                 np.testing.assert_allclose(c, 2 * a - b, rtol=1e-9, atol=1e-12)
-            assert distance(evaluated(family, case.name)[name][1], [np.asarray(a) for a in once[1]]) < 1e-13
-
-
-@cache
-def _compiled(family: str, name: str, shapes):
-    """The compiled evaluator of a case for inputs of these shapes."""
-    case = case_of(family, name)
-    places = tuple(n for n, (_, dtype) in enumerate(shapes) if dtype.kind in "fc" and n not in case.constant)
-    return evaluator(case, ours(case), places)
 
 
 def keeps_its_type(family: str, case: Case) -> None:
@@ -124,7 +118,7 @@ def keeps_its_type(family: str, case: Case) -> None:
 
 
 def equals_finite_differences(family: str, case: Case) -> None:
-    """Both modes, and each mode of each, are finite differences at a random input.
+    """Both modes, and each mode of each, are finite differences at a random input; and a batch is its rows.
 
     One case of each function is enough, since the others have PyTorch's figures.
     """
@@ -132,41 +126,40 @@ def equals_finite_differences(family: str, case: Case) -> None:
         return
     inputs = case.random(family, 0)
     places = case.places(inputs)
-    function = smooth(ours(case), inputs, places)
+    gradient = equals_differences(smooth(ours(case), inputs, places), *(inputs[n] for n in places))
+    assert distance(evaluated(family, case.name)["random 0"][1], [np.asarray(grad) for grad in gradient]) < 1e-13
 
-    def pushed(xs, tangents):
-        return jax.jvp(function, xs, tangents)
 
-    def back(xs, cotangents):
-        return pulled(function, cotangents, xs)
+def equals_differences(function, *inputs, tolerance: float = 1e-5):
+    """What both modes give, and each mode of each, are finite differences.
+
+    The function returns a list. Answers the cotangents of the inputs for fixed ones of the results.
+    """
+
+    def both_modes(xs, ways, cotangents):
+        values, push = jax.linearize(function, *xs)
+        return values, push(*ways), jax.linear_transpose(push, *xs)(cotangents)
 
     @jax.jit
-    def pairs(xs):
-        ways, results = _directions(xs, "along"), function(*xs)
-        weighed = _directions(results, "cotangent")
-        twice = (_directions(xs, "second"), _directions(xs, "of the tangent"))
-        found = _both_modes(function, xs, ways, weighed)
-        found += _both_modes(pushed, (xs, ways), twice, (weighed, _directions(results, "other")))
-        mixed = (twice[0], _directions(results, "of the cotangent"))
-        return found + _both_modes(back, (xs, weighed), mixed, tuple(twice[1]))
+    def compared(xs):
+        results = jax.eval_shape(function, *xs)
+        at = (xs, _directions(xs, "along"), _directions(results, "cotangent"))
+        moves = tuple(_directions(arrays, f"move {n}") for n, arrays in enumerate(at))
+        steps = jax.tree.map(lambda x, move: jnp.stack([x + STEP * move, x - STEP * move]), at, moves)
+        differences = jax.tree.map(lambda y: (y[0] - y[1]) / (2 * STEP), jax.vmap(both_modes)(*steps))
+        found, push = jax.linearize(both_modes, *at)
+        across = tuple(_directions(arrays, f"across {n}") for n, arrays in enumerate(found))
+        pair = _paired(jax.linear_transpose(push, *at)(across), moves), _paired(across, differences)
+        return found[2], [(push(*moves), differences), pair]
 
-    for got, want in pairs(tuple(inputs[n] for n in places)):
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
+    gradient, pairs = compared(inputs)
+    for got, want in pairs:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), got, want)
+    return gradient
 
 
 def _directions(arrays, word: str):
     return type(arrays)(direction(np.zeros(x.shape, x.dtype), word, n) for n, x in enumerate(arrays))
-
-
-def _both_modes(function, at, along, across):
-    """Pairs of a derivative and its finite difference: of the tangent, and of what the cotangents pull back."""
-
-    def moved(step):
-        return function(*jax.tree.map(lambda x, way: x + step * way, at, along))
-
-    differences = jax.tree.map(lambda up, down: (up - down) / (2 * STEP), moved(STEP), moved(-STEP))
-    tangents, pulled_back = jax.jvp(function, at, along)[1], jax.vjp(function, *at)[1](across)
-    return [(tangents, differences), (_paired(pulled_back, along), _paired(across, differences))]
 
 
 def _paired(a, b):

@@ -45,8 +45,9 @@ class Conventions(Record):
             nor are products behind them, but with "everywhere", which takes more time. But where one factor is made of
             an inverse, a solution or the factors of a matrix, a row or column of zeros in the cotangent gives zeros: so
             a singular matrix that was not chosen takes no part, also in a batch of others. A gradient that is
-            differentiated again has "everywhere" in its derivative. A first derivative in forward mode has no
-            cotangent, and the other formulas alone.
+            differentiated again has "everywhere" in its derivative. In forward mode every elementwise product of a
+            tangent is zero where the slope, or the tangent, is: so a tangent that became infinite meets a slope of
+            zero, as of a bound or a saturated function, and gives what the gradient says.
         norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
             distance, a standard deviation, the absolute value of a complex number. "zero" is the middle of the
             subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.

@@ -11,6 +11,10 @@ from jointcut.wrappers.built_in.culprit import Culprit
 _WHERE = (
     "Look at that line with these numbers; jax.numpy.where on an operand, not on the result, keeps a gradient finite."
 )
+_OWN = (
+    "If it is of a derivative that the function takes itself, differentiate "
+    'aot.function(..., derivatives="finite") there, or a function of aot.derivatives.'
+)
 _NONE = "No option and no function of aot.derivatives is known to make this call finite."
 
 
@@ -76,7 +80,12 @@ class NonFinite:
         if any(not cure.then for cure in self.cures):
             return [str(cure) for cure in self.cures if not cure.then]
         why = f"No cure was tried: {self.untried}" if self.untried else _NONE
-        return [why, *map(str, self.cures), _WHERE]
+        return [why, *map(str, self.cures), *([_OWN] if self._may_be_of_own_derivative() else []), _WHERE]
+
+    def _may_be_of_own_derivative(self) -> bool:
+        """Whether the op may stand in a `jax.grad` or `jax.jvp` within the function: a second one in ours."""
+        scope = self.culprit.scope if self.culprit is not None else ""
+        return self.half == "forward" and ("transpose(" in scope or scope.count("jvp(") > 1)
 
     def refuse(self) -> NoReturn:
         """Raise `NonFiniteError` with this record."""

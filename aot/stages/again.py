@@ -7,7 +7,6 @@ their cotangents are known to be: second derivatives are rare, and their cost is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,5 @@ def differentiated_again(conventions: Conventions, name: str) -> Wrap:
             made = split(program.to_cut, program.roles, "min_cut")
         return made.graph, made.halves, program.consts
 
-    def wrap(flat: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        return half(flat, sloped, cut, wrap)
-
+    wrap = Wrap(lambda flat: half(flat, sloped, cut, wrap), guards=True)
     return wrap

@@ -97,7 +97,7 @@ def groups(family: str) -> list[Group]:
     figures = read(family)
     found: dict[Any, list[Any]] = {}
     for case in cases(family):
-        for name, inputs in case.probes.items():
+        for name, inputs in case.inputs(family, 0):
             figure = figures.get((case.name, name))
             if theirs(case) and figure and figure[1] and finite((*figure[0], *figure[1])):
                 shapes = tuple((x.shape, x.dtype.str) for x in inputs)

@@ -55,9 +55,15 @@ class Case:
         return tuple(draw(source) for draw in self.draws)
 
     def inputs(self, family: str, count: int) -> Iterator[tuple[str, Inputs]]:
-        """Yield name and inputs: `count` random ones, "random 0" and so on, then every probe."""
+        """Yield name and inputs: `count` random ones, "random 0" and so on, then every probe.
+
+        Where all random arrays have one shape, probes of single numbers are filled up to it: one program takes both.
+        """
         yield from ((f"random {index}", self.random(family, index)) for index in range(count))
-        yield from self.probes.items()
+        shapes = {x.shape for x in self.random(family, 0)}
+        for name, probe in self.probes.items():
+            fills = len(shapes) == 1 and all(x.shape == (1,) for x in probe)
+            yield name, tuple(np.full(*shapes, x[0]) for x in probe) if fills else probe
 
     def places(self, inputs: Inputs) -> tuple[int, ...]:
         """The inputs that are differentiated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -47,9 +48,8 @@ def pulled(function: Callable[..., list[jax.Array]], cotangents: Any, varied: An
 
 
 def evaluator(case: Case, function: Callable[..., Any], places: tuple[int, ...]) -> Callable[..., Any]:
-    """A compiled function of inputs, cotangents and directions that returns values, first order and second order."""
+    """A function of inputs, cotangents and directions that returns values, first order and second order."""
 
-    @jax.jit
     def evaluate(inputs: Any, cotangents: Any, aside: Any) -> Any:
         varied = tuple(inputs[n] for n in places)
         first = partial(pulled, smooth(function, inputs, places), cotangents)
@@ -66,19 +66,38 @@ def weights(function: Callable[..., Any], inputs: Inputs, places: tuple[int, ...
     return cotangents, [direction(inputs[place], "second", n) for n, place in enumerate(places)]
 
 
-def evaluate_all(case: Case, function: Callable[..., Any], named: list[tuple[str, Inputs]]) -> dict[str, Any]:
-    """Values, first and second order at every named input, as numpy arrays. Equal shapes are one batch."""
+@dataclass(frozen=True)
+class Batch:
+    """Named inputs of equal shapes, stacked, and the compiled function of all of them at once."""
+
+    names: tuple[str, ...]
+    stacked: Inputs
+    cotangents: list[np.ndarray]
+    aside: list[np.ndarray]
+    run: Callable[..., Any]
+
+    def evaluated(self, cotangents: list[np.ndarray] | None = None) -> dict[str, Any]:
+        """Values, first and second order at each input; for other cotangents if they are given."""
+        outcome = self.run(self.stacked, self.cotangents if cotangents is None else cotangents, self.aside)
+        outcome = jax.tree.map(np.asarray, outcome)
+        return {name: jax.tree.map(lambda batch, row=row: batch[row], outcome) for row, name in enumerate(self.names)}
+
+
+def batches(case: Case, function: Callable[..., Any], named: list[tuple[str, Inputs]]) -> list[Batch]:
+    """One batch for all inputs of equal shapes and types."""
     groups: dict[Any, list[tuple[str, Inputs]]] = {}
     for name, inputs in named:
         groups.setdefault(tuple((x.shape, x.dtype.str) for x in inputs), []).append((name, inputs))
-    results = {}
+    made = []
     for group in groups.values():
-        first = group[0][1]
-        places = case.places(first)
-        cotangents, aside = weights(function, first, places)
-        stacked = tuple(np.stack(same) for same in zip(*(inputs for _, inputs in group), strict=True))
-        batched = jax.vmap(evaluator(case, function, places), in_axes=(0, None, None))
-        outcome = jax.tree.map(np.asarray, batched(stacked, cotangents, aside))
-        for row, (name, _) in enumerate(group):
-            results[name] = jax.tree.map(lambda batch, row=row: batch[row], outcome)
-    return results
+        names, given = zip(*group, strict=True)
+        places = case.places(given[0])
+        run = jax.jit(jax.vmap(evaluator(case, function, places), in_axes=(0, None, None)))
+        stacked = tuple(np.stack(same) for same in zip(*given, strict=True))
+        made.append(Batch(names, stacked, *weights(function, given[0], places), run))
+    return made
+
+
+def evaluate_all(case: Case, function: Callable[..., Any], named: list[tuple[str, Inputs]]) -> dict[str, Any]:
+    """Values, first and second order at every named input, as numpy arrays."""
+    return {name: found for batch in batches(case, function, named) for name, found in batch.evaluated().items()}

@@ -1,18 +1,23 @@
 """Say what `derivatives="finite"` gives and costs: `python -m benchmarks.derivatives.finite [PROGRAM ...]`.
 
 First the functions of `guards`: how many have the gradient of the double `where`, with JAX's derivatives and with
-finite ones. Then those of `singular`: how many have the right gradient at their singular point, and which have not.
-Then the programs of the suite, compiled with both by the default plan: peak by XLA's account, time as the median ratio
-of runs in turn, and whether the gradients have the same bits. Where they have not, try it with
-`XLA_FLAGS=--xla_cpu_max_isa=AVX`, which leaves XLA no instruction that multiplies and adds with one rounding.
+finite ones. Then those of `singular`: how many have the right gradient and tangent at their singular point, and finite
+second derivatives, in each order of the two modes; and which have not, with the reason. Then the programs of the suite,
+compiled with both by the default plan: peak by XLA's account, time as the median ratio of runs in turn, and whether the
+gradients have the same bits. Where they have not, try it with `XLA_FLAGS=--xla_cpu_max_isa=AVX`, which leaves XLA no
+instruction that multiplies and adds with one rounding.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich import box
 from rich.table import Table
@@ -20,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks import programs
 from benchmarks.derivatives.guards import GUARDS, Guard
-from benchmarks.derivatives.singular import SINGULAR, Singular
+from benchmarks.derivatives.singular import SINGULAR, UNKNOWN, Singular
 from benchmarks.measure import time_together, wide_console
 from benchmarks.report import geometric_mean
 from jointcut import aot
@@ -38,10 +43,7 @@ def main() -> None:
     for kind in KINDS:
         right = sum(is_right(guard, kind) for guard in GUARDS)
         console.print(f"{right} of {len(GUARDS)} functions guarded by one where have the right gradient: {kind}")
-    for kind in KINDS:
-        wrong = [singular.name for singular in SINGULAR if not is_right_at(singular, kind)]
-        names = f"; not: {', '.join(wrong)}" if kind == "finite" else ""
-        console.print(f"{len(SINGULAR) - len(wrong)} of {len(SINGULAR)} singular points have it: {kind}{names}")
+    console.print(at_singular_points())
     table = Table(title="finite over JAX's derivatives", box=box.SIMPLE_HEAD)
     for heading in ("program", "peak ÷", "time ÷", "same bits"):
         table.add_column(heading, justify="left" if heading == "program" else "right")
@@ -62,13 +64,50 @@ def is_right(guard: Guard, kind: str) -> bool:
     return bool(np.allclose(got, jax.grad(guard.twice)(guard.at), rtol=2e-5, atol=1e-6))
 
 
-def is_right_at(singular: Singular, kind: str) -> bool:
-    """Whether a function has the right gradient at its singular point."""
+def at_singular_points() -> Table:
+    """A row for each mode: at how many points the derivative is right, or finite; then the points without, and why."""
+    table = Table(title=f"{len(SINGULAR)} singular points, and {len(UNKNOWN)} that are known to have none")
+    for heading in ("derivative", *KINDS, "not with finite"):
+        table.add_column(heading, justify="right" if heading in KINDS else "left")
+    points = (*SINGULAR, *UNKNOWN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", aot.UncutWarning)  # forward mode differentiated again, with JAX's derivatives
+        found = {kind: [right_modes(point, kind) for point in tqdm(points, kind, disable=None)] for kind in KINDS}
+    for mode in MODES:
+        counts = [f"{sum(mode in modes for modes in found[kind])}" for kind in KINDS]
+        without = [point.name for point, modes in zip(points, found["finite"], strict=True) if mode not in modes]
+        table.add_row(mode, *counts, "; ".join(without))
+    table.add_section()
+    for point in UNKNOWN:
+        table.add_row(point.name, "", "", point.reason)
+    return table
+
+
+def right_modes(singular: Singular, kind: str) -> set[str]:
+    """The modes in which a function has the right derivative at its point; a finite one, if it is the second."""
+    function = aot.function(singular.function, derivatives=kind)
+    along = np.cos(np.arange(singular.at.size, dtype=np.float32)).reshape(singular.at.shape)
     try:
-        got = aot.function(singular.function, derivatives=kind).grad(singular.at)
+        found = jax.jit(lambda x: {name: mode(function, x, along) for name, mode in MODES.items()})(singular.at)
     except NotImplementedError:  # JAX has no derivative
-        return False
-    return bool(np.allclose(got, singular.gradient, rtol=2e-5, atol=1e-6))
+        return set()
+    wanted = {"gradient": singular.gradient, "tangent": np.sum(singular.gradient * along)}
+    near = {name for name, want in wanted.items() if np.allclose(found[name], want, rtol=2e-5, atol=1e-6)}
+    return near | {name for name, got in found.items() if name not in wanted and np.isfinite(got).all()}
+
+
+def _tangent(function: Any, x: Any, along: Any) -> Any:
+    return jax.jvp(function, (x,), (along,))[1]
+
+
+MODES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "gradient": lambda f, x, along: jax.grad(f)(x),
+    "tangent": _tangent,
+    "forward over reverse": lambda f, x, along: jax.jvp(jax.grad(f), (x,), (along,))[1],
+    "reverse over reverse": lambda f, x, along: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), along))(x),
+    "reverse over forward": lambda f, x, along: jax.grad(lambda x: _tangent(f, x, along))(x),
+    "forward over forward": lambda f, x, along: jax.jvp(lambda x: _tangent(f, x, along), (x,), (along,))[1],
+}
 
 
 def beside(name: str, rounds: int) -> tuple[float, float, bool]:

@@ -2,7 +2,8 @@
 
 They were found by probing JAX: of about 120 functions of `jax.numpy`, `jax.scipy` and `jax.nn`, and of forms that users
 write out, these have a gradient that is NaN or infinite in JAX, or none. Each has the gradient that is right: a limit,
-the middle of the subgradients, or zero for what takes no part.
+the middle of the subgradients, or zero for what takes no part. At those of `UNKNOWN` a derivative is not finite with
+`derivatives="finite"` either; each has the reason.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Singular:
     function: Callable[[Any], Any]
     at: Any
     gradient: Any
+    reason: str = ""
 
 
 def _logsumexp_by_hand(x: Any) -> Any:
@@ -52,6 +54,11 @@ def _rotation(x: Any) -> Any:
 def _soft_threshold(x: Any) -> Any:
     u, s, vh = jnp.linalg.svd(x, full_matrices=False)
     return jnp.sum(_WEIGHTS * ((u * jnp.maximum(s - 0.3, 0)) @ vh))
+
+
+def _of_values(x: Any, f: Callable[[Any], Any], from_one_side: bool) -> Any:
+    u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+    return (u * f(s)) @ (u.T if from_one_side else vh)
 
 
 def _solved(x: Any) -> Any:
@@ -122,4 +129,23 @@ SINGULAR = tuple(
         ("soft threshold", _soft_threshold, _EYE, _WEIGHTS - 0.3 * _SKEW),
         ("cube root of a cube", lambda x: jnp.cbrt(x[0] ** 3), [0.0], [1.0]),
     )
+)
+
+_ACROSS = "it needs a basis of all that stands across the matrix, as large as its longer side squared"
+
+UNKNOWN = (
+    Singular(
+        "odd function of a tall matrix, at zero, in second order",
+        lambda x: jnp.sum(_of_values(x, jnp.sin, from_one_side=False)),
+        np.zeros((3, 2), np.float32),
+        np.ones((3, 2), np.float32),
+        _ACROSS,
+    ),
+    Singular(
+        "even function of a tall matrix from its longer side, at zero",
+        lambda x: jnp.sum(_of_values(x, jnp.square, from_one_side=True)),
+        np.zeros((3, 2), np.float32),
+        np.zeros((3, 2), np.float32),
+        _ACROSS,
+    ),
 )

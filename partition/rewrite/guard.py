@@ -106,11 +106,26 @@ def guarded(
     return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs, kept)[0], consts)
 
 
+def guarded_tangents(pushed: ClosedJaxpr, num_tangents: int) -> ClosedJaxpr:
+    """Guard the products of a forward derivative, whose last inputs are tangents.
+
+    A backward meets the slopes nearest to the output first, and a forward derivative those nearest to the input. So
+    here a slope of zero makes zero of a tangent that became infinite, as a zero of a tangent does of a slope.
+    """
+    jaxpr, consts = opened(pushed)
+    given = [Known.CONSTANT] * (len(jaxpr.invars) - num_tangents) + [Known.WITH_ZEROS] * num_tangents
+    return ClosedJaxpr(_Guarding(everywhere=True, by_slopes=True).jaxpr(jaxpr, given)[0], consts)
+
+
 @dataclass(frozen=True)
 class _Guarding:
-    """Guards the products of a jaxpr that may meet a zero; `everywhere`, of all that read a cotangent."""
+    """Guards the products of a jaxpr that may meet a zero; `everywhere`, of all that read a cotangent.
+
+    With `by_slopes` the zero may be that of the slope, too.
+    """
 
     everywhere: bool
+    by_slopes: bool = False
 
     def jaxpr(
         self, jaxpr: Jaxpr, given: Sequence[Known], kept: Sequence[Number | None] = ()
@@ -131,7 +146,7 @@ class _Guarding:
                 continue
             fixed = [number_of(v, numbers) for v in eqn.invars]
             nested = self._nested(eqn, now)
-            new = [nested[0]] if nested else _product(eqn, now, fixed, self.everywhere)
+            new = [nested[0]] if nested else _product(eqn, now, fixed, self.everywhere, self.by_slopes)
             ends = nested[1] if nested else [self._moved(eqn, now, fixed)] * len(eqn.outvars)
             eqns += new
             known.update(zip(eqn.outvars, ends, strict=True))
@@ -231,7 +246,9 @@ def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
 # ------------------------------------------------------------------------------------------------------ one product
 
 
-def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool) -> list[Equation]:
+def _product(
+    eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool, by_slopes: bool
+) -> list[Equation]:
     """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite.
 
     An elementwise product becomes its equations, so that a plan prices what XLA fuses; of others a call stays.
@@ -249,16 +266,17 @@ def _product(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]
     if name == "dot_general" and is_solution:
         return [simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))]
     may_be_zero = place in _LINEAR_IN.get(name, ()) and (now[place] > Known.COTANGENT or is_solution)
-    if not may_be_zero or _is_harmless(fixed[1 - place], name):
+    if not may_be_zero or _is_harmless(fixed[1 - place], name, by_slopes):
         return [eqn]
     of_lines = now[place] is not Known.WITH_ZEROS
-    return simplify.in_place(eqn, named(Product(eqn.primitive, (place,), params, of_lines)))
+    zeros = (0, 1) if by_slopes and name == "mul" else (place,)
+    return simplify.in_place(eqn, named(Product(eqn.primitive, zeros, params, of_lines)))
 
 
 def _is_inexact(v: Any) -> bool:
     return jax.numpy.issubdtype(v.aval.dtype, np.inexact)
 
 
-def _is_harmless(number: Number | None, name: str) -> bool:
-    """Whether a factor, or a divisor, is a number that gives no NaN with zero."""
-    return number is not None and math.isfinite(number) and (name == "mul" or number != 0)
+def _is_harmless(number: Number | None, name: str, by_slopes: bool) -> bool:
+    """Whether a factor, or a divisor, is a number that gives no NaN with zero, and `by_slopes` with infinity."""
+    return number is not None and math.isfinite(number) and (number != 0 or (name == "mul" and not by_slopes))

@@ -52,7 +52,7 @@ def test_values_and_gradients_are_those_of_jax_where_it_is_finite(family, case):
     derived.equals_jax(family, case)
 
 
-@some_functions
+@every_function
 def test_the_pullback_is_linear_and_takes_zero_to_zero(family, case):
     derived.is_linear_in_the_cotangent(family, case)
 

@@ -79,6 +79,25 @@ def test_what_is_no_sum_of_squares_keeps_its_slope():
         assert not np.isfinite(aot.function(function, derivatives="finite").grad(jnp.float32(0)))
 
 
+@pytest.mark.parametrize(("least", "count"), [(0.0, 1), (1e-40, 1), (1e-12, 0)])
+def test_a_root_that_is_zero_nowhere_has_no_formula(least, count):
+    """A number that XLA may flush to zero does not count."""
+
+    def root(x):
+        return jnp.sqrt(jnp.sum(x * x) + jnp.float32(least))
+
+    changes = aot.function(root, derivatives="finite").trace(jnp.zeros(2)).program.changes
+    assert [change.rule for change in changes if change.rule == "norm_at_zero"] == ["norm_at_zero"] * count
+
+
+def test_softplus_has_no_formula_and_is_finite_far_below_zero():
+    finite = aot.function(lambda x: jnp.sum(jax.nn.softplus(x)), derivatives="finite")
+    x = jnp.array([-jnp.inf, -1e30, 0.0])
+    assert {change.rule for change in finite.trace(x).program.changes} == {"zero_cotangent"}
+    np.testing.assert_array_equal(finite.grad(x), [0.0, 0.0, 0.5])
+    np.testing.assert_array_equal(jax.jit(jax.hessian(finite))(x), np.diag([0.0, 0.0, 0.25]))
+
+
 def test_a_derivative_rule_of_the_user_stays():
     @jax.custom_jvp
     def root(x):

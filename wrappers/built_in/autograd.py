@@ -26,7 +26,7 @@ from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed
+from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed_through
 from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
@@ -34,9 +34,24 @@ from jointcut.wrappers.table import Table
 #: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the constants that the halves take first.
 Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 
-#: Makes of a flat function, of a half, the function that runs: `jax.jit`, or one with a derivative of its own.
-Wrap = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
-JITTED: Wrap = functools.partial(jax.jit, inline=True)
+
+@dataclass(frozen=True)
+class Wrap:
+    """How a half is differentiated: makes of its flat function the one that runs.
+
+    `run` is `jax.jit`, or gives the function a derivative of its own. With `guards` the products of tangents are
+    guarded in forward mode.
+    """
+
+    run: Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
+    guards: bool = False
+
+    def __call__(self, flat: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """The function that runs."""
+        return self.run(flat)
+
+
+JITTED = Wrap(functools.partial(jax.jit, inline=True))
 
 _call_p = jaxprs.call_primitive("jointcut_call")
 _half_p = jaxprs.call_primitive("jointcut_half")
@@ -114,7 +129,7 @@ class _Program(Program):
     def __init__(
         self, prim: Any, closed: Any, cut: Cutter, twice: Callable[[], None], wrap: Wrap, waits: bool = False
     ) -> None:
-        super().__init__(prim, closed)
+        super().__init__(prim, closed, wrap.guards)
         self._cut, self._twice, self._wrap = cut, twice, wrap
         self._waits = waits or any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: Table[Differential] = Table()
@@ -165,7 +180,7 @@ class _Program(Program):
     @property
     def forward(self) -> jaxprs.CallRules:
         """As `CallRules.forward`: JAX's own derivative, which computes what it can before it has tangents."""
-        return Plain(self.closed)
+        return Plain(self.closed, self.guards)
 
 
 def _rules(
@@ -186,7 +201,7 @@ def _rules(
 
     @wrap
     def tangents(*flat: Any) -> list[Any]:
-        _, moved = pushed(functools.partial(jaxprs.evaluate, primal), mask, flat[: len(mask)], flat[len(mask) :])
+        _, moved = pushed_through(primal, mask, flat[: len(mask)], flat[len(mask) :], wrap.guards)
         return [t for t, moves in zip(moved, moving, strict=True) if moves]
 
     def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:

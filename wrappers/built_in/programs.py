@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 from jointcut.partition.program import jaxprs
+from jointcut.partition.rewrite import guard
+from jointcut.partition.rewrite.slopes import sloped
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
@@ -25,11 +27,11 @@ _waiting_p = jaxprs.call_primitive("jointcut_waiting", lambda rules: rules.early
 
 
 class Plain(jaxprs.CallRules):
-    """A jaxpr that JAX itself differentiates."""
+    """A jaxpr that JAX itself differentiates, with products guarded if `guards`."""
 
-    def __init__(self, closed: Any) -> None:
+    def __init__(self, closed: Any, guards: bool = False) -> None:
         """Take the jaxpr, which has no constants."""
-        self.closed = closed
+        self.closed, self.guards = closed, guards
         self._run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat), inline=True)  # JAX prints a partial
 
     def run(self, *flat: Any) -> list[Any]:
@@ -39,7 +41,7 @@ class Plain(jaxprs.CallRules):
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
         """As `CallRules.jvp`."""
         mask, picked = picked_of(primals, tangents)
-        return pushed(functools.partial(jaxprs.evaluate, self.closed), mask, primals, picked)
+        return pushed_through(self.closed, mask, primals, picked, self.guards)
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
         """As `CallRules.mapped`."""
@@ -55,9 +57,9 @@ class Plain(jaxprs.CallRules):
 class Program(Plain):
     """A jaxpr with a derivative of its own. `prim` is the primitive that it is called by."""
 
-    def __init__(self, prim: Any, closed: Any) -> None:
+    def __init__(self, prim: Any, closed: Any, guards: bool = False) -> None:
         """Take the primitive, made by `jaxprs.call_primitive`, and the jaxpr, which has no constants."""
-        super().__init__(closed)
+        super().__init__(closed, guards)
         self.prim = prim
         self._waiting: Table[Waiting] = Table()
 
@@ -78,7 +80,7 @@ class Program(Plain):
 
     def pushed(self, mask: Mask, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any | None]]:
         """The outputs and their tangents; None for an output that has none. By default JAX's own derivative."""
-        return pushed(functools.partial(jaxprs.evaluate, self.closed), mask, primals, tangents)
+        return pushed_through(self.closed, mask, primals, tangents, self.guards)
 
 
 class Waiting(Plain):
@@ -101,7 +103,8 @@ class Waiting(Plain):
 
         structs = [*jaxprs.input_structs(program.closed), *map(jaxprs.struct, tangents)]
         jaxpr, self._consts = jaxprs.opened(jax.make_jaxpr(push)(*structs))
-        super().__init__(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns))
+        closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+        super().__init__(sloped(closed) if program.guards else closed, program.guards)
         self._mask, self._program, self._moving, self._outvars = mask, program, tuple(moving), primal.outvars
         inputs = slice(len(self._consts), len(self._consts) + len(mask))
         self.early = jaxprs.Early(program.prim, program.closed, program, inputs)
@@ -147,6 +150,26 @@ def pushed(
     picked = tuple(x for x, on in zip(primals, mask, strict=True) if on)
     outs, moved = jax.jvp(chosen, picked, tuple(tangents))
     return outs, [t if is_inexact(dtype_of(out)) else None for out, t in zip(outs, moved, strict=True)]
+
+
+def pushed_through(
+    closed: Any, mask: Mask, primals: Sequence[Any], tangents: Sequence[Any], guards: bool
+) -> tuple[list[Any], list[Any | None]]:
+    """As `pushed`, for a jaxpr; with `guards` zero times infinity is zero in every product of a tangent."""
+    function = functools.partial(jaxprs.evaluate, closed)
+    if not guards:
+        return pushed(function, mask, primals, tangents)
+    moves: list[bool] = []
+
+    def push(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        outs, moved = pushed(function, mask, primals, tangents)
+        moves.extend(t is not None for t in moved)
+        return [*outs, *(t for t in moved if t is not None)]
+
+    traced = jax.make_jaxpr(push)(list(primals), list(tangents))
+    results = jaxprs.evaluate(guard.guarded_tangents(traced, len(tangents)), *primals, *tangents)
+    moved = iter(results[len(moves) :])
+    return results[: len(moves)], [next(moved) if on else None for on in moves]
 
 
 def dtype_of(x: Any) -> Any:

@@ -38,7 +38,7 @@ def one_left_out(x: jax.Array, group: jax.Array, like: jax.Array) -> jax.Array:
     """For each x the product of the others of its group; `like` has a place for each group."""
     zero = x == 0
     zeros, product = _counted(x, group, like)
-    return jnp.where(zeros[group] == zero, product[group] / jnp.where(zero, 1, x), 0)
+    return jnp.where(zeros[group] == zero.astype(zeros.dtype), product[group] / jnp.where(zero, 1, x), 0)
 
 
 @one_left_out.defjvp
@@ -55,6 +55,10 @@ def _left_out_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _counted(x: jax.Array, group: jax.Array, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For each group the number of its zeros, and the product of its other factors."""
-    zeros = jnp.zeros(like.shape, jnp.int32).at[group].add((x == 0).astype(jnp.int32))
+    """For each group the number of its zeros, and the product of its other factors.
+
+    The number is a float: XLA on CPU (JAX 0.10 and 0.12) adds at most one integer to a single place, where a batch of
+    such sums is compiled with the places known.
+    """
+    zeros = jnp.zeros(like.shape, jnp.float32).at[group].add((x == 0).astype(jnp.float32))
     return zeros, jnp.ones_like(like).at[group].multiply(jnp.where(x == 0, 1, x))

@@ -1,7 +1,8 @@
 """Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
 
 A sum of squares, or of higher powers of sizes, is zero only where its slope is zero, and so is a sum of exponentials.
-Elements may be moved, added, scaled by a positive number, masked, or bounded from below; the sum stays one.
+Elements may be moved, added, scaled by a positive number, masked, or bounded from below; the sum stays one. With a
+positive number added it is zero nowhere, and nothing is to be known of it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def made(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> Known:
         return Kind.COSINES if all(known is Kind.COSINES or isinstance(known, float) for known in now) else None
     if name in _KEEPS_MASKS and all(known is Kind.MASK for known in now) and now:
         return Kind.MASK
-    return next((kind for kind in (Kind.SQUARES, Kind.EXPONENTIALS) if kind in now and _is_sum(name, now, kind)), None)
+    least = float(jnp.finfo(eqn.outvars[0].aval.dtype).tiny)  # below it XLA may take a number as zero
+    kinds = (kind for kind in (Kind.SQUARES, Kind.EXPONENTIALS) if kind in now and _is_sum(name, now, kind, least))
+    return next(kinds, None)
 
 
 def _is_power(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> bool:
@@ -100,8 +103,11 @@ def _is_power(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> bool
     return name == "square" or (name == "real" and _is_with_conjugate(operands[0], makers))
 
 
-def _is_sum(name: str, now: Sequence[Known], kind: Kind) -> bool:
-    """Whether an equation makes a sum of such sums, so that it is 0 only where these are."""
+def _is_sum(name: str, now: Sequence[Known], kind: Kind, least: float) -> bool:
+    """Whether an equation makes a sum of such sums, so that it is 0 only where these are, and may be 0.
+
+    `least` is the least positive number that is surely not zero.
+    """
     others = [known for known in now if known is not kind]
     if name == "div":
         return now[0] is kind and (kind is Kind.SQUARES or isinstance(now[1], float))
@@ -109,7 +115,7 @@ def _is_sum(name: str, now: Sequence[Known], kind: Kind) -> bool:
         return all(known is Kind.MASK or (isinstance(known, float) and known > 0.0) for known in others)
     if name == "select_n":  # JAX puts NaN in the place of a variance that has no degree of freedom
         return all(known is kind or (isinstance(known, float) and not known < 0.0) for known in now[1:])
-    return name in _KEEPS and all(isinstance(known, float) and known >= 0.0 for known in others)
+    return name in _KEEPS and all(isinstance(known, float) and 0.0 <= known < least for known in others)
 
 
 def _name_of(v: Any, makers: Mapping[Any, Any]) -> str:

@@ -6,6 +6,7 @@ Rules of the user's own stay as they are.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,7 +126,7 @@ def _with_formula(
     if not _are_inexact(eqn):
         return eqn
     name = jaxprs.rule_of_jax(eqn) or eqn.primitive.name
-    found = _root(name, now) or _singular(eqn, name) or _in_order(eqn, name, inside) or _ALWAYS.get(name)
+    found = _root(name, now) or _singular(eqn, name) or _in_order(eqn, name, inside) or _always(name, now)
     if found is not None and chosen.get(found[0]) not in (None, "known"):
         rule, formula = found
         return simplify.instead(eqn, ruled(formula, rule))
@@ -141,6 +142,13 @@ def _root(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
     if name in ("acos", "asin") and now[0] is Kind.COSINES:
         return "arc_at_one", slopes.arc_cosine if name == "acos" else slopes.arc_sine
     return ("empty_logsumexp", slopes.log_of_exponentials) if name == "log" and now[0] is Kind.EXPONENTIALS else None
+
+
+def _always(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
+    """A formula for all operands, but none for a sum of exponentials of which one is a number: that is not empty."""
+    if name in ("logaddexp", "logaddexp2") and any(isinstance(known, float) and math.isfinite(known) for known in now):
+        return None
+    return _ALWAYS.get(name)
 
 
 def _singular(eqn: Any, name: str) -> tuple[str, Formula] | None:

@@ -153,7 +153,18 @@ def once(v: Array, s: Array) -> Array:
 def _once_slope(points: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     v, s = points
     has_equal = jnp.any(equal(s), axis=(-2, -1))[..., None, None]
-    return once(v, s), tangents[0] * jnp.where(has_equal, jnp.nan, 1).astype(v.dtype)
+    return once(v, s), _unknown_p.bind(has_equal, tangents[0], rules=_UNKNOWN, num_residuals=1)[0]
+
+
+# No product, since a guard would take NaN times a tangent of zero as zero: at equal values JAX's is, and wrongly.
+_unknown_p = jaxprs.linear_primitive("unknown")
+_UNKNOWN = jaxprs.LinearRules(
+    lambda unknown, moved: [moved[0]],
+    lambda unknown, moved: [jnp.where(unknown[0], jnp.nan, moved[0])],
+    lambda unknown, cotangents: [
+        None if (c := cotangents[0]) is None else jnp.where(unknown[0] & (c != 0), jnp.nan, c)
+    ],
+)
 
 
 def _first(s: Array, f: Array, slope: Array, bend: Array) -> Array:

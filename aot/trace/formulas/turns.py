@@ -6,10 +6,11 @@ s_i). Where values are equal, those are the slope of f (Noferini, "A formula for
 matrix function", 2017). JAX divides zero by zero. Here its tangents are taken with zero for such a quotient, and what
 that lacks is added.
 
-Second derivatives are those of the same function made of a symmetric matrix: for a matrix a that is not wide,
-u·diag(f(s))·v* is a·h(a*·a) with h(t) = f(√t) / √t, and `spread` differentiates h twice. That squares the condition of
-a, and divides by the values, so it is taken for equal values alone, and where the smallest is no less than a thousandth
-of the largest.
+Second derivatives are those of the same function made of a symmetric matrix, which `spread` differentiates twice. For a
+square matrix that is [[0, a], [a*, 0]], whose eigenvalues are s and -s (Jordan and Wielandt), and f goes on below zero,
+odd or even. For one that is tall u·diag(f(s))·v* is a·h(a*·a) with h(t) = f(√t) / √t. That squares the condition of a,
+and divides by the values, so it is taken where the smallest is no less than a thousandth of the largest. (The first
+would need a basis of all that stands across, as large as the longer side squared.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jointcut.aot.trace.formulas.spread import equal, of_matrix, once
 
 Array = jax.Array
 
-_LEAST = 1e-3  # of the largest value, where second derivatives are known
+_LEAST = 1e-3  # of the largest value, where second derivatives of tall and wide matrices are known
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Pair:
 def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     """The product of two matrices of vectors, as a function of both, of the matrix, of s, u, v, f, f' and f''.
 
-    Where values are equal, and one of them is zero or small beside the largest, slopes of second order are NaN.
+    Slopes of second order are NaN where values are equal and the function has none: of a square matrix, where a value
+    is zero and f does not go on smoothly below; of any other, where a value is zero or small beside the largest.
     """
 
     @jax.custom_jvp
@@ -57,22 +59,46 @@ def function_of(pair: Pair, product: Callable[[Array, Array], Array]) -> Callabl
         first, second, a, s, u, v, f, slope, bend = points
         _, tangent = jax.jvp(product, (first, second), tangents[:2])
         turned = _turned(pair, tangents[2], s, once(u, s), once(v, s), f, slope)
-        _, moved = jax.jvp(partial(_of_symmetric, pair, s, u, v), (a, f, slope, bend), (tangents[2], *tangents[6:]))
+        symmetric = _of_square if a.shape[-2] == a.shape[-1] else _of_tall
+        _, moved = jax.jvp(partial(symmetric, pair, s, u, v), (a, f, slope, bend), (tangents[2], *tangents[6:]))
         if pair.is_transposed:
             turned, moved = jnp.swapaxes(turned, -1, -2), jnp.swapaxes(moved, -1, -2)
         total = tangent + turned.astype(tangent.dtype)
-        return value(*points), jnp.where(_is_known(s), moved.astype(tangent.dtype), total)
+        return value(*points), jnp.where(_is_known(a, s), moved.astype(tangent.dtype), total)
 
     return value
 
 
-def _is_known(s: Array) -> Array:
-    """For each matrix whether second derivatives at equal values are known."""
-    known = jnp.any(equal(s), axis=(-2, -1)) & jnp.all(s > _LEAST * s[..., :1], axis=-1)
+def _is_known(a: Array, s: Array) -> Array:
+    """For each matrix whether derivatives are those of a symmetric matrix.
+
+    They are at equal values; of a tall or wide matrix, where none is small.
+    """
+    known = jnp.any(equal(s), axis=(-2, -1))
+    if a.shape[-2] != a.shape[-1]:
+        known &= jnp.all(s > _LEAST * s[..., :1], axis=-1)
     return known[..., None, None]
 
 
-def _of_symmetric(pair: Pair, s: Array, u: Array, v: Array, a: Array, *numbers: Array) -> Array:
+def _of_square(pair: Pair, s: Array, u: Array, v: Array, a: Array, f: Array, slope: Array, bend: Array) -> Array:
+    """The function of a square matrix, made of the symmetric matrix [[0, a], [a*, 0]]."""
+    size, s = a.shape[-1], jax.lax.stop_gradient(s)
+    is_zero, is_odd = s == 0, pair.left != pair.right
+    if is_odd:
+        slope = jnp.where(is_zero & (f != 0), jnp.nan, slope)
+        bend = jnp.where(is_zero & (bend != 0), jnp.nan, bend)
+    else:
+        slope = jnp.where(is_zero & (slope != 0), jnp.nan, slope)
+    signs = (-1, 1, -1) if is_odd else (1, -1, 1)
+    numbers = (jnp.concatenate([x, sign * x], -1) for x, sign in zip((f, slope, bend), signs, strict=True))
+    nothing, half = jnp.zeros_like(a), jnp.sqrt(jnp.asarray(0.5, s.dtype))
+    both = jnp.block([[nothing, a], [adjoint(a), nothing]])
+    made = of_matrix(both, jnp.concatenate([s, -s], -1), jnp.block([[u, u], [v, -v]]) * half, *numbers)
+    rows, columns = (slice(0, size) if side == "u" else slice(size, None) for side in (pair.left, pair.right))
+    return made[..., rows, columns]
+
+
+def _of_tall(pair: Pair, s: Array, u: Array, v: Array, a: Array, *numbers: Array) -> Array:
     """The function, for values that are not zero, made of one of the symmetric matrix a*·a, or of a·a* if a is wide."""
     side, basis, x = ("v", v, a) if a.shape[-2] >= a.shape[-1] else ("u", u, adjoint(a))
     s = jax.lax.stop_gradient(s)
