@@ -7,8 +7,11 @@ mean and what memory they take, which that does not change, and not how fast the
 code of fusions in its older way, which takes half the time; the second Python of `.ci/run` has the newer way.
 
 JAX makes a new MLIR context for each program that it lowers, which is half of the lowering of a small one. Here some
-programs in a row share one: a program does not depend on what else its context holds. XLA compiles a text once for a
-process: many tests make the same small programs, and plain JAX's beside them. What calls Python back is compiled anew.
+programs in a row share one: a program does not depend on what else its context holds.
+
+Where tests ask what programs compute, XLA compiles a text once for a process: many tests make the same small programs,
+and plain JAX's beside them. Names and source lines are not of the text. So where tests may read these, and for what
+calls Python back, it compiles each program.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -38,6 +41,7 @@ EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
 HERE = Path(__file__).parent
 WRITING = ("emit", "hold", "inner_loops", "segments", "split", "zeros")
 CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.py" for name in WRITING))
+COMPUTING = ("behaviours", "derivatives", "laws", "loops", "partition", "tape", "wrappers")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
@@ -83,7 +87,7 @@ def compiled_once(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 mlir.make_ir_context = shared_contexts(mlir.make_ir_context)
-compiler.backend_compile_and_load = compiled_once(compiler.backend_compile_and_load)
+COMPILED_ONCE = compiled_once(compiler.backend_compile_and_load)
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +104,13 @@ def pytest_collection_finish() -> None:
 def nothing_found_before():
     """Forget the plans that other tests searched for."""
     searches.forget()
+
+
+@pytest.fixture(autouse=True)
+def texts_compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Compile each text once in the folders whose tests ask what programs compute."""
+    if request.path.relative_to(HERE).parts[0] in COMPUTING:
+        monkeypatch.setattr(compiler, "backend_compile_and_load", COMPILED_ONCE)
 
 
 @pytest.fixture(autouse=True)
