@@ -1,6 +1,6 @@
 """Time what jointcut itself costs: tracing, cutting and planning large graphs, and the call of a compiled step.
 
-    python -m benchmarks.scaling        # graphs of about 10**3, 10**4 and 10**5 equations: two minutes
+    python -m benchmarks.scaling        # graphs of about 10**3, 10**4 and 10**5 equations; the last takes many minutes
     python -m benchmarks.scaling 42     # an unrolled GPT of 42 layers
 
 Nothing is compiled but what is called.

@@ -8,7 +8,7 @@ that is a fraction needs the bytes of plain JAX's step: these are noted too, for
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -63,9 +63,10 @@ class Note:
         data = self.store.get(self.key)
         return () if data is None else tuple(Held(**fields) for fields in json.loads(data))
 
-    def write(self, plans: Sequence[Held]) -> None:
-        """Replace the noted plans."""
-        self.store.put(self.key, json.dumps([asdict(plan) for plan in plans]).encode(), self.label)
+    def add(self, held: Held) -> None:
+        """Note a plan, in place of another of the same program that was compiled in the same way."""
+        others = (plan for plan in self.read() if (plan.program, plan.way) != (held.program, held.way))
+        self.store.put(self.key, json.dumps([asdict(plan) for plan in (*others, held)]).encode(), self.label)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
         fitted = known_plan or _searched(wanted, lookup, now)
         chosen = known[lookup.key].held
         if lookup.note is not None and chosen not in noted:
-            lookup.note.write([*(held for held in noted if (held.program, held.way) != lookup.key), chosen])
+            lookup.note.add(chosen)
         return fitted
 
 
@@ -184,7 +184,7 @@ class _Least:
             while len(_SMALLEST) > MOST_KEPT:
                 _SMALLEST.popitem(last=False)
         if (note := self.note()) is not None:
-            note.write([*(other for other in note.read() if (other.program, other.way) != self.key), held])
+            note.add(held)
 
 
 @dataclass(frozen=True)
