@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.graph import TOP, Graph
+from jointcut.partition.program.graph import TOP, Graph, Op
 from jointcut.partition.program.primitives import CALLS, ELEMENTWISE
 from jointcut.partition.program.roles import Side
 
@@ -71,8 +71,11 @@ class Backend:
         read = {v for op in top if op.name in self.read_written for v in op.inputs}
         chained = {v for v in read if graph.values[v].maker in again and ends_chain(graph, v)}
         spread = {v for op in top if op.name in self.spreading and op.origin is Side.FORWARD for v in op.inputs}
-        return frozenset(chained | {v for v in spread if _is_spread(graph, v, saved, again)})
+        return frozenset(chained | (spread & _spread(graph, saved, again) if spread else spread))
 
+
+#: So many numbers or rows that a chain shares are spread over arrays.
+_SEVERAL = 2
 
 #: Nothing is known of the compiler.
 PORTABLE = Backend("portable")
@@ -106,27 +109,34 @@ def ends_chain(graph: Graph, v: int) -> bool:
     return maker is not None and graph.ops[maker].name in _CHAIN
 
 
-def _is_spread(graph: Graph, v: int, saved: Collection[int], again: Collection[int]) -> bool:
-    """Whether the elementwise chain that ends with a value shares two numbers or repeated rows with other readers.
+def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set[int]:
+    """Values whose elementwise chains share two numbers or repeated rows with other readers.
 
     The compiler spreads each of them over an array. The chain begins at saved values that the backward reads, which are
     written out. A number is shared if its op runs again in the backward, a repeated row if several ops read it.
     """
-    work, seen, shared = [v], {v}, set[Any]()
-    while work and len(shared) < 2:
-        v = work.pop()
-        readers = [graph.ops[i] for i in graph.consumers[v]]
-        if v in saved and any(r.id in again or r.origin is Side.BACKWARD for r in readers):
+    shared: dict[int, set[Any]] = {}  # by the value that ends the chain; two of them are enough
+    for op in graph.ops:
+        is_chain, is_row = op.name in _CHAIN, op.name == "broadcast_in_dim"
+        if op.region != TOP or not (is_chain or is_row):
             continue
-        op = graph.maker_of(v)
-        if op is not None and op.name == "broadcast_in_dim" and len(readers) > 1:
-            shared.add(v)
-        if op is None or op.name not in _CHAIN:
-            continue
-        if op.id in again:
-            atoms = () if op.payload is None else op.payload.invars  # of a graph read from text
-            shared.update(str(atom) for atom in atoms if isinstance(atom, jaxprs.Literal))
-            shared.update({op.id} if op.name in CALLS else ())  # a call such as relu holds a number
-        work += [before for before in op.inputs if before not in seen]
-        seen.update(op.inputs)
-    return len(shared) > 1
+        found = set[Any]()
+        for v in op.inputs if is_chain else ():
+            if len(found) < _SEVERAL:
+                found |= shared.get(v, found)
+        if is_chain and op.id in again and len(found) < _SEVERAL:
+            found |= _numbers(op)
+        for v in op.outputs:
+            readers = [graph.ops[i] for i in graph.consumers[v]] if is_row or v in saved else []
+            if v in saved and any(r.id in again or r.origin is Side.BACKWARD for r in readers):
+                continue
+            if mine := found | {v} if is_row and len(readers) > 1 else found:
+                shared[v] = mine
+    return {v for v, found in shared.items() if len(found) >= _SEVERAL}
+
+
+def _numbers(op: Op) -> set[Any]:
+    """The numbers in an op; a call such as relu holds one."""
+    atoms = () if op.payload is None else op.payload.invars  # of a graph read from text
+    found = {str(atom) for atom in atoms if isinstance(atom, jaxprs.Literal)}
+    return found | {op.id} if op.name in CALLS else found

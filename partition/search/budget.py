@@ -53,6 +53,10 @@ _DENSE = 0.93
 _KEPT_SHARES = 0.75, 0.5, 0.25
 _MOST_OPS_PARTLY = 3_000
 
+#: The most ops that a program may have for the compiler's fusions to be followed. A loop over elements may take in the
+#: whole chain of sums of a deep network, so that this takes the square of the depth.
+_MOST_FOLLOWED = 20_000
+
 
 class Planner:
     """The plans of one problem, whose ops have prices in seconds.
@@ -187,7 +191,7 @@ class Planner:
         with paused_collection():
             steps = schedule(self.problem, plan)
             plan = spared(self.graph, plan, steps)
-            follow = partial(self._followed, plan.key, steps) if self.problem.backend.is_followed else None
+            follow = partial(self._followed, plan.key, steps) if self.is_followed else None
             seconds, peak = self.weighed_seconds(plan), self._replayer.rows(steps).peak_bytes
             return Candidate(plan, peak, seconds, follow, seconds - self.step_seconds(plan))
 
@@ -196,12 +200,21 @@ class Planner:
         return self.rows(plan).replay()
 
     def rows(self, plan: Plan) -> Rows:
-        """The rows of a plan's schedule, as the backend runs them: the buffers that each step makes and reads."""
+        """The rows of a plan's schedule, as the backend runs them: the buffers that each step makes and reads.
+
+        Where the program is too large to follow the backend, they are those of the schedule itself.
+        """
         return self._follower.rows(schedule(self.problem, plan))
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether peaks are predicted from what the backend fuses, and where it puts each buffer."""
+        return self.problem.backend.is_followed and len(self.graph.ops) <= _MOST_FOLLOWED
 
     @cached_property
     def _follower(self) -> Replayer:
-        return Replayer(self.graph, self.problem.backend)
+        backend = self.problem.backend
+        return Replayer(self.graph, backend if self.is_followed else replace(backend, is_followed=False))
 
     def _followed(self, key: PlanKey, steps: Schedule) -> float:
         if key not in self._predicted:
