@@ -230,7 +230,7 @@ class _Search(Generic[_T]):
     @property
     def nearly(self) -> list[Candidate]:
         """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
-        row = sorted(self.planner.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
+        row = self.planner.small(0.0 if math.isinf(self.room) else self.room, SPREAD)
         standard = [] if self.standard is None else [self.standard]
         small = [*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *row[: 3 * self.planner.looks]]
         return _of_each_strategy(sorted(dict.fromkeys(small), key=self.expected))

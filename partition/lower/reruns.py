@@ -174,3 +174,9 @@ def _unit(graph: Graph, body: Body, op: Op) -> list[int]:
         return [op.id]
     inside = graph.within(graph.bodies[op.id].region)
     return [op.id, *(o.id for o in graph.ops if o.region in inside)]
+
+
+def shortened(lengths: tuple[int, ...], steps: int) -> tuple[int, ...]:
+    """The lengths for so many steps: the first at most as long, and those after it shorter."""
+    first = min(lengths[0], steps)
+    return first, *(k for k in lengths[1:] if k < first)

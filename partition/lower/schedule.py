@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.moves import fetched, restored, sent, stored
 from jointcut.partition.lower.order import Order, ordered
-from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable
+from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable, shortened
 from jointcut.partition.lower.steps import (
     Enter,
     Keep,
@@ -91,10 +91,11 @@ class _Halves:
         self.outputs = {v for v in self.graph.role_outputs(Role.OUTPUT) if v is not None}
         self.gradients = {v for v in self.graph.role_outputs(Role.GRADIENT) if v is not None}
         self.rounded = _rounded(self.graph, plan)
-        self.written = frozenset[int]()
+        self.written = self.gathered = frozenset[int]()
         if plan.runs_again:
-            saved, again = frozenset(plan.values), frozenset(plan.recomputed)
-            self.written = frozenset(problem.backend.written_forward(self.graph, saved, again))
+            backend, saved, again = problem.backend, frozenset(plan.values), frozenset(plan.recomputed)
+            self.gathered = backend.gathered(self.graph, problem.sides, saved) & self.graph.arrays
+            self.written = self.gathered | backend.written_forward(self.graph, saved, again) & self.graph.arrays
 
     def schedule(self, lengths: Mapping[int, Lengths], kept_steps: Mapping[int, int]) -> Schedule:
         """The schedule, with loops in segments of these lengths, but for so many of their last steps."""
@@ -180,7 +181,7 @@ class _Halves:
             sides, apart = self.problem.sides, self.problem.backend.taken_apart
             return tuple(_Pass(self.graph, sides.backward, exported, apart=apart).steps(TOP))
         orders = ordered(self.problem, self.plan)
-        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again).steps(TOP))
+        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.gathered).steps(TOP))
 
     def read(self, steps: Iterable[Step]) -> set[int]:
         """The values that some steps read, whole or step by step."""
@@ -202,7 +203,7 @@ class _Halves:
             stacks = {v for v in known[loop].values if v in read}
             if stacks:
                 last = lasts.get(loop, 0)
-                ks = _shortened(ks, known[loop].length - last)
+                ks = shortened(ks, known[loop].length - last)
                 divided[known[loop].backward] = self.rerun(known[loop].forward, ks, last, stacks)
         return divided
 
@@ -291,12 +292,6 @@ def _checked_last(known: Mapping[int, Segmentable], loop: int, given: int) -> in
     return given
 
 
-def _shortened(lengths: tuple[int, ...], steps: int) -> tuple[int, ...]:
-    """The lengths for so many steps: the first at most as long, and those after it shorter."""
-    first = min(lengths[0], steps)
-    return first, *(k for k in lengths[1:] if k < first)
-
-
 @dataclass(frozen=True)
 class _Pass:
     """Regions in program order: the ops that run, what each region of a loop stacks, what is written and rounded.
@@ -321,7 +316,7 @@ class _Pass:
             yield _run(op.id, False, op.name in self.apart)
             if touched and not touched.isdisjoint(op.outputs):
                 yield from (Round(v) for v in op.outputs if v in self.rounded)
-                yield from (Write(v) for v in op.outputs if v in self.written and v in self.graph.arrays)
+                yield from (Write(v) for v in op.outputs if v in self.written)
 
     def loop(self, op: int, again: bool = False) -> Enter:
         """A loop with its steps."""
@@ -331,12 +326,13 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Regions of the backward in their own order: what each region of a loop stacks, and whether anything waits."""
+    """Regions of the backward in their own order: what regions of loops stack, if anything waits, what is written."""
 
     graph: Graph
     orders: Mapping[int, Order]
     exported: Mapping[int, list[int]]
     waits: bool
+    written: frozenset[int]
 
     def steps(self, region: int) -> Iterator[Step]:
         """The steps of one region."""
@@ -349,6 +345,7 @@ class _Turns:
             if self.waits and turn.written:
                 yield from (Write(v) for v in turn.written if v in self.graph.arrays)
             yield self.run(order, turn.op, apart=turn.whole)
+            yield from (Write(v) for v in self.graph.ops[turn.op].outputs if v in self.written)
         yield from (self.run(order, i, again=True) for i in order.last)
 
     def run(self, order: Order, op: int, again: bool = False, apart: bool = False) -> Step:

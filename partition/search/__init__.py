@@ -15,8 +15,8 @@ Files, in reading order:
     alike: Find stretches that are alike, so that figures are counted once for all of them.
     chain: Divide a chain of layers: what to save of each, and which to run again together.
     copies: Choose what waits in host memory: how long the copies take, and how much of that hides behind computing.
-    between: Make plans that lie between two others: mixtures, and loops that run in segments for a part of their steps.
-    candidates: Hold a plan with the figures of the model, and rank such plans.
+    between: Make plans from others: mixtures of two, and loops that run in segments, for all of their steps or a part.
+    candidates: Hold a plan with the figures of the model, rank such plans, and replay those that a budget needs.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
     best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
     forms: Let the backward read a cheaper form of a value: its bits, another value's, or those of one step before.

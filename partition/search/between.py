@@ -1,4 +1,4 @@
-"""Make plans that lie between two others: mixtures, and loops that run in segments for a part of their steps.
+"""Make plans from others: mixtures of two, and loops that run in segments, for all of their steps or a part.
 
 Two neighbours of a menu may lie far apart. A mixture saves what one of them saves of the beginning, and the other of
 the end, so that it lies between them in peak and in time: each gives half of the bytes in which they differ.
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.reruns import segmentable, similar_length
+from jointcut.partition.lower.reruns import best_length, segmentable, similar_length
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
@@ -58,6 +58,24 @@ def useful(problem: Problem, saved: Iterable[int]) -> tuple[int, ...]:
     reached = needed(problem, chosen)
     read = {v for i in reached.ops for v in problem.graph.ops[i].inputs} | problem.sides.wanted
     return tuple(sorted(chosen & read))
+
+
+def in_segments(problem: Problem, plan: Plan) -> Plan | None:
+    """The plan with its long loops run in segments; None where that would not keep fewer bytes."""
+    lengths, bytes_spared = [], 0
+    values, ancestors = problem.graph.values, problem.graph.ancestors
+    kept = {c.value for c in problem.constraints if c.demand.is_must_keep}.union(plan.offloaded)
+    kept_whole = {values[v].loop for v in kept}
+    for loop, sizes in segmentable(problem, plan).items():
+        steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
+        carries = -(-sizes.length // steps) * sizes.carry_bytes
+        holds_whole = any(loop in ancestors[other] for other in kept_whole)
+        if carries + steps * sizes.residual_bytes < sizes.length * sizes.residual_bytes and not holds_whole:
+            lengths.append((loop, steps))
+            bytes_spared += sizes.length * sizes.residual_bytes - carries
+    if not lengths:
+        return None
+    return replace(plan, strategy=f"{plan.strategy}{SEGMENTS}", segments=tuple(lengths), bytes_spared=bytes_spared)
 
 
 def partly(problem: Problem, plan: Plan, share: float) -> Plan:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
-from jointcut.partition.lower.reruns import best_length, segmentable
+from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.asjax import residuals_of_jax
@@ -28,8 +28,8 @@ from jointcut.partition.prices.rules import Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
-from jointcut.partition.search.between import SEGMENTS, kept_share, mixed, partly
-from jointcut.partition.search.candidates import Candidate, first_within, is_between, ranked
+from jointcut.partition.search.between import in_segments, kept_share, mixed, partly
+from jointcut.partition.search.candidates import Candidate, Menu, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
@@ -283,19 +283,8 @@ class Planner:
 
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
-        lengths, bytes_spared = [], 0
-        kept = {c.value for c in self.problem.constraints if c.demand.is_must_keep}.union(plan.offloaded)
-        kept_whole = {self.graph.values[v].loop for v in kept}
-        for loop, sizes in segmentable(self.problem, plan).items():
-            steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)
-            carries = -(-sizes.length // steps) * sizes.carry_bytes
-            holds_whole = any(loop in self.graph.ancestors[other] for other in kept_whole)
-            if carries + steps * sizes.residual_bytes < sizes.length * sizes.residual_bytes and not holds_whole:
-                lengths.append((loop, steps))
-                bytes_spared += sizes.length * sizes.residual_bytes - carries
-        if lengths:
-            strategy = f"{plan.strategy}{SEGMENTS}"
-            yield self.priced(replace(plan, strategy=strategy, segments=tuple(lengths), bytes_spared=bytes_spared))
+        if (segmented := in_segments(self.problem, plan)) is not None:
+            yield self.priced(segmented)
 
     def partly(self, plan: Plan, share: float) -> Plan:
         """A plan in segments, with about a share of the steps of each such loop kept whole; raises as `partly` does."""
@@ -305,22 +294,32 @@ class Planner:
     def menu(self) -> tuple[Candidate, ...]:
         """All candidates, the fastest first."""
         with paused_collection():
-            plans = list(self.plans())
-            found = []
-            for number, plan in enumerate(plans, 1):
-                self.told(number, len(plans))
-                found.append(self.known(plan))
-            found += map(self.known, self._partly_in_segments(found))
-        return tuple(sorted(found, key=lambda c: (c.step_seconds, c.peak_bytes)))
+            return tuple(self._menu.all())
 
-    def _partly_in_segments(self, found: Iterable[Candidate]) -> Iterator[Plan]:
-        """The fastest plan in segments that no other betters, with shares of the steps kept whole.
+    def small(self, most_bytes: float, spread: float) -> list[Candidate]:
+        """The candidates of the menu that may take at most so many bytes, or the least times `spread`; by peak."""
+        with paused_collection():
+            return self._menu.small(most_bytes, spread)
+
+    @cached_property
+    def _menu(self) -> Menu:
+        with paused_collection():
+            plans = sorted(self.plans(), key=lambda plan: (self.weighed_seconds(plan), plan.bytes_saved))
+
+        def replayed(plan: Plan) -> Candidate:
+            if plan.key not in self._known:
+                self.told(min(self.num_replayed + 1, len(plans)), len(plans))
+            return self.known(plan)
+
+        return Menu(plans, replayed, self._with_kept_steps)
+
+    def _with_kept_steps(self, plan: Plan) -> Iterator[Plan]:
+        """The plan in segments with shares of the steps kept whole.
 
         They may better all plans between that one and those without segments, so that none would be found from these.
         """
         if len(self.graph.ops) <= _MOST_OPS_PARTLY:
-            fastest = next((c.plan for c in ranked(found) if c.plan.segments), None)
-            yield from (self.partly(fastest, share) for share in _KEPT_SHARES if fastest is not None)
+            yield from (self.partly(plan, share) for share in _KEPT_SHARES)
 
     def known(self, plan: Plan) -> Candidate:
         """The candidate of a plan that has its seconds, replayed once."""
@@ -346,7 +345,8 @@ class Planner:
         Plans of smaller peaks, by the model's own replay, are mostly expected to take less: of those that are faster
         than the fastest one found so, a few are looked at. By these peaks, more bytes never give a slower plan.
         """
-        row = self.ranked
+        with paused_collection():
+            row = self._menu.row(most_bytes, expected)
         k = first_within(row, most_bytes, expected)
         faster = range(max(0, k - self.looks), k)
         k = next((i for i in faster if expected(row[i]) <= most_bytes), k)

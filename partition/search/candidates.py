@@ -1,7 +1,8 @@
-"""Hold a plan with the figures of the model, and rank such plans."""
+"""Hold a plan with the figures of the model, rank such plans, and replay those that a budget needs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -71,3 +72,94 @@ def first_within(row: Sequence[Candidate], most_bytes: float, expected: Callable
         share = bytes_expected / max(row[at].peak_bytes, 1)
         first, end = (first, at) if bytes_expected <= most_bytes else (at + 1, end)
     return end
+
+
+@dataclass
+class Menu:
+    """Plans worth trying, the fastest first by the model, which are replayed where their peaks may matter.
+
+    A plan takes at least the bytes that it hands to the backward, and its time is known without a replay. So for a
+    budget no plan is replayed that hands over more than it allows, and none that is slower than one that fits.
+
+    Attributes:
+        plans: the plans, by the time that each takes.
+        replayed: gives the candidate of a plan.
+        partly: gives more plans for the fastest one in segments that no other betters: with some steps kept whole.
+    """
+
+    plans: Sequence[Plan]
+    replayed: Callable[[Plan], Candidate]
+    partly: Callable[[Plan], Iterable[Plan]]
+
+    def all(self) -> list[Candidate]:
+        """All candidates, by the time that each takes."""
+        found = [self.replayed(plan) for plan in self.plans]
+        if (divided := _in_segments(ranked(found))) is not None:
+            found += map(self.replayed, self.partly(divided.plan))
+        return sorted(found, key=lambda c: (c.step_seconds, c.peak_bytes))
+
+    def row(self, most_bytes: float, expected: Callable[[Candidate], float]) -> list[Candidate]:
+        """The `ranked` candidates down to one that is `expected` to take at most so many bytes, if there is one.
+
+        Of those that take more some may be missing, but not the smallest.
+        """
+        found: list[Candidate] = []
+        row: list[Candidate] = []
+        share, divided = 1.0, None
+        for place, plan in enumerate(self.plans):
+            if _least_bytes(plan) > most_bytes:
+                continue
+            found.append(self.replayed(plan))
+            least, row = row[-1:], ranked(found)
+            if divided is None and (divided := _in_segments(row)) is not None:
+                found += map(self.replayed, self.partly(divided.plan))
+                row = ranked(found)
+            if (not least or row[-1] is not least[0]) and share * row[-1].peak_bytes <= most_bytes:
+                bytes_expected = expected(row[-1])
+                share = bytes_expected / max(row[-1].peak_bytes, 1)
+                if bytes_expected <= most_bytes:
+                    faster, slower = self.plans[:place], self.plans[place + 1 :]
+                    row = row if divided is not None else self._with_parts(row, slower)
+                    return self._with_larger(row, faster, most_bytes)
+        return row
+
+    def _with_parts(self, row: list[Candidate], slower: Iterable[Plan]) -> list[Candidate]:
+        """A ranked row, with what is made of the next plan in segments and is faster than the last candidate."""
+        segmented = (self.replayed(plan) for plan in slower if plan.segments)
+        divided = next((c for c in segmented if c.peak_bytes < row[-1].peak_bytes), None)
+        parts = [] if divided is None else map(self.replayed, self.partly(divided.plan))
+        return ranked([*row, *(c for c in parts if c.step_seconds < row[-1].step_seconds)])
+
+    def _with_larger(self, row: list[Candidate], faster: Iterable[Plan], most_bytes: float) -> list[Candidate]:
+        """A ranked row, with the smallest of the faster plans that take more bytes, though it was skipped."""
+        smallest = min((c.peak_bytes for c in row if c.peak_bytes > most_bytes), default=math.inf)
+        for plan in sorted((plan for plan in faster if _least_bytes(plan) > most_bytes), key=_least_bytes):
+            if _least_bytes(plan) >= smallest:
+                break
+            row = ranked([*row, self.replayed(plan)])
+            smallest = min(smallest, self.replayed(plan).peak_bytes)
+        return row
+
+    def small(self, most_bytes: float, spread: float) -> list[Candidate]:
+        """The candidates that may take at most so many bytes, or the least times `spread`; by peak."""
+        found: list[Candidate] = []
+        least = math.inf
+        for plan in sorted(self.plans, key=_least_bytes):
+            if _least_bytes(plan) > max(most_bytes, spread * least):
+                break
+            found.append(self.replayed(plan))
+            least = min(least, found[-1].peak_bytes)
+        return sorted(found, key=lambda c: (c.peak_bytes, c.step_seconds))
+
+
+def _least_bytes(plan: Plan) -> int:
+    """The bytes that a plan takes at least: those that it hands to the backward.
+
+    Where nothing runs again, no barrier is between the halves, and the compiler may save less.
+    """
+    return plan.bytes_saved if plan.runs_again else 0
+
+
+def _in_segments(row: Iterable[Candidate]) -> Candidate | None:
+    """The fastest candidate of a ranked row that runs loops in segments."""
+    return next((c for c in row if c.plan.segments), None)

@@ -82,6 +82,9 @@ class Menu:
     def fastest(self, most_bytes, expected):
         return next((c for c in ranked(self.menu) if expected(c) <= most_bytes), None)
 
+    def small(self, most_bytes, spread):
+        return sorted(self.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
+
     def plan(self, n):
         dropped = (n,) if "dropped" in self.plans[n][0] else ()
         return Plan(self.plans[n][0], (), (n,), (), dropped=dropped)
