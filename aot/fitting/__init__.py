@@ -12,6 +12,7 @@ Files, in reading order:
     rates: Measure how much a device computes and moves in a second.
     link: Measure how fast a device copies to its host's memory.
     attempts: Record the plans that a search for a budget tried, what XLA says of them, and the one that it chose.
+    refusals: Say why no plan holds a budget: the smallest peak found, what is alive there, and what would help.
     fit: Find the fastest plan that fits a budget.
     scales: Weigh plans: compile them side by side without optimisation, for their memory alone.
     notes: Remember on disk which plans held a budget, and what plain JAX takes.

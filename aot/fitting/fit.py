@@ -15,7 +15,6 @@ before the plans that might hold it were weighed exactly.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,10 +27,10 @@ from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, attempt
 from jointcut.aot.fitting.link import host_rate
 from jointcut.aot.fitting.rates import rates
+from jointcut.aot.fitting.refusals import refusal
 from jointcut.aot.progress.progress import tell
 from jointcut.partition.errors import BudgetError, message
-from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.lower.replay import Replay
+from jointcut.partition.figures import counted
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
@@ -64,8 +63,6 @@ NEARLY = 0.75
 
 #: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
-
-_SHOWN = 5  # arrays alive at the peak that the error names
 
 _T = TypeVar("_T")
 
@@ -219,8 +216,21 @@ class _Search(Generic[_T]):
             if number and best is None:
                 least = next((c for c in self.nearly if id(c) not in self.tried), chosen)
                 chosen = least if self.expected(least) >= NEARLY * self.room else chosen
-            self.tries([chosen])
+            self.tries([chosen, *(() if number else self.beside(chosen))])
         return self.fitting
+
+    def beside(self, chosen: Candidate) -> list[Candidate]:
+        """The smallest candidate, to be weighed at once with one that may not fit, where nothing surely fits.
+
+        Plans that drop values are predicted less well.
+        """
+
+        def at_most(c: Candidate) -> float:
+            return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
+
+        if self.ways.weigh is None or at_most(chosen) <= self.room or self.planner.has(self.room, at_most):
+            return []
+        return [c for c in self.nearly if c is not chosen and self.expected(c) <= self.room][:1]
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""
@@ -342,7 +352,7 @@ def fit(
             return search.fitted(chosen)
     least = search.tried[id(search.least)]
     found_least(least.plan, least.weighed)
-    raise refused(search, budget)
+    raise refusal(budget, search.room, least.weighed, len(search.tried), planner.replay(least.plan))
 
 
 def _fitting(search: _Search[Any]) -> Iterator[Candidate]:
@@ -368,30 +378,3 @@ def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes
         return lambda measured: share * plain_bytes() if share else math.inf
     peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
     return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)
-
-
-def refused(search: _Search[_T], budget: Limit) -> BudgetError:
-    """The error that names the smallest peak found and the largest arrays there."""
-    _, plan, measured, *_ = search.tried[id(search.least)]
-    replay = search.planner.replay(plan)
-    alive = Counter(map(str, replay.alive[:_SHOWN]))
-    share = ""
-    if budget.fraction and (room := search.room):
-        share = f" ({math.ceil(100 * measured.activation_bytes * budget.fraction / room)}% of plain JAX's activations)"
-    lines = [
-        f"The smallest peak found is {measured.peak_bytes:,} bytes ({counted(len(search.tried), 'plan')} tried): "
-        f"{measured.fixed_bytes:,} are arguments and results, {measured.activation_bytes:,} temporaries.",
-        *(["Alive there, by the model:"] if alive else []),
-        *(f"    {buffer}" if times == 1 else f"    {times} × {buffer}" for buffer, times in alive.items()),
-        *_alone(replay),
-        f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
-    ]
-    return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)), measured.peak_bytes)
-
-
-def _alone(replay: Replay) -> Iterator[str]:
-    """A line if the op at the peak holds most of it by itself, so that no choice of what to save makes it much less."""
-    if 2 * replay.own_bytes > replay.peak_bytes:
-        where = f" at {replay.source}" if replay.source else ""
-        share = f"{human_bytes(replay.own_bytes)} of it are what {replay.own_op}{where} reads and makes"
-        yield f"{share}: no choice of what to save makes that less."

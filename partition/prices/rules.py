@@ -46,6 +46,13 @@ class Verdict:
     not_recomputed: str = ""
     is_costly: bool = False
 
+    @property
+    def why_under_budget(self) -> str:
+        """Why the value is saved where a budget may overrule the rules of cost."""
+        if self.not_recomputed and not self.is_costly:
+            return f"not recomputed: {self.not_recomputed}"
+        return "at this budget its bytes cost less than computing it again"
+
 
 class CheckpointPolicy(enum.Enum):
     """What a user demands of a value (PyTorch's `torch.utils.checkpoint.CheckpointPolicy`)."""

@@ -24,7 +24,6 @@ from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
-from jointcut.partition.prices.rules import Verdict
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED
@@ -125,7 +124,7 @@ class Planner:
         at = np.flatnonzero(net.value_in >= 0)
         inner = net.value_in[at]
         saved = at[~side[inner] & side[inner + 1]].tolist()
-        return self.priced(self._of(saved, strategy, {v: _why(self.problem.verdicts[v]) for v in saved}))
+        return self.priced(self._of(saved, strategy, {v: self.problem.verdicts[v].why_under_budget for v in saved}))
 
     def _of(self, saved: Iterable[int], strategy: str, reasons: Mapping[int, str]) -> Plan:
         return Plan.of(self.problem, saved, strategy=strategy, reasons=reasons)
@@ -301,6 +300,11 @@ class Planner:
         with paused_collection():
             return self._menu.small(most_bytes, spread)
 
+    def has(self, most_bytes: float, expected: Callable[[Candidate], float]) -> bool:
+        """Whether a plan of the menu is `expected` to take at most so many bytes."""
+        row = self._menu.row(most_bytes, expected)
+        return first_within(row, most_bytes, expected) < len(row)
+
     @cached_property
     def _menu(self) -> Menu:
         with paused_collection():
@@ -390,9 +394,3 @@ class Planner:
             if share:
                 wholes = () if large.segments else self.in_segments(large)
                 yield from (self.partly(form, share) for form in (small, *forms, *wholes))
-
-
-def _why(verdict: Verdict) -> str:
-    if verdict.not_recomputed and not verdict.is_costly:
-        return f"not recomputed: {verdict.not_recomputed}"
-    return "at this budget its bytes cost less than computing it again"

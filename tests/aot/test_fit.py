@@ -82,6 +82,9 @@ class Menu:
     def fastest(self, most_bytes, expected):
         return next((c for c in ranked(self.menu) if expected(c) <= most_bytes), None)
 
+    def has(self, most_bytes, expected):
+        return self.fastest(most_bytes, expected) is not None
+
     def small(self, most_bytes, spread):
         return sorted(self.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
 
