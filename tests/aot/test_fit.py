@@ -230,6 +230,15 @@ def test_a_plan_that_drops_values_is_weighed_since_less_is_known_of_it():
     assert tried(fitted(menu, FIXED + 500)) == [(460, 470, True, True), (470, 470, True, False)]
 
 
+def test_where_nothing_surely_fits_the_smallest_plan_is_weighed_beside_the_first():
+    """Else it comes after the first, and more is expected of it then."""
+    plans = [("front", 490, 1.0, 520), ("2 pieces, 3 values dropped", 460, 2.0, 480)]
+    for menu, expected in ((Menu(plans), 460), (Menu([*plans, ("division", 300, 3.0, 300)]), 489)):
+        found = fitted(replace(menu, is_followed=True), FIXED + 500)
+        assert found.plan.recomputed == (1,)
+        assert tried(found) == [(490, 520, False, True), (expected, 480, True, True), (480, 480, True, False)]
+
+
 def test_a_plan_compiled_at_once_that_does_not_fit_says_what_to_expect_of_others():
     menu = Menu([("front", 460, 1.0, 552), ("front", 416, 2.0, 499), ("front", 380, 3.0, 456)], is_followed=True)
     found = fitted(menu, FIXED + 500)

@@ -29,6 +29,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
 from jointcut.partition.program.primitives import COLLECTIVES
+from jointcut.partition.search import budget as searching
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, first_within, ranked
 from jointcut.partition.search.front import Choice, sampled, spread
@@ -205,6 +206,34 @@ def test_more_room_never_gives_a_slower_plan_and_what_is_given_fits(name, planne
     for _, c in found:
         assert c.peak_bytes == Replayer(mine.graph).rows(schedule(mine.problem, c.plan)).peak_bytes
         assert validated(mine.problem, c.plan) == c.plan
+
+
+@some_programs
+def test_a_budget_finds_what_it_would_find_if_all_plans_were_replayed_and_replays_fewer(name, planner):
+    """Its plan, and the next larger one that no other betters."""
+    mine = planner(name)
+    row, counts = mine.ranked, []
+    for room in np.linspace(row[-1].peak_bytes, row[0].peak_bytes, 7):
+        new = Planner(mine.problem)
+        found = new._menu.row(room, lambda c: c.peak_bytes)
+        counts.append(new.num_replayed)
+        at, expected = (first_within(r, room, lambda c: c.peak_bytes) for r in (found, row))
+        assert (found[at].step_seconds, at > 0) == (row[expected].step_seconds, expected > 0)
+        assert not at or found[at - 1].peak_bytes == row[expected - 1].peak_bytes
+        assert new.has(room, lambda c: c.peak_bytes) and not new.has(row[-1].peak_bytes - 1, lambda c: c.peak_bytes)
+        assert new.small(room, 1.0)[0].peak_bytes == row[-1].peak_bytes
+    most = 0.5 if name in ("unrolled_layers", "scan_over_layers", "mixture_of_experts") else 1.0
+    assert np.mean(counts) <= most * len(mine.menu)
+
+
+def test_a_program_too_large_to_be_followed_is_replayed_as_it_is_scheduled(monkeypatch, planner):
+    known = planner("unrolled_layers")
+    plan = known.ranked[-1].plan
+    assert known.known(plan).follow is not None
+    monkeypatch.setattr(searching, "_MOST_FOLLOWED", len(known.graph.ops) - 1)
+    large = Planner(known.problem)
+    assert large.known(plan).follow is None
+    assert large.replay(plan).peak_bytes == large.known(plan).peak_bytes == known.known(plan).peak_bytes
 
 
 @settings(deadline=None, max_examples=10, derandomize=True, database=None)
