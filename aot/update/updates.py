@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,9 +130,11 @@ def _owner(v: Any, place: int, joins: Joins, count: int) -> int | None:
 def _step_of(update: Any) -> Callable[[Any, Any, Any], Any]:
     """The update as one function; that of an Optax transformation adds what it returns."""
     if not hasattr(update, "update"):
-        if callable(update):
-            return update
         what = f"is a {type(update).__name__}."
+        if callable(update):
+            if (given := _other_arguments(update)) is None:
+                return update
+            what = f"takes {given}, not three arguments."
         cure = "Give an Optax transformation, or a function (gradients, state, params) -> (params, state)."
         raise TraceError(message("update", what, cure))
 
@@ -140,6 +143,19 @@ def _step_of(update: Any) -> Callable[[Any, Any, Any], Any]:
         return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, changes), state
 
     return step
+
+
+def _other_arguments(update: Callable[..., Any]) -> str | None:
+    """The arguments of a function that cannot be called with three of them; None if it can, or does not tell."""
+    try:
+        signature = inspect.signature(update)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*range(3))
+    except TypeError:
+        return str(signature)
+    return None
 
 
 def _refuse_others(after: Any, trees: Any) -> None:

@@ -210,6 +210,11 @@ REFUSALS = {
         lambda: _released(lambda g, s, p: p),
         "update does not return parameters and state in the trees that it is given.\nReturn (params, state).",
     ),
+    "an update of two arguments": (
+        lambda: _released(lambda gradients, state: state),
+        "update takes (gradients, state), not three arguments.\n"
+        "Give an Optax transformation, or a function (gradients, state, params) -> (params, state).",
+    ),
     "no update": (
         lambda: _released(0.1),
         "update is a float.\n"
