@@ -50,7 +50,7 @@ def schedule(
 ) -> Schedule:
     """The steps of a plan that closes, for the problem's backend.
 
-    Where nothing runs again, nothing waits and nothing is written out.
+    Where nothing runs again, nothing waits, and only sums of many arrays are written out.
 
     `lengths` are by loop id how many steps a segment of it has, and `kept_steps` how many of its last steps are in no
     segment: the plan's own, or others. A loop of which the backward reads no stacks runs whole all the same. Loops that
@@ -91,11 +91,10 @@ class _Halves:
         self.outputs = {v for v in self.graph.role_outputs(Role.OUTPUT) if v is not None}
         self.gradients = {v for v in self.graph.role_outputs(Role.GRADIENT) if v is not None}
         self.rounded = _rounded(self.graph, plan)
-        self.written = self.gathered = frozenset[int]()
+        backend, saved, again = problem.backend, frozenset(plan.values), frozenset(plan.recomputed)
+        self.written = self.gathered = backend.gathered(self.graph, problem.sides, saved) & self.graph.arrays
         if plan.runs_again:
-            backend, saved, again = problem.backend, frozenset(plan.values), frozenset(plan.recomputed)
-            self.gathered = backend.gathered(self.graph, problem.sides, saved) & self.graph.arrays
-            self.written = self.gathered | backend.written_forward(self.graph, saved, again) & self.graph.arrays
+            self.written |= backend.written_forward(self.graph, saved, again) & self.graph.arrays
 
     def schedule(self, lengths: Mapping[int, Lengths], kept_steps: Mapping[int, int]) -> Schedule:
         """The schedule, with loops in segments of these lengths, but for so many of their last steps."""
@@ -179,7 +178,7 @@ class _Halves:
         exported = _exported(self.graph, self.problem.sides.backward, self.gradients)
         if not (self.plan.recomputed or self.plan.deferred):  # in program order then
             sides, apart = self.problem.sides, self.problem.backend.taken_apart
-            return tuple(_Pass(self.graph, sides.backward, exported, apart=apart).steps(TOP))
+            return tuple(_Pass(self.graph, sides.backward, exported, self.gathered, apart=apart).steps(TOP))
         orders = ordered(self.problem, self.plan)
         return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.gathered).steps(TOP))
 
