@@ -92,7 +92,7 @@ class _Halves:
         self.gradients = {v for v in self.graph.role_outputs(Role.GRADIENT) if v is not None}
         self.rounded = _rounded(self.graph, plan)
         backend, saved, again = problem.backend, frozenset(plan.values), frozenset(plan.recomputed)
-        self.written = self.gathered = backend.gathered(self.graph, problem.sides, saved) & self.graph.arrays
+        self.written = self.sums = backend.written_sums(self.graph, problem.sides, saved) & self.graph.arrays
         if plan.runs_again:
             self.written |= backend.written_forward(self.graph, saved, again) & self.graph.arrays
 
@@ -178,9 +178,9 @@ class _Halves:
         exported = _exported(self.graph, self.problem.sides.backward, self.gradients)
         if not (self.plan.recomputed or self.plan.deferred):  # in program order then
             sides, apart = self.problem.sides, self.problem.backend.taken_apart
-            return tuple(_Pass(self.graph, sides.backward, exported, self.gathered, apart=apart).steps(TOP))
+            return tuple(_Pass(self.graph, sides.backward, exported, self.sums, apart=apart).steps(TOP))
         orders = ordered(self.problem, self.plan)
-        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.gathered).steps(TOP))
+        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.sums).steps(TOP))
 
     def read(self, steps: Iterable[Step]) -> set[int]:
         """The values that some steps read, whole or step by step."""

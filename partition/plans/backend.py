@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -80,10 +81,10 @@ class Backend:
         spread = {v for op in top if op.name in self.spreading and op.origin is Side.FORWARD for v in op.inputs}
         return frozenset(chained | (spread & _spread(graph, saved, again) if spread else spread))
 
-    def gathered(self, graph: Graph, sides: Sides, saved: Collection[int]) -> frozenset[int]:
-        """Values that the halves write to memory: what many arrays are needed for, and sums of cotangents.
+    def written_sums(self, graph: Graph, sides: Sides, saved: Collection[int]) -> frozenset[int]:
+        """Values that the halves write to memory: those of many arrays, and sums of cotangents.
 
-        Those end elementwise chains that read more arrays than `most_read`, or add to a sum of many cotangents. A chain
+        They end elementwise chains that read more arrays than `most_read`, or add to a sum of many cotangents. A chain
         begins at `saved` values, at those of other loops, and where one that is written ends. Numbers and
         repeated rows are no arrays.
         """
@@ -98,14 +99,15 @@ class Backend:
             for v in op.outputs:
                 value, found = graph.values[v], set[int]()
                 for before in map(graph.values.__getitem__, op.inputs):
-                    inner = None if before.id in saved or before.loop != value.loop else arrays.get(before.id)
-                    if len(found) <= self.most_read:
-                        found |= inner if inner is not None else {before.id} if _is_large(before, value) else found
+                    if before.id not in arrays or before.id in saved or before.loop != value.loop:
+                        found.update({before.id} if _is_large(before, value) else ())
+                    else:
+                        found |= arrays[before.id]
                 is_shared = len(found) > self.most_read and sum(i in half for i in graph.consumers[v]) > 1
                 if is_shared or v in written:
                     written.add(v)
                     found = {v}
-                arrays[v] = found
+                arrays[v] = set(islice(found, self.most_read + 1))
         return frozenset(written.difference(saved))
 
 
@@ -208,7 +210,7 @@ def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set
         found = set[Any]()
         for v in op.inputs if is_chain else ():
             if len(found) < _SEVERAL:
-                found |= shared.get(v, found)
+                found |= shared.get(v, set())
         if is_chain and op.id in again and len(found) < _SEVERAL:
             found |= _numbers(op)
         for v in op.outputs:

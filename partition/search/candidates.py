@@ -136,8 +136,8 @@ class Menu:
         for plan in sorted((plan for plan in faster if _least_bytes(plan) > most_bytes), key=_least_bytes):
             if _least_bytes(plan) >= smallest:
                 break
-            row = ranked([*row, self.replayed(plan)])
-            smallest = min(smallest, self.replayed(plan).peak_bytes)
+            larger = self.replayed(plan)
+            row, smallest = ranked([*row, larger]), min(smallest, larger.peak_bytes)
         return row
 
     def small(self, most_bytes: float, spread: float) -> list[Candidate]:

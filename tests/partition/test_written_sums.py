@@ -51,7 +51,7 @@ def traced(count):
 def test_sums_that_read_more_arrays_than_the_backend_reads_again_are_written_once_they_are_there():
     problem = Problem.of(traced(12).graph, backend=CPU)
     graph, sides, plan = problem.graph, problem.sides, min_cut(problem)
-    found = CPU.gathered(graph, sides, plan.values)
+    found = CPU.written_sums(graph, sides, plan.values)
     halves = {graph.values[v].maker in sides.forward for v in found}
     assert halves == {True, False} and all(len(graph.consumers[v]) > 1 for v in found)
     steps = schedule(problem, plan)
@@ -61,8 +61,8 @@ def test_sums_that_read_more_arrays_than_the_backend_reads_again_are_written_onc
             at = half.index(Write(v))
             assert half[at - 1] == Run(graph.values[v].maker)
             assert not any(isinstance(s, Run) and v in graph.ops[s.op].inputs for s in half[:at])
-    assert not CPU.gathered(graph, sides, range(len(graph.values)))
-    assert not PORTABLE.gathered(graph, sides, plan.values)
+    assert not CPU.written_sums(graph, sides, range(len(graph.values)))
+    assert not PORTABLE.written_sums(graph, sides, plan.values)
 
 
 def test_what_a_deep_network_reads_and_writes_grows_with_its_depth_and_not_with_the_square():
@@ -105,7 +105,7 @@ def test_the_gradient_of_a_matrix_takes_no_more_memory_the_more_often_it_is_used
 def test_a_sum_of_few_cotangents_or_of_elementwise_results_is_left_to_the_compiler():
     def written(function, *arrays):
         problem = Problem.of(aot.function(function).trace(*arrays).graph, backend=CPU)
-        return CPU.gathered(problem.graph, problem.sides, min_cut(problem).values)
+        return CPU.written_sums(problem.graph, problem.sides, min_cut(problem).values)
 
     few, many = recurrent(3), recurrent(6)
     assert (len(written(few[0], *few[1])), len(written(many[0], *many[1]))) == (0, 4)
