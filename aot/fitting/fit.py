@@ -2,7 +2,8 @@
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
 program says so. The default plan comes first, if it is expected to fit; then a plan that takes most of the budget and
-would fit even if its prediction were some per cent too small. Otherwise plans are *weighed*: compiled without
+would fit even if its prediction were some per cent too small. Where the budget leaves hardly more than the smallest plan
+takes, that one is compiled. Otherwise plans are *weighed*: compiled without
 optimisation, which gives the same memory in a fraction of the time. What is expected of the others is scaled by what
 XLA says of their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
 Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
@@ -214,23 +215,32 @@ class _Search(Generic[_T]):
             if best is not None and chosen.step_seconds > (1 - TIE) * best.step_seconds:
                 break
             if number and best is None:
-                least = next((c for c in self.nearly if id(c) not in self.tried), chosen)
-                chosen = least if self.expected(least) >= NEARLY * self.room else chosen
-            self.tries([chosen, *(() if number else self.beside(chosen))])
+                untried = next((c for c in self.nearly if id(c) not in self.tried), chosen)
+                chosen = untried if self.expected(untried) >= NEARLY * self.room else chosen
+            small = None if number else self.tight(chosen)
+            if small is None:
+                self.tries([chosen])
+            elif chosen.plan.segments or small.follow is None:
+                self.tries([chosen, small])
+            else:
+                self.compiles(small)
         return self.fitting
 
-    def beside(self, chosen: Candidate) -> list[Candidate]:
-        """The smallest candidate, to be weighed at once with one that may not fit, where nothing surely fits.
+    def tight(self, chosen: Candidate) -> Candidate | None:
+        """The smallest candidate, where nothing surely fits, and it is not the `chosen` one.
 
-        Plans that drop values are predicted less well.
+        That one is the fastest of many that are expected to fit, and mostly does not. So the smallest is compiled
+        without weighing, and XLA's figure for it tells of the others. Plans that run loops in segments are predicted
+        better: if one is chosen, both are weighed at once. Plans that drop values are predicted less well.
         """
 
         def at_most(c: Candidate) -> float:
             return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
 
         if self.ways.weigh is None or at_most(chosen) <= self.room or self.planner.has(self.room, at_most):
-            return []
-        return [c for c in self.nearly if c is not chosen and self.expected(c) <= self.room][:1]
+            return None
+        small = next((c for c in self.nearly if self.expected(c) <= self.room), chosen)
+        return None if small is chosen else small
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""

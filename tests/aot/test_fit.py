@@ -90,7 +90,8 @@ class Menu:
 
     def plan(self, n):
         dropped = (n,) if "dropped" in self.plans[n][0] else ()
-        return Plan(self.plans[n][0], (), (n,), (), dropped=dropped)
+        segments = ((0, 2),) if "segments" in self.plans[n][0] else ()
+        return Plan(self.plans[n][0], (), (n,), (), dropped=dropped, segments=segments)
 
     def measure(self, plan):
         self.compiled.append(plan)
@@ -230,13 +231,29 @@ def test_a_plan_that_drops_values_is_weighed_since_less_is_known_of_it():
     assert tried(fitted(menu, FIXED + 500)) == [(460, 470, True, True), (470, 470, True, False)]
 
 
-def test_where_nothing_surely_fits_the_smallest_plan_is_weighed_beside_the_first():
-    """Else it comes after the first, and more is expected of it then."""
+def test_where_nothing_surely_fits_the_smallest_plan_is_compiled_at_once():
+    """Else the first is weighed, and what XLA says of it is expected of the other."""
     plans = [("front", 490, 1.0, 520), ("2 pieces, 3 values dropped", 460, 2.0, 480)]
-    for menu, expected in ((Menu(plans), 460), (Menu([*plans, ("division", 300, 3.0, 300)]), 489)):
-        found = fitted(replace(menu, is_followed=True), FIXED + 500)
-        assert found.plan.recomputed == (1,)
-        assert tried(found) == [(490, 520, False, True), (expected, 480, True, True), (480, 480, True, False)]
+    found = fitted(Menu(plans, is_followed=True), FIXED + 500)
+    assert (found.plan.recomputed, tried(found)) == ((1,), [(460, 480, True, False)])
+    found = fitted(Menu([*plans, ("division", 300, 3.0, 300)], is_followed=True), FIXED + 500)
+    assert found.plan.recomputed == (1,)
+    assert tried(found) == [(490, 520, False, True), (489, 480, True, True), (480, 480, True, False)]
+
+
+def test_where_nothing_surely_fits_and_the_first_runs_in_segments_it_is_weighed_beside_the_smallest():
+    plans = [("front, segments", 490, 1.0, 499), ("2 pieces", 480, 2.0, 520)]
+    found = fitted(Menu(plans, is_followed=True), FIXED + 500)
+    assert found.plan.recomputed == (0,)
+    assert tried(found) == [(490, 499, True, True), (480, 520, False, True), (499, 499, True, False)]
+
+
+def test_where_the_smallest_is_compiled_at_once_and_does_not_fit_others_are_tried():
+    plans = [("front", 490, 1.0, 480), ("2 pieces", 480, 2.0, 520)]
+    found = fitted(Menu(plans, is_followed=True), FIXED + 500)
+    assert found.plan.recomputed == (0,)
+    assert tried(found)[0] == (480, 520, False, False)
+    assert tried(found)[-1][1:] == (480, True, False)
 
 
 def test_a_plan_compiled_at_once_that_does_not_fit_says_what_to_expect_of_others():
