@@ -23,7 +23,6 @@ from benchmarks.programs import Program, load
 from jointcut import aot
 from jointcut.partition import Graph, Plan, Planner, Problem, Roofline
 from jointcut.partition.plans.backend import Backend
-from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.search.mincut import STRATEGIES
 
@@ -44,7 +43,7 @@ def everything(strategy: str, graph: Graph) -> Plan:
     """The plan of a strategy, with all that can be in host memory there."""
     problem = Problem.of(graph)
     plan = STRATEGIES[strategy](problem)
-    away = [v for v in plan.values if not not_offloaded(graph, problem.sides, v)]
+    away = [v for v in plan.values if not problem.not_offloaded(v)]
     return Plan.of(problem, plan.values, strategy=f"{strategy}, all offloaded", offloaded=away)
 
 

@@ -16,6 +16,7 @@ from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
+from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.prices.policies import Policy, constraints_of
@@ -277,7 +278,8 @@ def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
     Raises as `constraints_of` does, and `PolicyError` where the device has no host memory and something is to be there.
     """
     policy = read_policy(options.policy)
-    found = () if policy is None else constraints_of(policy, graph)
+    in_nested = Backend.here().moves_in_nested
+    found = () if policy is None else constraints_of(policy, graph, in_nested=in_nested)
     if options.offload:
         _refuse_without_host("offload", "is True")
     if asking := next((c for c in found if c.demand.is_for_host), None):

@@ -33,7 +33,6 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.bounds import bounds_of
 from jointcut.partition.prices.policies import without_effect
-from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.search.forms.exact import kept_exact, without_form
@@ -105,7 +104,7 @@ def _compare() -> None:
     closed = jax.make_jaxpr(_joint)(rows, x, np.float32(1))
     problem = Problem.of(read(closed, Roles.simple(2, 1, 1, 2)), backend=Backend.here())
     kept = save_all(problem)
-    away = [v for v in kept.values if not not_offloaded(problem.graph, problem.sides, v)]
+    away = [v for v in kept.values if not problem.not_offloaded(v)]
     plans = kept, Plan.of(problem, kept.values, offloaded=away)
     want, found = (_gradients(halved(problem, lambda graph, plan=plan: plan), rows, x) for plan in plans)
     for a, b in zip(want, found, strict=True):

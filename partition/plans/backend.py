@@ -41,6 +41,7 @@ class Backend:
             until then: so each sum of two is written out where there are many.
         moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
             arrays that pass from one program to another do.
+        moves_in_nested: whether it can move what a loop inside a loop makes.
         widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
@@ -55,6 +56,7 @@ class Backend:
     most_read: int | None = None
     sums_late: bool = False
     moves_inside: bool = True
+    moves_in_nested: bool = True
 
     @classmethod
     def here(cls) -> Backend:
@@ -66,7 +68,8 @@ class Backend:
         """The backend for a program that is to run on each of these platforms."""
         if len(platforms) > 1:
             return PORTABLE
-        return CPU if platforms[0] == "cpu" else cls(platforms[0])
+        name = platforms[0]
+        return CPU if name == "cpu" else cls(name, moves_in_nested=name not in _GPUS)
 
     def written_forward(self, graph: Graph, saved: Collection[int], again: Collection[int]) -> frozenset[int]:
         """Values that the forward writes to memory for one of its ops, although the backward computes them again.
@@ -116,6 +119,10 @@ _MANY = 4
 
 #: So many numbers or rows that a chain shares are spread over arrays.
 _SEVERAL = 2
+
+#: Names of GPUs. With jaxlib 0.11.2 on an H200, XLA ends with an internal error ("Expected instruction to have shape
+#: equal to") where a program moves what a scan inside a scan makes to host memory.
+_GPUS = ("gpu", "cuda", "rocm")
 
 #: Nothing is known of the compiler.
 PORTABLE = Backend("portable")

@@ -20,7 +20,6 @@ from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, st
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
 from jointcut.partition.plans.saved import DEVICE, GradientError, PackedBytes, Saved, in_smaller_forms, listed
-from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, Form, Graph, in_forms
 from jointcut.partition.program.jaxprs import HOST
@@ -347,7 +346,7 @@ def _offloaded(problem: Problem, plan: Plan) -> None:
         where = f"plan.offloaded[%{v}]"
         if v not in plan.values:
             raise PlanError(message(where, "is not saved.", "Offload values of plan.saved."))
-        if why := not_offloaded(graph, problem.sides, v):
+        if why := problem.not_offloaded(v):
             raise PlanError(message(where, f"cannot be offloaded: {why}.", "Save it on the device, or not at all."))
         if not in_segments.isdisjoint(graph.ancestors[graph.values[v].loop]):
             cure = "Let the loop run whole: segments make what they need again."

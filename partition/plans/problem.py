@@ -116,7 +116,11 @@ class Problem:
     def to_host(self) -> frozenset[int]:
         """The values that wait in host memory if they are saved."""
         asked = (c.value for c in self.constraints if c.demand.is_for_host)
-        return frozenset(v for v in asked if not not_offloaded(self.graph, self.sides, v))
+        return frozenset(v for v in asked if not self.not_offloaded(v))
+
+    def not_offloaded(self, v: int) -> str:
+        """Why a value of the forward cannot wait in host memory on the backend, in words; empty where it can."""
+        return not_offloaded(self.graph, self.sides, v, in_nested=self.backend.moves_in_nested)
 
     @cached_property
     def on_device(self) -> tuple[int, ...]:

@@ -41,11 +41,14 @@ _CURES = {
 }
 
 
-def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tuple[Constraint, ...]:
+def constraints_of(
+    policy: Policy, graph: Graph, *, is_part: bool = False, in_nested: bool = True
+) -> tuple[Constraint, ...]:
     """Return the constraints that a policy puts on the values of a program's forward.
 
     In a part of a program (`is_part`), as in the branch of a conditional, a key may name nothing, and nothing is
-    offloaded: branches share the space of what they keep.
+    offloaded: branches share the space of what they keep. `in_nested` says whether the compiler moves values out of
+    loops that are inside loops.
 
     Raises `PolicyError` where a key names nothing, where two MUSTs demand different things of a value, and where a MUST
     demands what a rule forbids: saving a value that the user's `jax.checkpoint` keeps out, or computing again one that
@@ -53,7 +56,7 @@ def constraints_of(policy: Policy, graph: Graph, *, is_part: bool = False) -> tu
     value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. JAX's
     policies yield to such rules.
     """
-    arrays = _Arrays(graph, classify(graph), is_part)
+    arrays = _Arrays(graph, classify(graph), is_part, in_nested)
     if callable(policy):
         return tuple(arrays.of_jax(policy))
     found = [(array, _strongest(graph, array, policy, list(arrays.keys_of(array, policy)))) for array in arrays.all]
@@ -160,6 +163,7 @@ class _Arrays:
     graph: Graph
     sides: Sides
     is_part: bool
+    in_nested: bool = True
     met: set[int] = field(default_factory=set)  # places of rules that named something
 
     @cached_property
@@ -232,7 +236,7 @@ class _Arrays:
         """Why a value cannot wait in host memory, in words; empty where it can."""
         if self.is_part:
             return "it is made in a conditional, whose branches share the space of what they keep"
-        return not_offloaded(self.graph, self.sides, v)
+        return not_offloaded(self.graph, self.sides, v, in_nested=self.in_nested)
 
     def of_jax(self, policy: Callable[..., Any]) -> Iterator[Constraint]:
         """What a policy of JAX's says of each array: saved where the backward reads it, or computed again."""

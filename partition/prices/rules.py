@@ -98,12 +98,21 @@ class KeepAtMost:
         return f"budget({self.most_bytes})"
 
 
-def not_offloaded(graph: Graph, sides: Sides, v: int) -> str:
-    """Why a value of the forward cannot wait in host memory, in words; empty where it can."""
+#: A loop, and the top of the program around it.
+_IN_ONE_LOOP = 2
+
+
+def not_offloaded(graph: Graph, sides: Sides, v: int, *, in_nested: bool = True) -> str:
+    """Why a value of the forward cannot wait in host memory, in words; empty where it can.
+
+    `in_nested` says whether the compiler moves values out of loops that are inside loops.
+    """
     if v in sides.outputs:
         return "it is an output, which the caller gets in the device's memory"
     if v not in graph.arrays:
         return "it is no array of numbers"
+    if not in_nested and len(graph.ancestors[graph.values[v].loop]) > _IN_ONE_LOOP:
+        return "it is made in a loop inside a loop, and the compiler for this device fails to move such values"
     return ""
 
 

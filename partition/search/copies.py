@@ -25,7 +25,6 @@ from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Parts, R
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel, op_seconds
-from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.graph import OPEN_LOOP
 from jointcut.partition.program.primitives import FUSED
 
@@ -169,7 +168,7 @@ def worth_sending(problem: Problem, plan: Plan) -> list[int]:
         if s.bytes > least
         and s.value not in kept
         and in_segments.isdisjoint(graph.ancestors[graph.values[s.value].loop])
-        and not not_offloaded(graph, problem.sides, s.value)
+        and not problem.not_offloaded(s.value)
     ]
     return [s.value for s in sorted(row, key=lambda s: (graph.values[s.value].maker or 0, s.value))]
 

@@ -19,6 +19,7 @@ from jointcut.partition import Plan, diff
 from jointcut.partition.errors import PlanError, PolicyError, VerifyError
 from jointcut.partition.lower import emit
 from jointcut.partition.plans import planfile
+from jointcut.partition.plans.backend import Backend
 from jointcut.partition.program import jaxprs
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
@@ -216,6 +217,27 @@ def test_an_output_and_a_value_in_a_conditional_are_refused():
     )
     preferred = aot.function(branched, policy={"inner": aot.PREFER_OFFLOAD})
     np.testing.assert_allclose(preferred.value_and_grad(W, X)[1], jax.grad(branched)(W, X), rtol=2e-5, atol=2e-5)
+
+
+def nested_loss(w, x):
+    def outer(h, w):
+        h, _ = lax.scan(lambda h, _: (checkpoint_name(jnp.tanh(h @ w), "inner"), None), h, length=3)
+        return checkpoint_name(jnp.sin(h), "outer") ** 2, None
+
+    return jnp.sum(lax.scan(outer, x, w)[0])
+
+
+def test_on_a_gpu_what_a_loop_inside_a_loop_makes_stays_on_the_device(monkeypatch):
+    """XLA:GPU cannot compile such moves; what the outer loop makes is moved."""
+    policy = {"inner": aot.PREFER_OFFLOAD, "outer": aot.MUST_OFFLOAD}
+    here = aot.function(nested_loss, argnums=(0, 1), policy=policy).trace(W, X).partition().plan
+    monkeypatch.setattr(Backend, "here", lambda: Backend.of(("cuda",)))
+    there = aot.function(nested_loss, argnums=(0, 1), policy=policy).trace(W, X).partition().plan
+    assert (len(here.offloaded), len(there.offloaded)) == (2, 1)
+    assert refused({"inner": aot.MUST_OFFLOAD}, nested_loss) == (
+        "policy: %:15xfloat32[64,16] (name) is MUST_OFFLOAD by 'inner', but it is made in a loop inside a loop, and "
+        "the compiler for this device fails to move such values.\nAsk for MUST_SAVE, MUST_RECOMPUTE or nothing there."
+    )
 
 
 def test_a_policy_of_jax_that_names_another_memory_is_refused():

@@ -14,8 +14,7 @@ from jointcut.partition.lower import verify
 from jointcut.partition.lower.moves import is_read_within
 from jointcut.partition.lower.written import parse
 from jointcut.partition.plans import planfile
-from jointcut.partition.plans.backend import PORTABLE
-from jointcut.partition.prices.rules import not_offloaded
+from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.program import jaxprs
 from jointcut.partition.search.mincut import STRATEGIES
 from jointcut.partition.split import halved
@@ -27,13 +26,13 @@ SOME = CORPUS[:: 1 if EVERY_PROGRAM else 6]
 
 def away(problem, plan):
     """The plan with all that can wait in host memory there."""
-    some = [v for v in plan.values if not not_offloaded(problem.graph, problem.sides, v)]
+    some = [v for v in plan.values if not problem.not_offloaded(v)]
     return Plan.of(problem, plan.values, offloaded=some)
 
 
 def all_away(name, made, graph):
     """A strategy that puts all into host memory; it notes its plan."""
-    problem = Problem.of(graph)
+    problem = Problem.of(graph, backend=Backend.here())
     made.append(away(problem, STRATEGIES[name](problem)))
     return made[-1]
 

@@ -15,7 +15,6 @@ from jointcut.partition import Plan, Planner, Problem, Roofline
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.plans.backend import PORTABLE
-from jointcut.partition.prices.rules import not_offloaded
 from jointcut.partition.program.text import parse
 
 RATES = Roofline(flops_per_s=1e9, elementwise_per_s=1e8, bytes_per_s=1e9, host_bytes_per_s=1e8)
@@ -41,7 +40,7 @@ def planner(function, host_bytes_per_s=RATES.host_bytes_per_s):
 
 def all_away(mine):
     plan = mine.default()
-    away = [v for v in plan.values if not not_offloaded(mine.graph, mine.problem.sides, v)]
+    away = [v for v in plan.values if not mine.problem.not_offloaded(v)]
     return Plan.of(mine.problem, plan.values, offloaded=away)
 
 
