@@ -17,6 +17,7 @@ Files, in reading order:
 - floors: Compare the least peak that a budget finds with the least of `jax.checkpoint`, once and nested.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
+- device: Check and weigh the suite on the device that JAX finds, such as a GPU.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
 - house: Compare what the house costs with a baseline: memory of its plans, seconds, calls, lines of code.
 - polish: Look for a cut that is better than the front's by an integer program.
