@@ -18,7 +18,9 @@ from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.prices.cost import REUSED_BYTES, CostModel, Roofline
+from jointcut.partition.prices.flops import is_fused
 from jointcut.partition.program.graph import Graph, Op
+from jointcut.partition.program.primitives import CALLS
 from jointcut.partition.search import mincut
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.front import spread
@@ -26,8 +28,9 @@ from jointcut.partition.search.front import spread
 #: How much longer a flop of a convolution takes than one of a matrix product, in XLA's code for a CPU.
 _CONVOLUTION = 2.0
 
-#: The time that a matrix product takes at least: the smallest ones, in a loop of a simulator, took 10 to 16 microseconds.
-_PRODUCT_S = 1.2e-5
+#: The time that an op takes at least which is no part of a loop over elements. In the steps of a simulator the smallest
+#: matrix products took 10 to 16 microseconds, and to compute them again took twice as long as their flops tell.
+_LEAST_S = 1.2e-5
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,11 @@ class Processor(Roofline):
     """The rates of a CPU; `flops_per_s` are those of matrix products."""
 
     def seconds(self, graph: Graph, op: Op) -> float:
-        """The seconds of any roofline, times `_CONVOLUTION` for a convolution, and `_PRODUCT_S` or more for a product."""
+        """The seconds of any roofline, times `_CONVOLUTION` for a convolution; `_LEAST_S` or more for a separate op."""
         seconds = super().seconds(graph, op)
-        if op.name == "dot_general":
-            return max(seconds, _PRODUCT_S)
-        return _CONVOLUTION * seconds if op.name == "conv_general_dilated" else seconds
+        if op.name == "conv_general_dilated":
+            return _CONVOLUTION * seconds
+        return max(seconds, _LEAST_S) if seconds and not is_fused(op.name) and op.name not in CALLS else seconds
 
 
 #: The rates of a backend, for the default plan. Others have not been measured: there the default is the minimum cut.

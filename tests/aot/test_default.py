@@ -60,6 +60,24 @@ def test_the_default_computes_a_product_twice_where_that_takes_less_memory_and_l
     assert default.compile().activation_bytes < 0.7 * cut.compile().activation_bytes
 
 
+def test_the_default_computes_no_tiny_products_twice_in_a_long_loop():
+    """Each takes much longer than its flops: by these alone they would be computed again."""
+
+    def loss(w, x):
+        def step(h, _):
+            return jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h, None
+
+        return jnp.sum(lax.scan(step, x, length=512)[0])
+
+    traced = aot.function(loss).trace(np.ones((2, 8, 8), np.float32), np.ones((1024, 8), np.float32))
+    plan = traced.partition().plan
+    assert plan.bytes_saved > best.REUSED_BYTES / 2
+    assert not products(plan, traced.graph)
+    product = next(op for op in traced.graph.ops if op.name == "dot_general")
+    rates = best.RATES["cpu"]
+    assert Roofline.seconds(rates, traced.graph, product) < 0.2 * rates.seconds(traced.graph, product)
+
+
 @pytest.mark.parametrize("given", [SMALL, WIDE], ids=["recycled memory", "dear products"])
 def test_the_default_is_the_minimum_cut_where_less_memory_would_not_save_time(given):
     traced = aot.function(narrow).trace(*given)
