@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from rich import box
 from rich.table import Table
 from tqdm import tqdm
@@ -66,6 +67,13 @@ class Weighed:
         if step not in times:
             return "does not fit" if times else ""
         return f"{times[step] / times[PLAIN]:.2f}" if PLAIN in times else f"{times[step]:.2f} s"
+
+    @property
+    def half(self) -> tuple[str, str, str]:
+        """What half a budget takes, its time, and how many plans were compiled; or the least share, in brackets."""
+        if self.half_bytes is not None:
+            return f"{self.half_bytes / self.plain_bytes:.2f}", self.time("half"), str(self.plans)
+        return "" if self.least_bytes is None else f"({self.least_bytes / self.plain_bytes:.2f})", "", ""
 
 
 def main() -> None:
@@ -116,7 +124,7 @@ def weigh(name: str, size: Any, is_timed: bool, runs: bool) -> Weighed:
     except BudgetError as error:
         least_bytes = None if error.least_bytes is None else error.least_bytes - memory.peak + memory.temp
     calls: dict[str, Call] = {PLAIN: partial(plain, *program.arguments)}
-    calls |= {name: partial(step.value_and_grad, *program.arguments) for name, step in steps.items()}
+    calls |= {which: partial(ours.value_and_grad, *program.arguments) for which, ours in steps.items()}
     return Weighed(
         name,
         memory.temp,
@@ -155,12 +163,7 @@ def difference(program: Program) -> float:
         got = aot.function(program.loss, has_aux=program.has_aux).grad(*program.arguments)
     if program.has_aux:
         want, got = want[0], got[0]
-    return norm(jax.tree.map(jnp.subtract, got, want)) / norm(want)
-
-
-def norm(tree: Any) -> float:
-    """The Euclidean norm of all numbers of a tree."""
-    return float(jnp.sqrt(sum(jnp.vdot(leaf, leaf).real for leaf in jax.tree.leaves(tree))))
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, got, want)) / optax.tree.norm(want))
 
 
 def table_of(rows: list[Weighed]) -> Table:
@@ -173,15 +176,10 @@ def table_of(rows: list[Weighed]) -> Table:
         if row.failed:
             table.add_row(row.name, row.failed)
             continue
-        half = "" if row.least_bytes is None else f"({row.least_bytes / row.plain_bytes:.2f})"
-        half = half if row.half_bytes is None else f"{row.half_bytes / row.plain_bytes:.2f}"
         shares = f"{row.plain_bytes / GB:.3f}", f"{row.default_bytes / row.plain_bytes:.2f}", row.time("default")
         model = f"{row.predicted_bytes / max(row.default_bytes, 1):.2f}"
         differ = ("", "") if row.differ is None else (f"{row.differ:.0e}", f"{row.tolerance:.0e}")
-        plans = str(row.plans or "")
-        table.add_row(
-            row.name, *shares, model, half, "" if row.half_bytes is None else row.time("half"), plans, *differ
-        )
+        table.add_row(row.name, *shares, model, *row.half, *differ)
     if done := [row for row in rows if not row.failed]:
         mean = geometric_mean(row.default_bytes / row.plain_bytes for row in done)
         table.caption = f"default over plain JAX, geometric mean of {len(done)}: {mean:.2f}"
