@@ -62,6 +62,12 @@ ROUGH_SHARE, ROUGH = 1e-3, 1.08
 #: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
 
+#: The smallest plan is tried if it is expected to take at most this factor of the room.
+NEAR = 1.03
+
+#: A plan whose replay takes at most this factor of the least one's may take less memory than that one.
+WIDE = 1.35
+
 #: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
 
@@ -207,6 +213,12 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
+            if not number and (small := self.tight(chosen)) is not None:
+                if chosen is not None and (chosen.plan.segments or small.follow is None):
+                    self.tries([chosen, small])
+                else:
+                    self.compiles(small)
+                continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
                     break
@@ -217,27 +229,28 @@ class _Search(Generic[_T]):
             if number and best is None:
                 untried = next((c for c in self.nearly if id(c) not in self.tried), chosen)
                 chosen = untried if self.expected(untried) >= NEARLY * self.room else chosen
-            small = None if number else self.tight(chosen)
-            if small is None:
-                self.tries([chosen])
-            elif chosen.plan.segments or small.follow is None:
-                self.tries([chosen, small])
-            else:
-                self.compiles(small)
+            self.tries([chosen])
         return self.fitting
 
-    def tight(self, chosen: Candidate) -> Candidate | None:
+    def tight(self, chosen: Candidate | None) -> Candidate | None:
         """The smallest candidate, where nothing surely fits, and it is not the `chosen` one.
 
         That one is the fastest of many that are expected to fit, and mostly does not. So the smallest is compiled
         without weighing, and XLA's figure for it tells of the others. Plans that run loops in segments are predicted
-        better: if one is chosen, both are weighed at once. Plans that drop values are predicted less well.
+        better: if one is chosen, both are weighed at once. Plans that drop values are predicted less well. Where
+        nothing is expected to fit, the smallest may still do so if it is expected to take hardly more than the room.
         """
 
         def at_most(c: Candidate) -> float:
             return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
 
-        if self.ways.weigh is None or at_most(chosen) <= self.room or self.planner.has(self.room, at_most):
+        if self.ways.weigh is None:
+            return None
+        if chosen is None:
+            small = self.nearly[0]
+            is_new = id(small) not in self.tried and small.follow is not None and not small.plan.dropped
+            return small if is_new and self.expected(small) <= NEAR * self.room else None
+        if at_most(chosen) <= self.room or self.planner.has(self.room, at_most):
             return None
         small = next((c for c in self.nearly if self.expected(c) <= self.room), chosen)
         return None if small is chosen else small
@@ -252,7 +265,8 @@ class _Search(Generic[_T]):
         """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
         row = self.planner.small(0.0 if math.isinf(self.room) else self.room, SPREAD)
         standard = [] if self.standard is None else [self.standard]
-        small = [*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *row[: 3 * self.planner.looks]]
+        wide = [c for c in row[: 6 * self.planner.looks] if c.peak_bytes <= WIDE * row[0].peak_bytes]
+        small = [*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *wide]
         return _of_each_strategy(sorted(dict.fromkeys(small), key=self.expected))
 
     def smallest(self) -> Iterator[None]:
