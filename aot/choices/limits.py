@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -136,3 +136,29 @@ def _bytes_on(device: Any, leaf: Any) -> int:
     if not isinstance(leaf, jax.Array) or jaxprs.is_tracer(leaf) or leaf.is_deleted():
         return 0
     return sum(shard.data.nbytes for shard in leaf.addressable_shards if shard.device == device)
+
+
+class Sized(Protocol):
+    """What XLA says of a compiled step: the bytes of arguments and results."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of arguments and results."""
+        ...
+
+
+#: Bytes that temporaries may take, given a compiled step, or None before the first one.
+Room = Callable[[Sized | None], float]
+
+
+def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
+    """The budget as bytes of temporaries.
+
+    `leaves` are the arguments of the call, `fixed_bytes` the bytes of arguments and results as known before a step was
+    compiled, `plain_bytes` gives the bytes of plain JAX's temporaries. Raises as `free_bytes`.
+    """
+    if budget.fraction is not None:
+        share = budget.fraction
+        return lambda measured: share * plain_bytes() if share else math.inf
+    peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
+    return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jointcut.aot.choices.limits import Limit, free_bytes
+from jointcut.aot.choices.limits import Limit, Room
 from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, attempt
 from jointcut.aot.fitting.link import host_rate
@@ -62,8 +62,11 @@ ROUGH_SHARE, ROUGH = 1e-3, 1.08
 #: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
 
-#: The smallest plan is tried if it is expected to take at most this factor of the room.
+#: Where the backend is followed, plans rarely take less than their prediction divided by this factor.
 NEAR = 1.03
+
+#: Plans that are expected to take at most this factor of each other may take the same.
+ALIKE = 1.02
 
 #: A plan whose replay takes at most this factor of the least one's may take less memory than that one.
 WIDE = 1.35
@@ -125,14 +128,18 @@ class _Search(Generic[_T]):
         sizes, ratios = zip(*pairs, strict=True)
         return math.exp(float(np.interp(size, sizes, ratios)))
 
-    def tries(self, candidates: Sequence[Candidate]) -> None:
-        """Weigh candidates that were not tried yet, at once; if that is not cheaper, compile the first of them."""
+    def tries(self, candidates: Sequence[Candidate]) -> bool:
+        """Weigh candidates that were not tried yet, at once; if that is not cheaper, compile the first of them.
+
+        Returns whether there was one.
+        """
         new = [c for c in dict.fromkeys(candidates) if id(c) not in self.tried]
         if self.ways.weigh is None:
             for candidate in new[:1]:
                 self.compiles(candidate)
         elif new:
             self.weighs(new, self.exactly)
+        return bool(new)
 
     def weighs(self, candidates: Sequence[Candidate], exactly: bool) -> None:
         """Weigh candidates at once."""
@@ -179,7 +186,7 @@ class _Search(Generic[_T]):
         if (candidate := self.standard) is None:
             return None
         expected = self.expected(candidate)
-        if expected > SPREAD * self.room:
+        if expected > (SPREAD if candidate.follow is None else NEAR) * self.room:
             return None
         factor = SPREAD if candidate.follow is None else DEFAULT_SURE
         if expected * factor > self.room and self.ways.weigh is not None:
@@ -213,11 +220,7 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
-            if not number and (small := self.tight(chosen)) is not None:
-                if chosen is not None and (chosen.plan.segments or small.follow is None):
-                    self.tries([chosen, small])
-                else:
-                    self.compiles(small)
+            if not number and self.begins(chosen):
                 continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
@@ -232,28 +235,32 @@ class _Search(Generic[_T]):
             self.tries([chosen])
         return self.fitting
 
-    def tight(self, chosen: Candidate | None) -> Candidate | None:
-        """The smallest candidate, where nothing surely fits, and it is not the `chosen` one.
+    def begins(self, chosen: Candidate | None) -> bool:
+        """Begin where the `chosen` candidate may not fit; whether something was tried.
 
-        That one is the fastest of many that are expected to fit, and mostly does not. So the smallest is compiled
-        without weighing, and XLA's figure for it tells of the others. Plans that run loops in segments are predicted
-        better: if one is chosen, both are weighed at once. Plans that drop values are predicted less well. Where
-        nothing is expected to fit, the smallest may still do so if it is expected to take hardly more than the room.
+        That one is the fastest of many that are expected to fit, so that it often does not. It is weighed together with
+        the fastest one that fits more surely. Where there is none, the smallest candidate is compiled, or weighed with
+        another that may take as little. Plans that drop values are predicted less well than others, those in segments
+        better.
         """
 
         def at_most(c: Candidate) -> float:
             return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
 
-        if self.ways.weigh is None:
-            return None
-        if chosen is None:
-            small = self.nearly[0]
-            is_new = id(small) not in self.tried and small.follow is not None and not small.plan.dropped
-            return small if is_new and self.expected(small) <= NEAR * self.room else None
-        if at_most(chosen) <= self.room or self.planner.has(self.room, at_most):
-            return None
-        small = next((c for c in self.nearly if self.expected(c) <= self.room), chosen)
-        return None if small is chosen else small
+        if self.ways.weigh is None or (chosen is not None and at_most(chosen) <= self.room):
+            return False
+        if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
+            return safe.follow is not None and self.tries([chosen, safe])
+        row = [c for c in self.nearly if c.follow is not None and self.expected(c) <= NEAR * self.room]
+        small = next((c for c in row if id(c) not in self.tried), None)
+        if small is None:
+            return chosen is not None and self.tries([chosen, self.nearly[0]])
+        rival = next((c for c in (chosen, *row) if c is not None and c is not small), None)
+        is_near = rival is not None and self.expected(small) > max(self.room / NEAR, self.expected(rival) / ALIKE)
+        if rival is not None and (is_near or rival.plan.segments):
+            return self.tries([rival, small])
+        self.compiles(small)
+        return True
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""
@@ -294,7 +301,10 @@ class _Search(Generic[_T]):
             if not rough:
                 return
             rough.sort(key=lambda t: t.weighed.activation_bytes)
-            self.weighs([t.candidate for t in rough[:AT_ONCE]], exactly=True)
+            if rough[0].weighed.activation_bytes <= (1 + ROUGH_SHARE) * self.room:
+                self.compiles(rough[0].candidate)
+            else:
+                self.weighs([t.candidate for t in rough[:AT_ONCE]], exactly=True)
             yield
 
     @property
@@ -345,10 +355,6 @@ def _tell_number(number: int, most: int) -> None:
     tell(lambda: f"plan {number} of at most {most}")
 
 
-#: Bytes that temporaries may take, given a compiled step, or None before the first one.
-Room = Callable[[Weighed[Any] | None], float]
-
-
 def fit(
     planner: Planner,
     budget: Limit,
@@ -389,16 +395,3 @@ def _fitting(search: _Search[Any]) -> Iterator[Candidate]:
     for _ in search.settles():
         while (chosen := search.fitting) is not None:
             yield chosen
-
-
-def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
-    """The budget as bytes of temporaries.
-
-    `leaves` are the arguments of the call, `fixed_bytes` the bytes of arguments and results as known before a step was
-    compiled, `plain_bytes` gives the bytes of plain JAX's temporaries.
-    """
-    if budget.fraction is not None:
-        share = budget.fraction
-        return lambda measured: share * plain_bytes() if share else math.inf
-    peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
-    return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)

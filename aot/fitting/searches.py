@@ -28,10 +28,10 @@ import jax
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
-from jointcut.aot.choices.limits import Limit
+from jointcut.aot.choices.limits import Limit, Room, room_for
 from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, followed
-from jointcut.aot.fitting.fit import Room, fit, prices, room_for
+from jointcut.aot.fitting.fit import fit, prices
 from jointcut.aot.fitting.notes import Held, Note, PlainNote
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.compile import ProgramMemory

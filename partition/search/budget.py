@@ -36,7 +36,7 @@ from jointcut.partition.search.mincut import min_cut, save_all
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
-_SAMPLES = ((3_000, 24, 24), (20_000, 4, 4))
+_SAMPLES = ((1_000, 24, 24), (3_000, 16, 24), (20_000, 4, 4))
 _FEWEST_SAMPLES = 2, 3
 
 #: How many plans that are faster than the one found are looked at, by the most ops that the program may have for it.
@@ -299,11 +299,6 @@ class Planner:
         """The candidates of the menu that may take at most so many bytes, or the least times `spread`; by peak."""
         with paused_collection():
             return self._menu.small(most_bytes, spread)
-
-    def has(self, most_bytes: float, expected: Callable[[Candidate], float]) -> bool:
-        """Whether a plan of the menu is `expected` to take at most so many bytes."""
-        row = self._menu.row(most_bytes, expected)
-        return first_within(row, most_bytes, expected) < len(row)
 
     @cached_property
     def _menu(self) -> Menu:

@@ -20,10 +20,10 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.choices.limits import Limit, limit
+from jointcut.aot.choices.limits import Limit, limit, room_for
 from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Ways, Weighed
-from jointcut.aot.fitting.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit, room_for
+from jointcut.aot.fitting.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit
 from jointcut.aot.run.compile import begin, rough_options
 from jointcut.aot.stages.weighing import rough_bytes
 from jointcut.partition import Plan
@@ -81,9 +81,6 @@ class Menu:
 
     def fastest(self, most_bytes, expected):
         return next((c for c in ranked(self.menu) if expected(c) <= most_bytes), None)
-
-    def has(self, most_bytes, expected):
-        return self.fastest(most_bytes, expected) is not None
 
     def small(self, most_bytes, spread):
         return sorted(self.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
@@ -223,22 +220,44 @@ def test_a_plan_that_surely_fits_and_fills_the_budget_is_compiled_without_weighi
 
 def test_a_plan_that_would_leave_room_for_a_faster_one_is_not_compiled_at_once():
     menu = Menu([("front", 500, 1.0, 480), ("front", 400, 3.0, 400)], is_followed=True)
-    assert tried(fitted(menu, FIXED + 500)) == [(500, 480, True, True), (480, 480, True, False)]
+    weighed = [(500, 480, True, True), (400, 400, True, True)]
+    assert tried(fitted(menu, FIXED + 500)) == [*weighed, (480, 480, True, False)]
 
 
 def test_a_plan_that_drops_values_is_weighed_since_less_is_known_of_it():
-    menu = Menu([("2 pieces, 3 values dropped", 460, 1.0, 470)], is_followed=True)
-    assert tried(fitted(menu, FIXED + 500)) == [(460, 470, True, True), (470, 470, True, False)]
+    menu = Menu([("2 pieces, 3 values dropped", 460, 1.0, 470), ("front", 300, 2.0, 310)], is_followed=True)
+    weighed = [(460, 470, True, True), (300, 310, True, True)]
+    assert tried(fitted(menu, FIXED + 500)) == [*weighed, (470, 470, True, False)]
 
 
 def test_where_nothing_surely_fits_the_smallest_plan_is_compiled_at_once():
-    """Else the first is weighed, and what XLA says of it is expected of the other."""
+    """Else the first is weighed together with one that surely fits, and XLA's figures tell of the others."""
     plans = [("front", 490, 1.0, 520), ("2 pieces, 3 values dropped", 460, 2.0, 480)]
     found = fitted(Menu(plans, is_followed=True), FIXED + 500)
     assert (found.plan.recomputed, tried(found)) == ((1,), [(460, 480, True, False)])
     found = fitted(Menu([*plans, ("division", 300, 3.0, 300)], is_followed=True), FIXED + 500)
     assert found.plan.recomputed == (1,)
-    assert tried(found) == [(490, 520, False, True), (489, 480, True, True), (480, 480, True, False)]
+    assert tried(found)[:2] == [(490, 520, False, True), (300, 300, True, True)]
+    assert tried(found)[2:] == [(485, 480, True, True), (480, 480, True, False)]
+
+
+def test_where_nothing_surely_fits_and_two_plans_are_as_small_both_are_weighed():
+    """The smallest may be either. Also where neither is expected to fit, but hardly more would be enough."""
+    for room in (495, 485):
+        found = fitted(Menu([("front", 490, 1.0, 500), ("2 pieces", 488, 2.0, room)], is_followed=True), FIXED + room)
+        assert found.plan.recomputed == (1,)
+        assert tried(found) == [(490, 500, False, True), (488, room, True, True), (room, room, True, False)]
+
+
+def test_where_one_plan_alone_may_fit_it_is_compiled_though_it_is_expected_to_take_hardly_more():
+    menu = Menu([("front", 540, 1.0, 540), ("2 pieces", 510, 2.0, 500)], is_followed=True)
+    assert tried(fitted(menu, FIXED + 500)) == [(510, 500, True, False)]
+
+
+def test_a_default_plan_that_is_expected_to_take_more_is_not_weighed():
+    plans = [("front", 520, 1.0, 500), ("2 pieces", 400, 2.0, 400)]
+    menu = Menu(plans, is_followed=True)
+    assert tried(fitted(menu, FIXED + 500, default=0)) == [(400, 400, True, True), (400, 400, True, False)]
 
 
 def test_where_nothing_surely_fits_and_the_first_runs_in_segments_it_is_weighed_beside_the_smallest():
@@ -260,7 +279,8 @@ def test_a_plan_compiled_at_once_that_does_not_fit_says_what_to_expect_of_others
     menu = Menu([("front", 460, 1.0, 552), ("front", 416, 2.0, 499), ("front", 380, 3.0, 456)], is_followed=True)
     found = fitted(menu, FIXED + 500)
     assert found.plan.recomputed == (1,)
-    assert tried(found) == [(460, 552, False, False), (500, 499, True, True), (499, 499, True, False)]
+    weighed = [(500, 499, True, True), (456, 456, True, True)]
+    assert tried(found) == [(460, 552, False, False), *weighed, (499, 499, True, False)]
 
 
 def test_plans_are_weighed_roughly_where_that_is_sooner_and_compiled_as_always():

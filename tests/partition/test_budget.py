@@ -220,7 +220,6 @@ def test_a_budget_finds_what_it_would_find_if_all_plans_were_replayed_and_replay
         at, expected = (first_within(r, room, lambda c: c.peak_bytes) for r in (found, row))
         assert (found[at].step_seconds, at > 0) == (row[expected].step_seconds, expected > 0)
         assert not at or found[at - 1].peak_bytes == row[expected - 1].peak_bytes
-        assert new.has(room, lambda c: c.peak_bytes) and not new.has(row[-1].peak_bytes - 1, lambda c: c.peak_bytes)
         assert new.small(room, 1.0)[0].peak_bytes == row[-1].peak_bytes
     most = 0.5 if name in ("unrolled_layers", "scan_over_layers", "mixture_of_experts") else 1.0
     assert np.mean(counts) <= most * len(mine.menu)

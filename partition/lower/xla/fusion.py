@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jointcut.partition.lower.xla.instructions import DEAR, FUSIBLE, Kind, Program, without_ones
+from jointcut.partition.lower.xla.layouts import flattens
 from jointcut.partition.lower.xla.library import Kernel
 from jointcut.partition.lower.xla.users import Users
 
 #: A loop computes an operand at most so often for one element.
 _MOST_AGAIN = 15
+
+#: Ops whose code branches. A loop takes one only where it is the one reader, and computes it once for an element.
+_BRANCHING = frozenset({"concatenate", "dynamic_update_slice"})
 
 #: An array put together along its last axis is written by itself, if it has more bytes than these, whole and in a row.
 _LEAST_JOINED, _LEAST_ROW, _MOST_JOINED = 2048, 64, 8
@@ -56,6 +60,7 @@ class _Fusion:
             alive[n] and n not in kernels and kinds[n] in FUSIBLE and not _is_joined(program, n) for n in count
         ]
         self.dear = [self.fusible[n] and _is_dear(program, n) for n in count]
+        self.branching = [self.fusible[n] and _is_branching(program, n) for n in count]
         self.once = self.written_once()
 
     def run(self) -> Fused:
@@ -77,14 +82,18 @@ class _Fusion:
     # -------------------------------------------------------------------------------------- what is computed once
 
     def written_once(self) -> set[int]:
-        """Instructions on several arrays that have several readers, one of which cannot compute them itself."""
+        """Instructions on several arrays that have several readers, one of which cannot compute them itself.
+
+        A product that flattens its operand reads it through a reshape, which can.
+        """
         program, kept = self.program, self.program.kept
         found: set[int] = set()
         several = [n for n in range(len(program)) if self.fusible[n] and self.readers(n) > 1 and self.reads_several(n)]
         before = self.before() if several else []
         for n in reversed(several):
             known: dict[int, bool] = {n: True}
-            if n in kept or not all(self.reaches(n, reader, found, before, known) for reader in self.users.of[n]):
+            takers = (r for r in self.users.of[n] if not flattens(program, r, n))
+            if n in kept or not all(self.reaches(n, reader, found, before, known) for reader in takers):
                 found.add(n)
         return found
 
@@ -131,7 +140,8 @@ class _Loop:
     """A loop over elements while it takes operands, the last one first.
 
     `indices` are for each instruction those whose index it is computed at, and `times` how often each is computed.
-    `repeated` are operands that the loop reads more than once for an element.
+    `repeated` are operands that the loop reads more than once for an element, and `read_by` is how many members read
+    each operand.
     """
 
     def __init__(self, fusion: _Fusion, result: int) -> None:
@@ -141,6 +151,7 @@ class _Loop:
         self.indices: dict[int, frozenset[int]] = {result: frozenset([-1])}
         self.times = {-1: 1}
         self.heap: list[int] = []
+        self.read_by: dict[int, int] = {}
         self.repeated = set[int]()
         self.open(result)
 
@@ -152,6 +163,7 @@ class _Loop:
         self.times[n] = self.computed(n)
         size, mine = elements[n], indices[n]
         for v in reads:
+            self.read_by[v] = self.read_by.get(v, 0) + 1
             at = mine if elements[v] == size else frozenset([n])
             if v not in indices:
                 indices[v] = at
@@ -189,7 +201,9 @@ class _Loop:
             return False
         if self.program.kinds[v] is Kind.SPREAD:
             return True
-        return self.computed(v) <= (1 if self.program.names[v] == "concatenate" else _MOST_AGAIN)
+        if fusion.branching[v]:
+            return self.computed(v) == 1 and self.read_by[v] + fusion.readers(v) == 2
+        return self.computed(v) <= _MOST_AGAIN
 
 
 def _is_joined(program: Program, n: int) -> bool:
@@ -200,6 +214,13 @@ def _is_joined(program: Program, n: int) -> bool:
     row = made.shape[-1] * made.bytes // max(program.elements[n], 1)
     is_last = last > 0 and program.params(n).get("dimension") == last
     return len(program.reads[n]) > _MOST_JOINED or (is_last and row >= _LEAST_ROW and made.bytes >= _LEAST_JOINED)
+
+
+def _is_branching(program: Program, n: int) -> bool:
+    """Whether the code of an instruction branches; a padding that only cuts off is a slice."""
+    if program.names[n] == "pad":
+        return any(length > 0 for axis in program.params(n).get("padding_config", ()) for length in axis)
+    return program.names[n] in _BRANCHING or program.kinds[n] is Kind.REDUCE
 
 
 def _is_dear(program: Program, n: int) -> bool:

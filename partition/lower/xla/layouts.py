@@ -7,7 +7,9 @@ the last two axes stand the other way round, the kernel reads them so; any other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from jointcut.partition.lower.memory import Row
@@ -16,8 +18,13 @@ from jointcut.partition.program.jaxprs import Equation
 
 
 def product(program: Program, eqn: Equation, reads: Sequence[int], made: Type, row: Row) -> int:
-    """Add a product, with copies of its operands where it wants them in another order."""
+    """Add a product, with copies of its operands where it wants them in another order.
+
+    One that sums nothing up is a multiplication of its operands, each repeated along the other's free axes.
+    """
     contracted, batch = eqn.params["dimension_numbers"]
+    if not contracted[0]:
+        return _outer(program, eqn, reads, made, row)
     (left, is_left_turned), (right, is_right_turned) = (
         _ordered(program, reads[k], shape, (batch[k], contracted[k]), k == 0, row)
         for k, shape in enumerate(shapes(eqn))
@@ -25,6 +32,20 @@ def product(program: Program, eqn: Equation, reads: Sequence[int], made: Type, r
     n = program.add(Kind.ALONE, DOT, [left, right], made, row)
     program.turned[n] = is_left_turned, is_right_turned
     return n
+
+
+def _outer(program: Program, eqn: Equation, reads: Sequence[int], made: Type, row: Row) -> int:
+    """Add the multiplication that a product without contracted axes is."""
+    batch = eqn.params["dimension_numbers"][1]
+    place_of = [0, *accumulate(length != 1 for length in made.shape)]
+    spread, first = [], len(batch[0])
+    for n, shape, shared in zip(reads, shapes(eqn), batch, strict=True):
+        free = [d for d in range(len(shape)) if d not in shared]
+        at = {**{d: k for k, d in enumerate(shared)}, **{d: first + k for k, d in enumerate(free)}}
+        first += len(free)
+        places = [place_of[at[d]] for d in range(len(shape)) if shape[d] != 1]
+        spread.append(program.spread(n, places, made, row) if math.prod(shape) != math.prod(made.shape) else n)
+    return program.add(Kind.POINT, "mul", spread, made, row)
 
 
 def _ordered(
@@ -69,6 +90,17 @@ def only_swaps(program: Program, n: int, permutation: Sequence[int]) -> bool:
     first = len(batch[0])
     order = *range(first), *range(first + left, first + left + right), *range(first, first + left)
     return tuple(permutation) == order
+
+
+def flattens(program: Program, n: int, operand: int) -> bool:
+    """Whether an instruction is a product that sees one axis in the place of several of an operand."""
+    row = program.rows[n]
+    if program.names[n] != DOT or row is None or (eqn := equation(row)) is None or not eqn.params:
+        return False
+    contracted, batch = eqn.params["dimension_numbers"]
+    ranks = map(len, shapes(eqn))
+    merged = (max(len(c), rank - len(c) - len(b)) > 1 for c, b, rank in zip(contracted, batch, ranks, strict=True))
+    return any(is_merged for v, is_merged in zip(program.reads[n], merged, strict=True) if v == operand)
 
 
 def shapes(eqn: Equation) -> list[tuple[int, ...]]:
