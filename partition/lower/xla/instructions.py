@@ -6,9 +6,10 @@ Instructions are numbers, in an order in which each stands after what it reads. 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from jointcut.partition.lower.memory import Level, Row, Stack
@@ -73,6 +74,7 @@ def type_in(level: Level, b: int) -> Type:
     return Type(tuple(getattr(held, "shape", ())), str(getattr(held, "dtype", "")), level.sizes[b])
 
 
+@cache
 def kind_of(name: str) -> Kind:
     """What XLA can do with a primitive."""
     if name in SPREADING:
@@ -84,7 +86,8 @@ def kind_of(name: str) -> Kind:
     return Kind.MOVE if name in MOVING else Kind.ALONE
 
 
-def without_ones(shape: Iterable[int]) -> tuple[int, ...]:
+@lru_cache(1 << 14)
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without its axes of length one, which XLA adds and drops freely."""
     return tuple(d for d in shape if d != 1)
 

@@ -129,11 +129,11 @@ class _Reader:
 
     def operands(self, row: Row, made: Type) -> Iterator[int]:
         """The operands of a row; numbers only where they are repeated over an array."""
-        eqn = equation(row)
         for k, b in enumerate(row.operands):
             if b is not None:
                 yield self.made[b]
             elif row.name in ELEMENTWISE or row.name == "broadcast_in_dim":
+                eqn = equation(row)
                 text = "?" if eqn is None else str(eqn.invars[k])
                 yield self.program.number(text, made, row)
 
@@ -302,5 +302,6 @@ def _key(row: Row, eqn: Equation | None, reads: Sequence[int], made: Type) -> Ha
         shape, places = layouts.shapes(eqn)[0], _places(made.shape)
         axes = zip(params["broadcast_dimensions"], shape, strict=True)
         return "spread", reads[0], without_ones(made.shape), tuple(places[d] for d, length in axes if length != 1)
-    told = tuple(str(params.get(p)) for p in _TOLD_APART.get(name, ()))
-    return name, tuple(reads), without_ones(made.shape), made.dtype, told
+    told = _TOLD_APART.get(name)
+    apart = None if told is None else tuple(str(params.get(p)) for p in told)
+    return name, tuple(reads), without_ones(made.shape), made.dtype, apart
