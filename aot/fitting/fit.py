@@ -2,10 +2,10 @@
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
 program says so. The default plan comes first, if it is expected to fit; then a plan that takes most of the budget and
-would fit even if its prediction were some per cent too small. If hardly more than the smallest plan may fit, that one
-is compiled. Otherwise plans are *weighed*: compiled without optimisation, which gives the same memory in a fraction of
-the time. What is expected of the others is scaled by what XLA says of their neighbours, until the fastest plan that
-fits is known. That one is compiled, and runs.
+would fit even if its prediction were some per cent too small. Otherwise plans are *weighed*: compiled without
+optimisation, which gives the same memory in a fraction of the time. The first two are weighed at once, since either may
+fit; where just the smallest plan may, it is compiled. What is expected of the others is scaled by what XLA says of
+their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
 Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
 ones with the smallest predicted peaks are tried, two at once, and the error names the smallest peak of all.
 

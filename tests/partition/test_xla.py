@@ -74,6 +74,19 @@ def looped(x):
     return last + first[3] @ x + second[3] @ x
 
 
+def interleaved(x):
+    """An array whose rows are those of two others in turns, as an associative scan puts them together."""
+    even, odd = jnp.sin(x @ x), jnp.cos(x @ x + 1)
+    both = lax.pad(even, 0.0, ((0, 1, 1), (0, 0, 0))) + lax.pad(odd, 0.0, ((1, 0, 1), (0, 0, 0)))
+    return jnp.sum(jnp.sort(both[:-1] * both[1:]))
+
+
+def flattened(w, x):
+    """A sum of two arrays that two products read, as in the backward of a last layer; one wants it transposed."""
+    both = jnp.sort(x @ w) + jnp.sort(x @ (2 * w), 1)
+    return both @ w.mT, jnp.einsum("bts,btd->sd", both, x)
+
+
 RULES = {
     "a product reads an array": (lambda x: (jnp.sin(x) + 1) @ x, X),
     "an elementwise chain is one loop": (lambda x: jnp.sum((jnp.exp(x @ x) * 2 + 1).T @ x), X),
@@ -103,6 +116,20 @@ RULES = {
     ),
     "a scatter writes over its operand": (lambda x: jnp.sin((x @ x).at[jnp.arange(4)].add(1.0)) @ x, X),
     "a result's buffer holds others before": (lambda x: (jnp.tanh(jnp.tanh(x @ x) @ x) @ x).T @ x, X),
+    "a padding with two readers is written": (interleaved, X),
+    "a padding that only cuts off is a slice": (
+        lambda x: (lambda y: (y * y[::-1]) @ x)(lax.pad(x @ x, 0.0, ((-1, -1, 0), (0, 0, 0)))),
+        X,
+    ),
+    "a product that sums nothing up is a multiplication": (
+        lambda x: (lambda y: (y * y[..., ::-1]) @ x)(jnp.einsum("ab,ac->abc", x @ x, jnp.sort(x))),
+        X,
+    ),
+    "a sum that a product flattens is computed again for a transposition": (
+        flattened,
+        jax.ShapeDtypeStruct((64, 512), "float32"),
+        jax.ShapeDtypeStruct((4, 64, 64), "float32"),
+    ),
     "the bits of a key": (lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), x, 0) @ x, X),
 }
 
