@@ -220,7 +220,7 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
-            if not number and self.begins(chosen):
+            if not number and best is None and self.begins(chosen):
                 continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
