@@ -104,6 +104,11 @@ class Point:
         return self.budget < 1
 
     @property
+    def is_least(self) -> bool:
+        """Whether the budget is the least in bytes that is found, and no refusal has named it."""
+        return not (self.is_fraction or self.is_named) and self.budget <= self.least_bytes
+
+    @property
     def is_reachable(self) -> bool:
         """Whether some plan is known to hold the budget."""
         return self.least_bytes <= self.limit_bytes
@@ -350,14 +355,20 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     points = [(o.name, p) for o in outcomes for p in o.points]
     kinds = {
         "bytes": [(n, p) for n, p in points if not (p.is_fraction or p.is_named)],
+        "bytes, the least that is found": [(n, p) for n, p in points if p.is_least],
+        "bytes, more than that": [(n, p) for n, p in points if not (p.is_fraction or p.is_named or p.is_least)],
         "fractions": [(n, p) for n, p in points if p.is_fraction],
         "named by a refusal": [(n, p) for n, p in points if p.is_named],
     }
+    if not kinds["bytes, the least that is found"]:  # the others are all
+        del kinds["bytes, more than that"]
     lines = [line for kind, group in kinds.items() if group for line in told(kind, group)]
     between = [p for _, p in points if p.is_between and not p.is_named and p.used is not None]
     well = sum((p.used or 0.0) >= ENOUGH for p in between)
-    share = of(well, len(between))
-    return [*lines, f"used at least {ENOUGH} of a budget between the least and the default plan: {share}"]
+    return [
+        *lines,
+        f"used at least {ENOUGH} of a budget between the least and the default plan: {of(well, len(between))}",
+    ]
 
 
 def told(kind: str, points: Sequence[tuple[str, Point]]) -> list[str]:

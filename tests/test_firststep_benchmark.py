@@ -114,6 +114,19 @@ def test_the_least_that_a_refusal_named_is_told_apart():
     assert lines[-1].endswith("1 of 1 (100%)")
 
 
+def test_the_least_that_is_found_is_told_apart_from_more():
+    least = replace(POINT, budget=40, limit_bytes=40, taken_bytes=40, first=Seconds(7.0, 8.0))
+    lines = firststep.summary([Outcome("mlp", "small", BOUNDS, (POINT, least, FRACTION))])
+    assert lines[::5][:4] == [
+        "bytes: 2 budgets, 0 refused, 0 of them though a plan is known to hold",
+        "bytes, the least that is found: 1 budgets, 0 refused, 0 of them though a plan is known to hold",
+        "bytes, more than that: 1 budgets, 0 refused, 0 of them though a plan is known to hold",
+        "fractions: 1 budgets, 0 refused, 0 of them though a plan is known to hold",
+    ]
+    assert [line.partition(";")[0].rpartition(" worst ")[2] for line in lines[1:12:5]] == [
+        "3.50 (mlp)", "3.50 (mlp)", "1.50 (mlp)"]  # fmt: skip
+
+
 def test_a_first_step_at_what_a_refusal_named_compiles_one_plan():
     program = programs.load("mlp", "tiny")
     bounds = replace(BOUNDS, least=Size(7_000, 5_000))
