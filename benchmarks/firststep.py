@@ -104,11 +104,6 @@ class Point:
         return self.budget < 1
 
     @property
-    def is_least(self) -> bool:
-        """Whether the budget is the least in bytes that is found, and no refusal has named it."""
-        return not (self.is_fraction or self.is_named) and self.budget <= self.least_bytes
-
-    @property
     def is_reachable(self) -> bool:
         """Whether some plan is known to hold the budget."""
         return self.least_bytes <= self.limit_bytes
@@ -353,15 +348,15 @@ def table_of(outcome: Outcome) -> Table:
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
     """What all programs say together."""
     points = [(o.name, p) for o in outcomes for p in o.points]
+    in_bytes = [(n, p) for n, p in points if not (p.is_fraction or p.is_named)]
+    least = [(n, p) for n, p in in_bytes if p.budget <= p.least_bytes]
     kinds = {
-        "bytes": [(n, p) for n, p in points if not (p.is_fraction or p.is_named)],
-        "bytes, the least that is found": [(n, p) for n, p in points if p.is_least],
-        "bytes, more than that": [(n, p) for n, p in points if not (p.is_fraction or p.is_named or p.is_least)],
+        "bytes": in_bytes,
+        "bytes, the least that is found": least,
+        "bytes, more than that": [pair for pair in in_bytes if pair not in least] if least else [],
         "fractions": [(n, p) for n, p in points if p.is_fraction],
         "named by a refusal": [(n, p) for n, p in points if p.is_named],
     }
-    if not kinds["bytes, the least that is found"]:  # the others are all
-        del kinds["bytes, more than that"]
     lines = [line for kind, group in kinds.items() if group for line in told(kind, group)]
     between = [p for _, p in points if p.is_between and not p.is_named and p.used is not None]
     well = sum((p.used or 0.0) >= ENOUGH for p in between)
