@@ -48,7 +48,7 @@ MB = 1e6
 
 
 def full_compilations(trail: Sequence[Any]) -> int:
-    """How many plans of a search were compiled to run; the others were weighed, without optimisation."""
+    """How many plans of a search were compiled to run; the others were weighed."""
     return sum(not attempt.weighed for attempt in trail)
 
 

@@ -1,12 +1,12 @@
 """Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
 
-    python -m benchmarks.predicted              # all programs: half an hour or so on two cores
+    python -m benchmarks.predicted              # all programs: a quarter of an hour or so on two cores
     python -m benchmarks.predicted gru ode      # some programs
     python -m benchmarks.predicted --resume     # go on where a run was stopped
 
 A ratio is predicted over actual. What `save_all`, `min_cut` and the smallest, the largest and plans between them take
-is predicted by a replay and read from XLA's account of the compiled step. The step is compiled without optimizing its
-machine code, which leaves the account as it is. Beside it stand the ratios of the model before it followed XLA:CPU.
+is predicted by a replay, and read from the account that XLA gives before it makes code. Beside it stand the ratios of
+the model before it followed XLA:CPU.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from benchmarks.measure import machine, wide_console
 from benchmarks.programs import PROGRAMS, load
 from jointcut import aot
+from jointcut.aot.run.weigh import weigh
 from jointcut.aot.stages.traced import Traced
 from jointcut.partition import Plan
 from jointcut.partition.prices.cost import Roofline
@@ -34,7 +35,6 @@ BEFORE = Path(__file__).parent / "results" / "predicted_before.json"
 SPREAD = 8  # plans of the menu for each program
 NEAR = 0.9, 1.1  # a ratio within these bounds is a good prediction
 RATES = Roofline(1.6e11, 1.6e10, 4.0e10, 5.0e9)  # so that the menu is the same everywhere
-FAST = {"xla_backend_optimization_level": 0}
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,8 @@ def plans(traced: Traced) -> Iterator[Plan]:
 def weighed(traced: Traced, plan: Plan) -> Pair:
     """The predicted bytes of a plan, and those of its compiled step."""
     cut = traced.partition(plan=plan)
-    jits = cut.jits
-    step = jits.jitted["step"].lower(*jits.takes["step"]()).compile(compiler_options=FAST)
     predicted = traced.planner.replay(plan).peak_bytes
-    return Pair(plan.strategy, predicted, step.memory_analysis().temp_size_in_bytes)
+    return Pair(plan.strategy, predicted, weigh(cut.jits.lowered("step")).temp_bytes)
 
 
 def read(path: Path) -> dict[str, list[Pair]]:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.measure import Call, time_together, wide_console
 from jointcut import aot
-from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.weigh import weigh
 from jointcut.partition.program import jaxprs
 
 WIDTH, ROWS = 16, 4
@@ -100,7 +100,7 @@ def by_jax(loss: Callable[..., Any], arguments: tuple[Array, ...]) -> Way:
     """`jax.jit(jax.value_and_grad(loss))`."""
     step = jax.jit(jax.value_and_grad(loss))
     traced = step.trace(*arguments)
-    return Way(partial(step, *arguments), ProgramMemory.of_jit(step, arguments).temp_bytes, products_in(traced.jaxpr))
+    return Way(partial(step, *arguments), weigh(step.lower(*arguments)).temp_bytes, products_in(traced.jaxpr))
 
 
 def by_us(cut: aot.Cut, arguments: tuple[Array, ...]) -> Way:

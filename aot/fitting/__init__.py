@@ -14,7 +14,7 @@ Files, in reading order:
     attempts: Record the plans that a search for a budget tried, what XLA says of them, and the one that it chose.
     refusals: Say why no plan holds a budget: the smallest peak found, what is alive there, and what would help.
     fit: Find the fastest plan that fits a budget.
-    scales: Weigh plans: compile them side by side without optimisation, for their memory alone.
+    scales: Weigh plans: learn side by side what memory they take, each once.
     notes: Remember on disk which plans held a budget, and what plain JAX takes.
     scopes: Let no plan keep more of a part of a program than its `aot.budget`.
     searches: Search for a plan once for all ways of calling.

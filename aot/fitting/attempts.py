@@ -24,7 +24,7 @@ class Attempt(Record):
         activation_bytes: its temporaries alone.
         fits: whether it holds the budget.
         compile_ms: milliseconds of compilation.
-        weighed: whether it was compiled without optimisation, to learn its memory, and does not run.
+        weighed: whether only its memory was learned, without compiling it to run.
     """
 
     strategy: str
@@ -80,15 +80,11 @@ class Ways(Generic[_T]):
     Attributes:
         measure: compiles a plan, to run it.
         weigh: compiles plans for their memory alone; None where it would take as long.
-        weigh_roughly: the same sooner, where the memory may differ a little; None where nothing is sooner.
-        rough_bytes: how many bytes `weigh_roughly` adds at most to what XLA takes, nearly always.
         compiles: whether `measure` takes longer than weighing.
     """
 
     measure: Callable[[Plan], Weighed[_T]]
     weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
-    weigh_roughly: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
-    rough_bytes: int = 0
     compiles: bool = True
 
 

@@ -2,15 +2,12 @@
 
 `partition.search.budget` predicts peaks, XLA decides: a plan holds a budget when `memory_analysis()` of its compiled
 program says so. The default plan comes first, if it is expected to fit; then a plan that takes most of the budget and
-would fit even if its prediction were some per cent too small. Otherwise plans are *weighed*: compiled without
-optimisation, which gives the same memory in a fraction of the time. The first two are weighed at once, since either may
-fit; where just the smallest plan may, it is compiled. What is expected of the others is scaled by what XLA says of
-their neighbours, until the fastest plan that fits is known. That one is compiled, and runs.
-Where weighing is not cheaper than compiling, plans are compiled instead, and fewer are tried. Where no plan fits, the
-ones with the smallest predicted peaks are tried, two at once, and the error names the smallest peak of all.
-
-Some backends can weigh *roughly*, in half the time. What is chosen so is compiled as always, and no budget is refused
-before the plans that might hold it were weighed exactly.
+would fit even if its prediction were some per cent too small. Otherwise plans are *weighed*: XLA tells what they take
+before it makes code for them (`aot.run.weigh`), and that takes a fraction of the time. Two are weighed at once. What is
+expected of the others is scaled by what XLA says of their neighbours, until the fastest plan that fits is known. That
+one is compiled, and runs.
+Where plans cannot be weighed, they are compiled instead, and fewer are tried. Where no plan fits, the ones with the
+smallest predicted peaks are tried, two at once, and the error names the smallest peak of all.
 """
 
 from __future__ import annotations
@@ -52,21 +49,18 @@ SPREAD = 1.1
 #: weighing; another than the default only if it then takes at least the share `SURELY_FULL` of what the budget leaves.
 SURE, DEFAULT_SURE, SURELY_FULL = 1.065, 1.04, 0.92
 
+#: Where all scatters together read more than this share of what the budget leaves, no plan is sure: XLA may wait with a
+#: scatter, and what it reads stays alive.
+SCATTERED = 0.5
+
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
 FULL = 0.87
-
-#: Weighed roughly, a plan takes more bytes than it does: up to `Ways.rough_bytes`, and up to this share of them. Where
-#: arrays are scattered in loops, it may take this factor more or less.
-ROUGH_SHARE, ROUGH = 1e-3, 1.08
 
 #: The smallest plan is tried early if it is expected to take this share of what the budget leaves, or more.
 NEARLY = 0.75
 
 #: Where the backend is followed, plans rarely take less than their prediction divided by this factor.
 NEAR = 1.03
-
-#: Plans that are expected to take at most this factor of each other may take the same.
-ALIKE = 1.02
 
 #: A plan whose replay takes at most this factor of the least one's may take less memory than that one.
 WIDE = 1.35
@@ -80,21 +74,20 @@ _T = TypeVar("_T")
 class _Tried(NamedTuple):
     """A candidate that was weighed or compiled: its plan with the promised peak, and XLA's figures.
 
-    `runs` says that it was compiled to run, `is_exact` that it was not weighed roughly.
+    `runs` says that it was compiled to run.
     """
 
     candidate: Candidate
     plan: Plan
     weighed: Weighed[Any]
     runs: bool
-    is_exact: bool
 
 
 class _Search(Generic[_T]):
     """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
 
-    def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None, exactly: bool) -> None:
-        self.planner, self.ways, self.exactly = planner, ways, exactly or ways.weigh_roughly is None
+    def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None) -> None:
+        self.planner, self.ways = planner, ways
         self.standard = None if default is None else planner.known(planner.priced(default))
         self._room = room
         self.trail: list[Attempt] = []
@@ -129,7 +122,7 @@ class _Search(Generic[_T]):
         return math.exp(float(np.interp(size, sizes, ratios)))
 
     def tries(self, candidates: Sequence[Candidate]) -> bool:
-        """Weigh candidates that were not tried yet, at once; if that is not cheaper, compile the first of them.
+        """Weigh candidates that were not tried yet, at once; where they cannot be weighed, compile the first of them.
 
         Returns whether there was one.
         """
@@ -138,17 +131,12 @@ class _Search(Generic[_T]):
             for candidate in new[:1]:
                 self.compiles(candidate)
         elif new:
-            self.weighs(new, self.exactly)
+            promised = list(map(self.expected, new))
+            tell(lambda: f"weighing {counted(len(new), 'plan')} after {len(self.trail)}")
+            weighed = self.ways.weigh([candidate.plan for candidate in new])
+            for candidate, expected, figures in zip(new, promised, weighed, strict=True):
+                self.notes(candidate, expected, figures, runs=False)
         return bool(new)
-
-    def weighs(self, candidates: Sequence[Candidate], exactly: bool) -> None:
-        """Weigh candidates at once."""
-        weigh = self.ways.weigh if exactly else self.ways.weigh_roughly
-        assert weigh is not None, "plans can be weighed"
-        promised = list(map(self.expected, candidates))
-        tell(lambda: f"weighing {counted(len(candidates), 'plan')} after {len(self.trail)}")
-        for candidate, expected, weighed in zip(candidates, promised, weigh([c.plan for c in candidates]), strict=True):
-            self.notes(candidate, expected, weighed, runs=False, is_exact=exactly)
 
     def compiles(self, candidate: Candidate) -> bool:
         """Compile a candidate, to run it; whether it holds the budget."""
@@ -158,22 +146,18 @@ class _Search(Generic[_T]):
             self.notes(candidate, expected, self.ways.measure(candidate.plan), runs=True)
         return self.fits(candidate)
 
-    def notes(
-        self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool, is_exact: bool = True
-    ) -> None:
+    def notes(self, candidate: Candidate, expected: float, weighed: Weighed[Any], runs: bool) -> None:
         """Remember what XLA says of a candidate."""
         promised = weighed.fixed_bytes + math.ceil(round(expected, 3))
         plan = replace(candidate.plan, peak_bytes=promised)
         self.tried.pop(id(candidate), None)
-        self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs, is_exact)
+        self.tried[id(candidate)] = _Tried(candidate, plan, weighed, runs)
         self.trail.append(attempt(plan, promised, weighed, self.fits(candidate), not runs))
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate that was tried holds the budget; it may, if it was weighed roughly."""
-        tried = self.tried[id(candidate)]
-        room = self._room(tried.weighed)
-        spare = 0 if tried.is_exact else min(self.ways.rough_bytes, ROUGH_SHARE * room)
-        return tried.weighed.activation_bytes - spare <= room
+        """Whether a candidate that was tried holds the budget."""
+        weighed = self.tried[id(candidate)].weighed
+        return weighed.activation_bytes <= self._room(weighed)
 
     @property
     def fitting(self) -> Candidate | None:
@@ -198,10 +182,12 @@ class _Search(Generic[_T]):
     def sure(self) -> Candidate | None:
         """The fastest candidate that is nearly sure to fit and to fill the room, compiled; None where there is none.
 
-        Plans that drop values are predicted less well: none of them is sure. Where one does not fit after all, the
-        search goes on and knows more.
+        Plans that drop values are predicted less well, and programs that scatter much: none of them is sure. Where one
+        does not fit after all, the search goes on and knows more.
         """
         if self.ways.weigh is None or not self.ways.compiles:
+            return None
+        if self.planner.scattered_bytes > SCATTERED * self.room:
             return None
         chosen = self.planner.fastest(self.room, lambda c: SURE * self.expected(c))
         if chosen is None or chosen.follow is None or chosen.plan.dropped:
@@ -220,7 +206,7 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
-            if not number and best is None and self.begins(chosen):
+            if not number and best is None and self.tries(self.unsure(chosen)):
                 continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
@@ -235,32 +221,24 @@ class _Search(Generic[_T]):
             self.tries([chosen])
         return self.fitting
 
-    def begins(self, chosen: Candidate | None) -> bool:
-        """Begin where the `chosen` candidate may not fit; whether something was tried.
+    def unsure(self, chosen: Candidate | None) -> list[Candidate]:
+        """What is tried at once where the `chosen` candidate may not fit: none if that is nearly sure to.
 
-        That one is the fastest of many that are expected to fit, so that it often does not. It is weighed together with
-        the fastest one that fits more surely. Where there is none, the smallest candidate is compiled, or weighed with
-        another that may take as little. Plans that drop values are predicted less well than others, those in segments
-        better.
+        That one is the fastest of many that are expected to fit, so that it often does not. The fastest one that fits
+        more surely is tried with it; where there is none, the smallest one. Plans that drop values are predicted less
+        well than others.
         """
 
         def at_most(c: Candidate) -> float:
             return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
 
         if self.ways.weigh is None or (chosen is not None and at_most(chosen) <= self.room):
-            return False
+            return []
         if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
-            return safe.follow is not None and self.tries([chosen, safe])
-        row = [c for c in self.nearly if c.follow is not None and self.expected(c) <= NEAR * self.room]
-        small = next((c for c in row if id(c) not in self.tried), None)
-        if small is None:
-            return chosen is not None and self.tries([chosen, self.nearly[0]])
-        rival = next((c for c in (chosen, *row) if c is not None and c is not small), None)
-        is_near = rival is not None and self.expected(small) > max(self.room / NEAR, self.expected(rival) / ALIKE)
-        if rival is not None and (is_near or rival.plan.segments):
-            return self.tries([rival, small])
-        self.compiles(small)
-        return True
+            return [chosen, safe]
+        row = [*([] if chosen is None else [chosen]), *self.nearly]
+        may = [c for c in dict.fromkeys(row) if c is chosen or self.expected(c) <= NEAR * self.room]
+        return [c for c in may if id(c) not in self.tried][:AT_ONCE]
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""
@@ -292,20 +270,6 @@ class _Search(Generic[_T]):
             if len(peaks) >= 3 and is_even and min(peaks[-2:]) >= 0.99 * min(peaks[:-2]):
                 return
             row = row[count:]
-
-    def settles(self) -> Iterator[None]:
-        """Weigh exactly what was weighed roughly and is the least or might hold the budget; yields after each try."""
-        while True:
-            most = max(ROUGH * self.room, self.tried[id(self.least)].weighed.activation_bytes)
-            rough = [t for t in self.tried.values() if not t.is_exact and t.weighed.activation_bytes <= most]
-            if not rough:
-                return
-            rough.sort(key=lambda t: t.weighed.activation_bytes)
-            if rough[0].weighed.activation_bytes <= (1 + ROUGH_SHARE) * self.room:
-                self.compiles(rough[0].candidate)
-            else:
-                self.weighs([t.candidate for t in rough[:AT_ONCE]], exactly=True)
-            yield
 
     @property
     def least(self) -> Candidate:
@@ -368,7 +332,7 @@ def fit(
     `room` is the budget as bytes of temporaries. Raises `BudgetError` where none of the smallest plans fits. With a
     fraction of 0.0 the smallest plan is returned. In both cases `found_least` is told of it.
     """
-    search = _Search(planner, ways, room, default, exactly=budget.fraction == 0.0)
+    search = _Search(planner, ways, room, default)
     if budget.fraction == 0.0:
         for _ in search.smallest():
             pass
@@ -391,7 +355,4 @@ def _fitting(search: _Search[Any]) -> Iterator[Candidate]:
         yield chosen
     for _ in search.smallest():
         while (chosen := search.proposed() if search.fitting else None) is not None:
-            yield chosen
-    for _ in search.settles():
-        while (chosen := search.fitting) is not None:
             yield chosen

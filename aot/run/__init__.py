@@ -7,6 +7,7 @@ Inside a transformation of the user's, the same programs run as part of its trac
 Files, in reading order:
 
     compile: Lower and compile the two jaxprs for a device.
+    weigh: Weigh a program: learn what memory it takes, from XLA, before XLA makes code for it.
     jits: Jit the flat programs of one signature, and compile each once.
     bound: Bind calls to signatures, and find the program of an earlier call of the same signature.
     references: Add gradients to references.

@@ -5,11 +5,8 @@ A step runs as one program, forward and backward with a barrier between them, or
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,35 +32,6 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
 
 
-def weighing_options() -> dict[str, Any] | None:
-    """Options by which a program takes the same memory and is compiled sooner; None where none are known.
-
-    XLA:CPU assigns buffers before LLVM optimises the code, and that takes most of the time.
-    """
-    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-
-
-def rough_options() -> dict[str, Any] | None:
-    """Options by which a program takes nearly the same memory and is compiled sooner still; None where none are known.
-
-    XLA:CPU then writes its fusions in the older way, and scatters as loops, whose counters take some bytes. Where
-    arrays are scattered in loops, it may fuse other ops and take some per cent more or less.
-    """
-    options = weighing_options()
-    return {**options, "xla_cpu_use_fusion_emitters": False} if options and jaxprs.has_two_emitters() else None
-
-
-def begin(lowered: jax.stages.Lowered, roughly: bool = False) -> Future[ProgramMemory]:
-    """Compile a program on a thread of its own, to read its memory, exactly or `roughly`; it does not run."""
-    options = rough_options() if roughly else weighing_options()
-    return _pool().submit(lambda: ProgramMemory.of(lowered.compile(compiler_options=options)))
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(2, min(4, (os.cpu_count() or 1))), thread_name_prefix="jointcut-compile")
-
-
 @dataclass(frozen=True)
 class ProgramMemory(Record):
     """XLA's account of one compiled program, in bytes of the device's memory.
@@ -84,11 +52,6 @@ class ProgramMemory(Record):
         XLA's own `peak_memory_in_bytes` leaves out temporaries on CPU.
         """
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
-
-    @classmethod
-    def of_jit(cls, function: Any, arguments: Sequence[Any]) -> ProgramMemory:
-        """Compile a `jax.jit` function for arguments or their types, to read its memory; it does not run."""
-        return cls.of(function.lower(*arguments).compile(compiler_options=weighing_options()))
 
     @classmethod
     def of(cls, executable: Any, on_host: tuple[int, int] = (0, 0)) -> ProgramMemory:

@@ -26,7 +26,8 @@ from jointcut.aot.fitting.inexact import FORM, WORTH, Examples, Rounding, search
 from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.aot.fitting.searches import Wanted, settled, summary, way
 from jointcut.aot.progress.progress import Stage
-from jointcut.aot.run.compile import ProgramMemory, begin
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.weigh import begin
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.offloading import problem_for

@@ -16,9 +16,10 @@ from jointcut.aot.fitting.fit import planner_for
 from jointcut.aot.fitting.notes import Held
 from jointcut.aot.fitting.scales import Scales
 from jointcut.aot.fitting.searches import Wanted, settled, way
-from jointcut.aot.run.compile import ProgramMemory, begin
+from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.meshed import lowered
 from jointcut.aot.run.spilled import refuse_spill
+from jointcut.aot.run.weigh import begin
 from jointcut.aot.stages.offloading import problem_for
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.lower import verify

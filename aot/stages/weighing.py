@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,27 +10,13 @@ from typing import TYPE_CHECKING, Any
 from jointcut.aot.fitting.attempts import Ways, Weighed
 from jointcut.aot.fitting.notes import Held
 from jointcut.aot.fitting.scales import Scales
-from jointcut.aot.run.compile import rough_options, weighing_options
+from jointcut.aot.run.weigh import can_weigh
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.primitives import those
-
-#: What XLA aligns buffers to, and the primitives that it may write as loops.
-_BLOCK_BYTES = 64
-_SCATTERS = those("scatters") | {"select_and_scatter", "select_and_scatter_add"}
 
 if TYPE_CHECKING:
     from jointcut.aot.stages.cut import Cut
     from jointcut.aot.stages.traced import Traced
-
-
-def rough_bytes(graph: Graph) -> int:
-    """How many bytes XLA adds at most, nearly always, where a program is compiled with `rough_options`.
-
-    Each scatter becomes a loop, whose counter takes one aligned block, or two. There may be one block more.
-    """
-    return _BLOCK_BYTES * (1 + 2 * sum(op.name in _SCATTERS for op in graph.ops))
 
 
 @dataclass(frozen=True)
@@ -49,10 +35,7 @@ class Weighing:
     @property
     def ways(self) -> Ways[Compiled]:
         """How plans are compiled, and how they are weighed; steps of two programs are not weighed."""
-        if not self.is_quick:
-            return Ways(self.measure)
-        roughly = self._weigh_all_roughly if rough_options() is not None else None
-        return Ways(self.measure, self._weigh_all, roughly, rough_bytes(self.traced.graph) if roughly else 0)
+        return Ways(self.measure, self._weigh_all if self.is_quick else None)
 
     @property
     def ways_to_tell(self) -> Ways[Compiled]:
@@ -62,7 +45,7 @@ class Weighing:
     @property
     def is_quick(self) -> bool:
         """Whether weighing is quicker than compiling; steps of two programs are not weighed."""
-        return self.executables == 1 and weighing_options() is not None
+        return self.executables == 1 and can_weigh()
 
     @cached_property
     def _scales(self) -> Scales:
@@ -79,15 +62,7 @@ class Weighing:
 
     def _weigh_all(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
         """Weigh plans; those whose halves run apart are compiled."""
-        return self._weigh_each(plans, self._scales.weigh)
-
-    def _weigh_all_roughly(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
-        return self._weigh_each(plans, self._scales.weigh_roughly)
-
-    def _weigh_each(
-        self, plans: Sequence[Plan], weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]]
-    ) -> list[Weighed[Any]]:
-        others = iter(weigh([plan for plan in plans if not self._cut(plan).is_apart]))
+        others = iter(self._scales.weigh([plan for plan in plans if not self._cut(plan).is_apart]))
         return [self.measure(plan) if self._cut(plan).is_apart else next(others) for plan in plans]
 
     def _weigh(self, plan: Plan) -> Weighed[Compiled]:

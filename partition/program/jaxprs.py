@@ -8,9 +8,11 @@ trees; 0.12 keeps optimisation barriers on CPU until scheduling.
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import gc
 import importlib
+import io
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,7 @@ from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.state import discharge as _discharge
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
+from jax.extend.mlir import ir as _ir
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import SingleDeviceSharding
@@ -637,9 +640,29 @@ def barriers_expand(platform: str) -> bool:
     return platform == "cpu" and version() < (0, 12)
 
 
-def has_two_emitters() -> bool:
-    """Whether XLA:CPU can be told to write fusions in the older way: up to JAX 0.10."""
-    return version() < (0, 11)
+def calling(lowered: jax.stages.Lowered, target: str) -> jax.stages.Lowered | None:
+    """A copy of a lowered program that begins with a call of a foreign function of this name, without operands.
+
+    None for a program in parts of several devices: XLA refuses to divide such a call.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    partitions: Any = module.operation.attributes["mhlo.num_partitions"]
+    if partitions.value > 1:
+        return None
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    with module.context, _ir.Location.unknown(module.context):
+        copied = _ir.Module.parse(bytecode.getvalue())
+        functions: Any = copied.body.operations
+        (main,) = (function for function in functions if function.attributes["sym_name"].value == "main")
+        named = {"call_target_name": _ir.StringAttr.get(target), "has_side_effect": _ir.BoolAttr.get(True)}
+        named["api_version"] = _ir.IntegerAttr.get(_ir.IntegerType.get_signless(32), 4)
+        with _ir.InsertionPoint.at_block_begin(main.regions[0].blocks[0]):
+            _ir.Operation.create("stablehlo.custom_call", attributes=named)
+    changed: Any = copy.copy(lowered)
+    changed._lowering = copy.copy(changed._lowering)
+    changed._lowering._hlo = copied
+    return changed
 
 
 # ---------------------------------------------------------------------------------------- primitives of our own

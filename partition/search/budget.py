@@ -26,7 +26,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
-from jointcut.partition.program.primitives import FUSED
+from jointcut.partition.program.primitives import FUSED, those
 from jointcut.partition.search.between import in_segments, kept_share, mixed, partly
 from jointcut.partition.search.candidates import Candidate, Menu, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
@@ -55,6 +55,8 @@ _MOST_OPS_PARTLY = 3_000
 #: The most ops that a program may have for the compiler's fusions to be followed. A loop over elements may take in the
 #: whole chain of sums of a deep network, so that this takes the square of the depth.
 _MOST_FOLLOWED = 20_000
+
+_SCATTERS = those("scatters")
 
 
 class Planner:
@@ -209,6 +211,12 @@ class Planner:
     def is_followed(self) -> bool:
         """Whether peaks are predicted from what the backend fuses, and where it puts each buffer."""
         return self.problem.backend.is_followed and len(self.graph.ops) <= _MOST_FOLLOWED
+
+    @cached_property
+    def scattered_bytes(self) -> int:
+        """The sum over all scatters of the bytes of the largest array that each reads."""
+        scatters = [op for op in self.graph.ops if op.name in _SCATTERS]
+        return sum(max(self.graph.values[v].bytes for v in op.inputs) for op in scatters)
 
     @cached_property
     def _follower(self) -> Replayer:

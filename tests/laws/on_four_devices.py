@@ -19,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
 from jointcut.aot.report.inexact import relative_error
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.weigh import weigh
 from jointcut.partition.errors import TraceError
 
 ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
@@ -175,6 +177,15 @@ def calls_that_differ_in_what_varies_have_cuts_of_their_own():
 
 def a_budget_is_measured_on_the_mesh():
     near(mapped(aot.function(layers, budget=1.0).grad)(W, X), mapped(jax.grad(layers))(W, X))
+
+
+def a_program_takes_what_it_was_weighed_at():
+    on_mesh = {"d": NamedSharding(EXPLICIT, P("d")), "parts": NamedSharding(GRID, P("d", "m"))}
+    steps = {name: jax.jit(jax.value_and_grad(layers), in_shardings=(None, at)) for name, at in on_mesh.items()}
+    steps["shard_map"] = jax.jit(jax.grad(mapped(lambda w, x: lax.pmean(layers(w, x), "d"), P())))
+    for name, step in steps.items():
+        lowered = step.lower(W, X)
+        assert weigh(lowered) == ProgramMemory.of(lowered.compile()), name
 
 
 def pmap_is_as_ever():
@@ -352,6 +363,7 @@ CLAIMS = [
     weights_in_parts_and_meshes_that_are_manual_in_part,
     calls_that_differ_in_what_varies_have_cuts_of_their_own,
     a_budget_is_measured_on_the_mesh,
+    a_program_takes_what_it_was_weighed_at,
     pmap_is_as_ever,
     a_device_saves_as_much_on_explicit_meshes_and_in_shard_map_as_elsewhere,
     what_waits_in_another_form_is_near_on_a_mesh_and_in_shard_map,

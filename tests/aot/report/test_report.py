@@ -14,7 +14,7 @@ import pytest
 from jointcut import aot
 from jointcut.aot.fitting.axes import apart
 from jointcut.aot.report.report import FORMATS
-from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.weigh import weigh
 from jointcut.partition.errors import JointcutError, TraceError
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
@@ -168,7 +168,7 @@ def test_the_totals_are_those_of_the_plan_and_the_rows(measured, predicted, cut)
 
 def test_the_account_is_that_of_the_compiled_step_and_of_plain_jax(measured, cut):
     memory = cut.compile().memory
-    plain = ProgramMemory.of_jit(jax.jit(jax.value_and_grad(loss)), [MATRIX, MATRIX])
+    plain = weigh(jax.jit(jax.value_and_grad(loss)).lower(MATRIX, MATRIX))
     assert asdict(measured.account) == {
         "temp_bytes": memory.activation_bytes,
         "peak_bytes": memory.peak_bytes,

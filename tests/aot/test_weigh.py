@@ -1,0 +1,101 @@
+"""What a program takes is known before XLA makes code for it, and is what the compiled program takes."""
+
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jointcut.aot.run import weigh as weighing
+from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.weigh import begin, weigh
+
+X = jnp.ones((64, 48))
+
+
+def deep(x):
+    for _ in range(4):
+        x = jnp.sin(x @ x.T) @ x
+    return jnp.sum(x)
+
+
+def scattering(x, labels):
+    return jnp.sum(jnp.take_along_axis(jax.nn.log_softmax(jnp.sin(x)), labels[:, None], 1))
+
+
+def looped(x):
+    return jnp.sum(jax.lax.scan(lambda c, _: (jnp.sin(c @ x.T @ x), jnp.sum(c)), x, length=5)[0])
+
+
+LABELS = jnp.zeros(64, int)
+LOWERED = {
+    "a step": lambda: jax.jit(jax.value_and_grad(deep)).lower(X),
+    "scatters": lambda: jax.jit(jax.value_and_grad(scattering)).lower(X, LABELS),
+    "a loop": lambda: jax.jit(jax.value_and_grad(looped)).lower(X),
+    "an argument given away": lambda: jax.jit(lambda x, y: (jnp.sin(x) @ x.T @ x, y), donate_argnums=0).lower(X, X),
+    "an argument nobody reads": lambda: jax.jit(lambda x, y: jnp.sin(x), keep_unused=True).lower(X, X),
+    "no op": lambda: jax.jit(lambda x: x).lower(X),
+    "a constant": lambda: jax.jit(lambda x: x + np.arange(48.0)).lower(X),
+    "a callback": lambda: jax.jit(lambda x: jax.pure_callback(np.sin, X, x) @ x.T).lower(X),
+    "a print": lambda: jax.jit(lambda x: jax.debug.print("{}", x, ordered=True) or x @ x.T @ x).lower(X),
+}
+
+
+def compiled(lowered):
+    return ProgramMemory.of(lowered.compile())
+
+
+@pytest.fixture
+def no_code(monkeypatch):
+    """A context in which no program is compiled for its account."""
+
+    @contextmanager
+    def context():
+        with monkeypatch.context() as patch:
+            patch.setattr(ProgramMemory, "of", lambda *_: pytest.fail("a program was compiled"))
+            yield
+
+    return context
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_a_program_takes_what_it_was_weighed_at(name, no_code):
+    lowered = LOWERED[name]()
+    with no_code():
+        weighed = weigh(lowered)
+    assert weighed == compiled(lowered)
+    assert (weighed.alias_bytes > 0) == (name == "an argument given away")
+
+
+def test_a_program_that_was_weighed_is_compiled_and_run_as_any_other():
+    function = jax.jit(deep)
+    lowered = function.lower(X)
+    text = lowered.as_text()
+    weigh(lowered)
+    assert lowered.as_text() == text
+    assert lowered.compile()(X) == function(X) == deep(X)
+
+
+def test_several_are_weighed_at_once_and_one_program_by_several():
+    lowered = [jax.jit(deep).lower(jnp.ones((n, 48))) for n in (16, 32, 64)]
+    begun = [begin(each) for each in [*lowered, *lowered]]
+    assert [future.result() for future in begun] == [*map(compiled, lowered)] * 2
+
+
+def test_where_xla_writes_nothing_the_program_is_compiled_for_its_account(monkeypatch):
+    monkeypatch.setattr(weighing, "_ENDING", "-another-name.txt")
+    lowered = jax.jit(deep).lower(X)
+    assert weigh(lowered) == compiled(lowered)
+
+
+def test_a_text_without_allocations_is_no_account():
+    assert weighing._account("") is None
+    assert weighing._account("BufferAssignment:\nallocation 0 takes 64 bytes\n") is None
+
+
+def test_what_xla_cannot_compile_raises_its_error():
+    call = jax.ffi.ffi_call("some_function_of_nobody", jax.ShapeDtypeStruct((3,), jnp.float32), has_side_effect=True)
+    lowered = jax.jit(lambda x: call(x)).lower(jnp.ones(3))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="some_function_of_nobody"):
+        lowered.compile()
