@@ -3,7 +3,7 @@
 XLA:CPU first rewrites a program, orders its ops and assigns buffers to them. Making code comes last and takes most of
 the time. XLA can be told to write its assignment to a folder (`xla_dump_to`), so a program is compiled with one op in
 front that no code can be made for: a call of a function that is not registered. XLA writes the assignment, comes to
-that op, and stops. The op reads and writes nothing, so that what the others take is the same to the byte.
+that op, and stops. The op reads nothing and writes an array of no bytes, so that the others take the same to the byte.
 
 Where XLA does not write what is looked for, and for a program in parts of several devices, the program is compiled
 without optimising its code, for its account.
@@ -24,12 +24,17 @@ import jax
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.program import jaxprs
 
-#: The name of the function that is not registered; XLA's error has it.
+#: The name of the function that is not registered, which XLA's error has, and the shape by which its result is known.
 _NOBODY = "jointcut_weighs_and_does_not_run"
+_SHAPE = (0, 7919)
 
-#: A line of the assignment, as `allocation 3: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:`.
-_ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*):$", re.MULTILINE)
-_ENDING = "-buffer-assignment.txt"
+#: A line of the assignment, as `allocation 3: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:`,
+#: with a line below it for each value there, as ` value: <7 add @0> (size=64,offset=0): f32[16]{0}`; and the total of
+#: the report that XLA writes after it.
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*):\n((?: .*\n)*)", re.MULTILINE)
+_VALUE = re.compile(r"\(size=(\d+),offset=(\d+)\): (\S*)")
+_TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
+_ASSIGNMENT, _REPORT = "*-buffer-assignment.txt", "*-memory-usage-report.txt"
 
 #: Does not optimise code, which does not change the assignment.
 _QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -58,33 +63,47 @@ def weigh(lowered: jax.stages.Lowered) -> ProgramMemory:
 
 def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
     """The account by XLA's buffer assignment; None where it is not found."""
-    if (stopping := jaxprs.calling(lowered, _NOBODY)) is None:
+    if (stopping := jaxprs.calling(lowered, _NOBODY, _SHAPE)) is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="jointcut-weigh-", ignore_cleanup_errors=True) as folder:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="jointcut-weigh-", ignore_cleanup_errors=True)
+    except OSError:  # there is nowhere to write
+        return None
+    with temporary as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_module_re": ""}
         try:
             stopping.compile(compiler_options={**_QUICK, **dump})
         except jax.errors.JaxRuntimeError as error:
             if _NOBODY not in str(error):
                 raise
-        written = [*Path(folder).glob(f"*{_ENDING}")]
-        return _account(written[0].read_text()) if len(written) == 1 else None
+        assignment, report = ("".join(f.read_text() for f in Path(folder).glob(of)) for of in (_ASSIGNMENT, _REPORT))
+        return _account(assignment, report)
 
 
-def _account(assignment: str) -> ProgramMemory | None:
-    """The account that a text of XLA's buffer assignment amounts to; None where it has no allocation.
+def _account(assignment: str, report: str) -> ProgramMemory | None:
+    """The account that a text of XLA's buffer assignment amounts to; None unless it adds up to the total of its report.
 
     XLA's `memory_analysis()` sums up the same kinds of allocations (`CompiledMemoryStats` of its PJRT).
     """
-    arguments = outputs = temporaries = shared = 0
-    allocations = _ALLOCATION.findall(assignment)
-    for size, kind in allocations:
+    arguments = outputs = temporaries = shared = total = 0
+    for size, kind, values in _ALLOCATION.findall(assignment):
         is_argument, is_output = " parameter " in kind, "maybe-live-out" in kind
         arguments += int(size) * is_argument
         outputs += int(size) * is_output
         shared += int(size) * (is_argument and is_output)
-        temporaries += int(size) * ("preallocated-temp" in kind)
-    return ProgramMemory(arguments, outputs, temporaries, shared) if allocations else None
+        temporaries += _end(int(size), values) * ("preallocated-temp" in kind)
+        total += int(size)
+    if [str(total)] != _TOTAL.findall(report):
+        return None
+    return ProgramMemory(arguments, outputs, temporaries, shared)
+
+
+def _end(size: int, values: str) -> int:
+    """Where the values of an allocation end without that of the call, which may have a place behind all others."""
+    placed = [(int(begin) + int(taken), shape) for taken, begin, shape in _VALUE.findall(values)]
+    ours = f"u8[{','.join(map(str, _SHAPE))}]"
+    others = [end for end, shape in placed if not shape.startswith(ours)]
+    return size if len(others) == len(placed) else max(others, default=0)
 
 
 @functools.cache

@@ -640,10 +640,11 @@ def barriers_expand(platform: str) -> bool:
     return platform == "cpu" and version() < (0, 12)
 
 
-def calling(lowered: jax.stages.Lowered, target: str) -> jax.stages.Lowered | None:
+def calling(lowered: jax.stages.Lowered, target: str, shape: tuple[int, ...]) -> jax.stages.Lowered | None:
     """A copy of a lowered program that begins with a call of a foreign function of this name, without operands.
 
-    None for a program in parts of several devices: XLA refuses to divide such a call.
+    Nobody reads its result, bytes of this shape. None for a program in parts of several devices: XLA refuses to divide
+    such a call.
     """
     module: Any = lowered.compiler_ir("stablehlo")
     partitions: Any = module.operation.attributes["mhlo.num_partitions"]
@@ -658,7 +659,8 @@ def calling(lowered: jax.stages.Lowered, target: str) -> jax.stages.Lowered | No
         named = {"call_target_name": _ir.StringAttr.get(target), "has_side_effect": _ir.BoolAttr.get(True)}
         named["api_version"] = _ir.IntegerAttr.get(_ir.IntegerType.get_signless(32), 4)
         with _ir.InsertionPoint.at_block_begin(main.regions[0].blocks[0]):
-            _ir.Operation.create("stablehlo.custom_call", attributes=named)
+            result = _ir.RankedTensorType.get(shape, _ir.IntegerType.get_unsigned(8))
+            _ir.Operation.create("stablehlo.custom_call", results=[result], attributes=named)
     changed: Any = copy.copy(lowered)
     changed._lowering = copy.copy(changed._lowering)
     changed._lowering._hlo = copied

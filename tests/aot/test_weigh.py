@@ -1,5 +1,6 @@
 """What a program takes is known before XLA makes code for it, and is what the compiled program takes."""
 
+import tempfile
 from contextlib import contextmanager
 
 import jax
@@ -7,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jointcut import aot
 from jointcut.aot.run import weigh as weighing
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.weigh import begin, weigh
+from oracle import loss
+from programs import CORPUS, EVERY_PROGRAM, OF_EACH_KIND
 
 X = jnp.ones((64, 48))
 
@@ -42,6 +46,10 @@ LOWERED = {
 }
 
 
+EVERY = [program for program in CORPUS if EVERY_PROGRAM or program.name in OF_EACH_KIND]
+EVERY = [program for program in EVERY if program.name != "integers_to_differentiate"]  # that one cannot be traced
+
+
 def compiled(lowered):
     return ProgramMemory.of(lowered.compile())
 
@@ -68,6 +76,16 @@ def test_a_program_takes_what_it_was_weighed_at(name, no_code):
     assert (weighed.alias_bytes > 0) == (name == "an argument given away")
 
 
+@pytest.mark.parametrize("program", EVERY, ids=lambda program: program.name)
+def test_a_cut_program_takes_what_it_was_weighed_at(program, no_code):
+    with program.precision():
+        function = aot.function(loss(program, program.function), argnums=program.argnums)
+        lowered = function.trace(*program.args).partition().jits.lowered("step")
+        with no_code():
+            weighed = weigh(lowered)
+        assert weighed == compiled(lowered)
+
+
 def test_a_program_that_was_weighed_is_compiled_and_run_as_any_other():
     function = jax.jit(deep)
     lowered = function.lower(X)
@@ -83,15 +101,41 @@ def test_several_are_weighed_at_once_and_one_program_by_several():
     assert [future.result() for future in begun] == [*map(compiled, lowered)] * 2
 
 
-def test_where_xla_writes_nothing_the_program_is_compiled_for_its_account(monkeypatch):
-    monkeypatch.setattr(weighing, "_ENDING", "-another-name.txt")
+@pytest.mark.parametrize("name", ["_ASSIGNMENT", "_REPORT"])
+def test_where_xla_does_not_write_a_file_the_program_is_compiled_for_its_account(name, monkeypatch):
+    monkeypatch.setattr(weighing, name, "*-another-name.txt")
     lowered = jax.jit(deep).lower(X)
+    assert weighing._assigned(lowered) is None
     assert weigh(lowered) == compiled(lowered)
 
 
-def test_a_text_without_allocations_is_no_account():
-    assert weighing._account("") is None
-    assert weighing._account("BufferAssignment:\nallocation 0 takes 64 bytes\n") is None
+def test_where_there_is_nowhere_to_write_the_program_is_compiled_for_its_account(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    lowered = jax.jit(deep).lower(X)
+    assert weighing._assigned(lowered) is None
+    assert weigh(lowered) == compiled(lowered)
+
+
+TEXT = """BufferAssignment:
+allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
+ value: <1 x @0> (size=64,offset=0): f32[16]{0}
+allocation 1: size 8, page 0, parameter 1, shape |f32[2]| at ShapeIndex {}:
+allocation 2: size 16, page 0, output shape is |(f32[16], f32[])|, maybe-live-out:
+allocation 3: size 4, constant:
+allocation 4: size 1024, page 0, preallocated-temp:
+ value: <7 call @0> (size=0,offset=1024): u8[0,7919]{1,0}
+ value: <8 add @0> (size=500,offset=512): f32[125]{0}
+ value: <9 mul @0> (size=512,offset=0): f32[128]{0}
+"""
+
+
+def test_an_account_adds_up_to_the_total_that_xla_reports():
+    assert weighing._account(TEXT, "Total bytes: 1116 (1.1KiB)\n") == ProgramMemory(72, 80, 1012, 64)
+    assert (
+        weighing._account(TEXT[: TEXT.index("allocation 4")], "Total bytes: 1116 (1.1KiB)\n") is None
+    )  # the disk was full
+    assert weighing._account(TEXT, "") is None
+    assert weighing._account("", "") is None
 
 
 def test_what_xla_cannot_compile_raises_its_error():
