@@ -23,7 +23,7 @@ class Attempt(Record):
         peak_bytes: peak of the compiled step, as XLA reports it.
         activation_bytes: its temporaries alone.
         fits: whether it holds the budget.
-        compile_ms: milliseconds of compilation.
+        compile_ms: milliseconds that compiling or weighing it took.
         weighed: whether only its memory was learned, without compiling it to run.
     """
 
@@ -48,7 +48,7 @@ _HOW = {True: "weighed", False: "compiled"}
 
 @dataclass(frozen=True)
 class Weighed(Generic[_T]):
-    """A compiled plan: XLA's peak of the step and of its temporaries, and the milliseconds of compilation."""
+    """A plan that was compiled or weighed: XLA's peak of the step and of its temporaries, and how long that took."""
 
     made: _T
     peak_bytes: int
@@ -79,7 +79,7 @@ class Ways(Generic[_T]):
 
     Attributes:
         measure: compiles a plan, to run it.
-        weigh: compiles plans for their memory alone; None where it would take as long.
+        weigh: tells what memory plans take, without compiling them to run; None where it would take as long.
         compiles: whether `measure` takes longer than weighing.
     """
 

@@ -206,7 +206,7 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
-            if not number and best is None and self.tries(self.unsure(chosen)):
+            if not number and best is None and self.tries(self.first_pair(chosen)):
                 continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
@@ -221,12 +221,12 @@ class _Search(Generic[_T]):
             self.tries([chosen])
         return self.fitting
 
-    def unsure(self, chosen: Candidate | None) -> list[Candidate]:
-        """What is tried at once where the `chosen` candidate may not fit: none if that is nearly sure to.
+    def first_pair(self, chosen: Candidate | None) -> list[Candidate]:
+        """The candidates that are tried first where the `chosen` one may not fit: none if that is nearly sure to.
 
         That one is the fastest of many that are expected to fit, so that it often does not. The fastest one that fits
-        more surely is tried with it; where there is none, the smallest one. Plans that drop values are predicted less
-        well than others.
+        more surely is tried with it; where there is none, the smallest one, and without a chosen one the two smallest,
+        if they may fit. Plans that drop values are predicted less well than others.
         """
 
         def at_most(c: Candidate) -> float:
@@ -236,9 +236,9 @@ class _Search(Generic[_T]):
             return []
         if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
             return [chosen, safe]
-        row = [*([] if chosen is None else [chosen]), *self.nearly]
-        may = [c for c in dict.fromkeys(row) if c is chosen or self.expected(c) <= NEAR * self.room]
-        return [c for c in may if id(c) not in self.tried][:AT_ONCE]
+        row = self.nearly if chosen is None else [chosen, *self.nearly]
+        untried = [c for c in dict.fromkeys(row) if id(c) not in self.tried]
+        return [c for c in untried if self.expected(c) <= NEAR * self.room][:AT_ONCE]
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""

@@ -36,9 +36,6 @@ _VALUE = re.compile(r"\(size=(\d+),offset=(\d+)\): (\S*)")
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 _ASSIGNMENT, _REPORT = "*-buffer-assignment.txt", "*-memory-usage-report.txt"
 
-#: Does not optimise code, which does not change the assignment.
-_QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
-
 
 def can_weigh() -> bool:
     """Whether a program's memory is known long before it is compiled: on CPU."""
@@ -58,7 +55,9 @@ def weigh(lowered: jax.stages.Lowered) -> ProgramMemory:
     """
     if not can_weigh():
         return ProgramMemory.of(lowered.compile())
-    return _assigned(lowered) or ProgramMemory.of(lowered.compile(compiler_options=_QUICK))
+    if (assigned := _assigned(lowered)) is not None:
+        return assigned
+    return ProgramMemory.of(lowered.compile(compiler_options={"xla_backend_optimization_level": 0}))
 
 
 def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
@@ -70,9 +69,9 @@ def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
     except OSError:  # there is nowhere to write
         return None
     with temporary as folder:
-        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_module_re": ""}
+        dump: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_module_re": ""}
         try:
-            stopping.compile(compiler_options={**_QUICK, **dump})
+            stopping.compile(compiler_options=dump)
         except jax.errors.JaxRuntimeError as error:
             if _NOBODY not in str(error):
                 raise

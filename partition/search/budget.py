@@ -216,7 +216,7 @@ class Planner:
     def scattered_bytes(self) -> int:
         """The sum over all scatters of the bytes of the largest array that each reads."""
         scatters = [op for op in self.graph.ops if op.name in _SCATTERS]
-        return sum(max(self.graph.values[v].bytes for v in op.inputs) for op in scatters)
+        return sum(max((self.graph.values[v].bytes for v in op.inputs), default=0) for op in scatters)
 
     @cached_property
     def _follower(self) -> Replayer:

@@ -12,6 +12,7 @@ from jointcut import aot
 from jointcut.aot.run import weigh as weighing
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.weigh import begin, weigh
+from jointcut.partition.program import jaxprs
 from oracle import loss
 from programs import CORPUS, EVERY_PROGRAM, OF_EACH_KIND
 
@@ -44,10 +45,8 @@ LOWERED = {
     "a callback": lambda: jax.jit(lambda x: jax.pure_callback(np.sin, X, x) @ x.T).lower(X),
     "a print": lambda: jax.jit(lambda x: jax.debug.print("{}", x, ordered=True) or x @ x.T @ x).lower(X),
 }
-
-
-EVERY = [program for program in CORPUS if EVERY_PROGRAM or program.name in OF_EACH_KIND]
-EVERY = [program for program in EVERY if program.name != "integers_to_differentiate"]  # that one cannot be traced
+TRACED = [program for program in CORPUS if program.name != "integers_to_differentiate"]  # that one cannot be traced
+EVERY = [program for program in TRACED if EVERY_PROGRAM or program.name in OF_EACH_KIND]
 
 
 def compiled(lowered):
@@ -131,15 +130,25 @@ allocation 4: size 1024, page 0, preallocated-temp:
 
 def test_an_account_adds_up_to_the_total_that_xla_reports():
     assert weighing._account(TEXT, "Total bytes: 1116 (1.1KiB)\n") == ProgramMemory(72, 80, 1012, 64)
-    assert (
-        weighing._account(TEXT[: TEXT.index("allocation 4")], "Total bytes: 1116 (1.1KiB)\n") is None
-    )  # the disk was full
+    cut_off = TEXT[: TEXT.index("allocation 4")]  # the disk was full
+    assert weighing._account(cut_off, "Total bytes: 1116 (1.1KiB)\n") is None
     assert weighing._account(TEXT, "") is None
     assert weighing._account("", "") is None
 
 
-def test_what_xla_cannot_compile_raises_its_error():
-    call = jax.ffi.ffi_call("some_function_of_nobody", jax.ShapeDtypeStruct((3,), jnp.float32), has_side_effect=True)
-    lowered = jax.jit(lambda x: call(x)).lower(jnp.ones(3))
+def of_nobody(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("some_function_of_nobody", shape, has_side_effect=True)(x)
+
+
+def test_an_error_of_making_code_is_found_where_the_program_is_compiled():
+    lowered = jax.jit(of_nobody).lower(X)
+    assert weigh(lowered).argument_bytes == X.nbytes
     with pytest.raises(jax.errors.JaxRuntimeError, match="some_function_of_nobody"):
         lowered.compile()
+
+
+def test_another_error_than_that_of_the_call_is_raised(monkeypatch):
+    monkeypatch.setattr(jaxprs, "calling", lambda lowered, *_: lowered)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="some_function_of_nobody"):
+        weigh(jax.jit(of_nobody).lower(X))
