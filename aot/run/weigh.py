@@ -57,7 +57,8 @@ def weigh(lowered: jax.stages.Lowered) -> ProgramMemory:
         return ProgramMemory.of(lowered.compile())
     if (assigned := _assigned(lowered)) is not None:
         return assigned
-    return ProgramMemory.of(lowered.compile(compiler_options={"xla_backend_optimization_level": 0}))
+    unoptimised: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    return ProgramMemory.of(lowered.compile(compiler_options=unoptimised))
 
 
 def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
