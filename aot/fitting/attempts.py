@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -79,12 +80,12 @@ class Ways(Generic[_T]):
 
     Attributes:
         measure: compiles a plan, to run it.
-        weigh: tells what memory plans take, without compiling them to run; None where it would take as long.
+        weigh: begins to learn what memory plans take, without compiling them to run; None where it would take as long.
         compiles: whether `measure` takes longer than weighing.
     """
 
     measure: Callable[[Plan], Weighed[_T]]
-    weigh: Callable[[Sequence[Plan]], list[Weighed[Any]]] | None = None
+    weigh: Callable[[Sequence[Plan]], Sequence[Future[Weighed[Any]]]] | None = None
     compiles: bool = True
 
 

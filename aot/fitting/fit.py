@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -33,7 +35,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.search.budget import Planner
-from jointcut.partition.search.candidates import Candidate
+from jointcut.partition.search.candidates import WIDE, Candidate
 
 #: How often plans that are expected to fit are weighed, and how many of the smallest plans are.
 MOST_ROUNDS, MOST_SMALLEST = 3, 6
@@ -61,9 +63,6 @@ NEARLY = 0.75
 
 #: Where the backend is followed, plans rarely take less than their prediction divided by this factor.
 NEAR = 1.03
-
-#: A plan whose replay takes at most this factor of the least one's may take less memory than that one.
-WIDE = 1.35
 
 #: Least share of the predicted time that a faster plan must gain to be tried.
 TIE = 0.01
@@ -98,6 +97,11 @@ class _Search(Generic[_T]):
         """The bytes that temporaries may take."""
         return self._room(next(reversed(self.tried.values())).weighed if self.tried else None)
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether scatters read so much that plans are predicted less well."""
+        return self.planner.scattered_bytes > SCATTERED * self.room
+
     def expected(self, candidate: Candidate) -> float:
         """XLA's peak of a candidate that was tried; of another one the predicted peak, scaled as `ratio` says."""
         if (tried := self.tried.get(id(candidate))) is not None:
@@ -121,10 +125,11 @@ class _Search(Generic[_T]):
         sizes, ratios = zip(*pairs, strict=True)
         return math.exp(float(np.interp(size, sizes, ratios)))
 
-    def tries(self, candidates: Sequence[Candidate]) -> bool:
+    def tries(self, candidates: Sequence[Candidate], looks_ahead: bool = False) -> bool:
         """Weigh candidates that were not tried yet, at once; where they cannot be weighed, compile the first of them.
 
-        Returns whether there was one.
+        While a single one is weighed, those that would come next are followed if the search `looks_ahead`. Returns
+        whether there was one to try.
         """
         new = [c for c in dict.fromkeys(candidates) if id(c) not in self.tried]
         if self.ways.weigh is None:
@@ -134,9 +139,18 @@ class _Search(Generic[_T]):
             promised = list(map(self.expected, new))
             tell(lambda: f"weighing {counted(len(new), 'plan')} after {len(self.trail)}")
             weighed = self.ways.weigh([candidate.plan for candidate in new])
+            if looks_ahead and len(new) == 1:
+                self.follows_while(weighed[0])
             for candidate, expected, figures in zip(new, promised, weighed, strict=True):
-                self.notes(candidate, expected, figures, runs=False)
+                self.notes(candidate, expected, figures.result(), runs=False)
         return bool(new)
+
+    def follows_while(self, weighing: Future[Any]) -> None:
+        """Follow the small candidates while one is weighed. If that one does not fit, they are known sooner."""
+        for candidate in self.small:
+            if weighing.done():
+                return
+            self.expected(candidate)
 
     def compiles(self, candidate: Candidate) -> bool:
         """Compile a candidate, to run it; whether it holds the budget."""
@@ -187,7 +201,7 @@ class _Search(Generic[_T]):
         """
         if self.ways.weigh is None or not self.ways.compiles:
             return None
-        if self.planner.scattered_bytes > SCATTERED * self.room:
+        if self.is_scattered:
             return None
         chosen = self.planner.fastest(self.room, lambda c: SURE * self.expected(c))
         if chosen is None or chosen.follow is None or chosen.plan.dropped:
@@ -206,7 +220,7 @@ class _Search(Generic[_T]):
             if best is not None and (self.ways.weigh is None or self.expected(best) >= FULL * self.room):
                 break
             chosen = self.planner.fastest(self.room, self.expected)
-            if not number and best is None and self.tries(self.first_pair(chosen)):
+            if not number and best is None and self.tries(self.first_pair(chosen), looks_ahead=True):
                 continue
             if chosen is None or id(chosen) in self.tried:
                 if best is None or not (others := self.perhaps(best)):
@@ -225,20 +239,25 @@ class _Search(Generic[_T]):
         """The candidates that are tried first where the `chosen` one may not fit: none if that is nearly sure to.
 
         That one is the fastest of many that are expected to fit, so that it often does not. The fastest one that fits
-        more surely is tried with it; where there is none, the smallest one, and without a chosen one the two smallest,
-        if they may fit. Plans that drop values are predicted less well than others.
+        more surely is tried with it. Where there is none, the smallest are, without looking further where one of those
+        that were followed so far may fit. Plans that drop values are predicted less well than others.
         """
 
         def at_most(c: Candidate) -> float:
-            return self.expected(c) * (SURE * SPREAD if c.plan.dropped else SURE)
+            return self.expected(c) * (SURE * SPREAD if c.plan.dropped or self.is_scattered else SURE)
 
         if self.ways.weigh is None or (chosen is not None and at_most(chosen) <= self.room):
             return []
         if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
             return [chosen, safe]
-        row = self.nearly if chosen is None else [chosen, *self.nearly]
-        untried = [c for c in dict.fromkeys(row) if id(c) not in self.tried]
-        return [c for c in untried if self.expected(c) <= NEAR * self.room][:AT_ONCE]
+        known = sorted(self.planner.predicted, key=lambda c: (self.expected(c), c.peak_bytes))
+        chosen_first = [] if chosen is None else [chosen]
+        return self.may_fit([*chosen_first, *known]) or self.may_fit(self.nearly)
+
+    def may_fit(self, row: Iterable[Candidate]) -> list[Candidate]:
+        """The first of a row that were not tried and may fit, as many as are weighed at once."""
+        untried = (c for c in dict.fromkeys(row) if id(c) not in self.tried)
+        return list(islice((c for c in untried if self.expected(c) <= NEAR * self.room), AT_ONCE))
 
     def perhaps(self, best: Candidate) -> list[Candidate]:
         """Small candidates that are faster than one that fits, and would fit if they took what the model says."""
@@ -248,11 +267,15 @@ class _Search(Generic[_T]):
     @property
     def nearly(self) -> list[Candidate]:
         """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
+        return _of_each_strategy(sorted(self.small, key=self.expected))
+
+    @property
+    def small(self) -> list[Candidate]:
+        """Candidates that take little by the model's own replay, and the default plan."""
         row = self.planner.small(0.0 if math.isinf(self.room) else self.room, SPREAD)
         standard = [] if self.standard is None else [self.standard]
         wide = [c for c in row[: 6 * self.planner.looks] if c.peak_bytes <= WIDE * row[0].peak_bytes]
-        small = [*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *wide]
-        return _of_each_strategy(sorted(dict.fromkeys(small), key=self.expected))
+        return [*dict.fromkeys([*standard, *_of_each_strategy(row)[: 2 * MOST_SMALLEST], *wide])]
 
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.

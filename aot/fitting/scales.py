@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from jointcut.aot.fitting.attempts import Weighed
-from jointcut.aot.run.weigh import begin
+from jointcut.aot.run.weigh import aside, weigh
 from jointcut.partition.plans.plan import Plan
 
 
@@ -19,17 +20,19 @@ class Scales:
     """The plans of one program that were weighed so far; `lower` lowers the step of a plan."""
 
     lower: Callable[[Plan], jax.stages.Lowered]
-    _known: dict[Any, Weighed[None]] = field(default_factory=dict, repr=False)
+    _begun: dict[Any, Future[Weighed[Any]]] = field(default_factory=dict, repr=False)
 
-    def weigh(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
-        """Weigh plans; those that are not known yet at the same time."""
-        begun = []
-        for plan in plans:
-            if plan.key not in self._known:
-                start = time.perf_counter()
-                begun.append((plan, start, begin(self.lower(plan))))
-        for plan, start, future in begun:
-            memory = future.result()
-            figures = memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start)
-            self._known[plan.key] = Weighed(None, *figures)
-        return [self._known[plan.key] for plan in plans]
+    def weigh(self, plans: Sequence[Plan]) -> list[Future[Weighed[Any]]]:
+        """Begin to weigh plans, those that are not known yet at the same time."""
+        return [self._begun.get(plan.key) or self._begin(plan) for plan in plans]
+
+    def _begin(self, plan: Plan) -> Future[Weighed[Any]]:
+        start = time.perf_counter()
+        lowered = self.lower(plan)
+
+        def figures() -> Weighed[None]:
+            memory = weigh(lowered)
+            return Weighed(None, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
+
+        self._begun[plan.key] = aside(figures)
+        return self._begun[plan.key]

@@ -15,9 +15,10 @@ import functools
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -36,6 +37,8 @@ _VALUE = re.compile(r"\(size=(\d+),offset=(\d+)\): (\S*)")
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 _ASSIGNMENT, _REPORT = "*-buffer-assignment.txt", "*-memory-usage-report.txt"
 
+_T = TypeVar("_T")
+
 
 def can_weigh() -> bool:
     """Whether a program's memory is known long before it is compiled: on CPU."""
@@ -44,7 +47,12 @@ def can_weigh() -> bool:
 
 def begin(lowered: jax.stages.Lowered) -> Future[ProgramMemory]:
     """Weigh a program on a thread of its own."""
-    return _pool().submit(lambda: weigh(lowered))
+    return aside(lambda: weigh(lowered))
+
+
+def aside(call: Callable[[], _T]) -> Future[_T]:
+    """Call a function on one of the threads that weigh."""
+    return _pool().submit(call)
 
 
 def weigh(lowered: jax.stages.Lowered) -> ProgramMemory:

@@ -72,7 +72,7 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
 
     def measure(plan: Plan) -> Weighed[Split]:
         """The program of the caller is compiled later, so that nothing is compiled to run here."""
-        return replace(scales.weigh([plan])[0], made=cut(plan))
+        return replace(scales.weigh([plan])[0].result(), made=cut(plan))
 
     def take(plan: Plan, held: Held) -> Weighed[Split]:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)

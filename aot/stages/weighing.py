@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -60,15 +61,20 @@ class Weighing:
             self._compiled[key] = Weighed(compiled, *figures)
         return self._compiled[key]
 
-    def _weigh_all(self, plans: Sequence[Plan]) -> list[Weighed[Any]]:
-        """Weigh plans; those whose halves run apart are compiled."""
+    def _weigh_all(self, plans: Sequence[Plan]) -> list[Future[Weighed[Any]]]:
+        """Begin to weigh plans; those whose halves run apart are compiled at once."""
         others = iter(self._scales.weigh([plan for plan in plans if not self._cut(plan).is_apart]))
-        return [self.measure(plan) if self._cut(plan).is_apart else next(others) for plan in plans]
+        return [self._compiled_now(plan) if self._cut(plan).is_apart else next(others) for plan in plans]
+
+    def _compiled_now(self, plan: Plan) -> Future[Weighed[Any]]:
+        compiled = Future[Weighed[Any]]()
+        compiled.set_result(self.measure(plan))
+        return compiled
 
     def _weigh(self, plan: Plan) -> Weighed[Compiled]:
         if self._cut(plan).is_apart:
             return self.measure(plan)
-        return replace(self._scales.weigh([plan])[0], made=Compiled(self._cut(plan), self.executables))
+        return replace(self._scales.weigh([plan])[0].result(), made=Compiled(self._cut(plan), self.executables))
 
     def take(self, plan: Plan, held: Held) -> Weighed[Compiled]:
         """A plan with known figures, to be compiled when it first runs."""

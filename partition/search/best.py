@@ -23,6 +23,7 @@ from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.program.primitives import CALLS
 from jointcut.partition.search import mincut
 from jointcut.partition.search.budget import Planner
+from jointcut.partition.search.candidates import FRONT
 from jointcut.partition.search.front import spread
 
 #: How much longer a flop of a convolution takes than one of a matrix product, in XLA's code for a CPU.
@@ -81,7 +82,7 @@ def better(planner: Planner, default: Plan) -> Plan | None:
     peak_bytes = planner.candidate(default).peak_bytes
     if peak_bytes < REUSED_BYTES:
         return None
-    candidates = [planner.candidate(planner.plan(choice, "front")) for choice in spread(fast_enough, TRIED)]
+    candidates = [planner.candidate(planner.plan(choice, FRONT)) for choice in spread(fast_enough, TRIED)]
     smallest = min(candidates, key=lambda c: (c.peak_bytes, c.step_seconds))
     return smallest.plan if smallest.peak_bytes <= (1 - LEAST_PEAK) * peak_bytes else None
 

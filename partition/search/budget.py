@@ -28,7 +28,7 @@ from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
 from jointcut.partition.program.primitives import FUSED, those
 from jointcut.partition.search.between import in_segments, kept_share, mixed, partly
-from jointcut.partition.search.candidates import Candidate, Menu, first_within, is_between, ranked
+from jointcut.partition.search.candidates import FRONT, Candidate, Menu, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
@@ -96,6 +96,11 @@ class Planner:
     def num_replayed(self) -> int:
         """How many plans of the menu were replayed so far."""
         return len(self._known)
+
+    @property
+    def predicted(self) -> list[Candidate]:
+        """The candidates so far whose `predicted_bytes` are known."""
+        return [c for c in self._known.values() if c.follow is None or c.plan.key in self._predicted]
 
     @cached_property
     def common_seconds(self) -> float:
@@ -250,7 +255,7 @@ class Planner:
         ops = len(self.graph.ops)
         samples, divided = next((counts for most, *counts in _SAMPLES if ops <= most), _FEWEST_SAMPLES)
         for choice in sampled(self.front, samples):
-            yield self.plan(choice, "front")
+            yield self.plan(choice, FRONT)
         yield from self.divided(divided)
 
     def default(self) -> Plan | None:
@@ -385,7 +390,7 @@ class Planner:
         """Plans that may lie between two others."""
         handed = [plan.bytes_saved + plan.bytes_spared for plan in (large, small)]  # without segments
         choice = self.front.best(sum(handed) // 2)
-        plans = [] if choice is None else [self.plan(choice, "front")]
+        plans = [] if choice is None else [self.plan(choice, FRONT)]
         plans += map(self.priced, mixed(self.problem, large, small))
         yield from plans
         for plan in plans:

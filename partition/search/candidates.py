@@ -12,6 +12,12 @@ from jointcut.partition.plans.plan import Plan
 #: The compiler's bytes for each byte of a replay: about the median on CPU.
 CALIBRATION = 1.25
 
+#: A plan whose replay takes at most this factor of the least one's may take less memory than that one, once compiled.
+WIDE = 1.35
+
+#: The strategy of plans that are cuts of the front, and no more.
+FRONT = "front"
+
 #: So many guesses by the peak are made; then halves of what is left are looked at.
 _MOST_GUESSES = 4
 
@@ -79,17 +85,38 @@ class Menu:
     """Plans worth trying, the fastest first by the model, which are replayed where their peaks may matter.
 
     A plan takes at least the bytes that it hands to the backward, and its time is known without a replay. So for a
-    budget no plan is replayed that hands over more than it allows, and none that is slower than one that fits.
+    budget no plan is replayed that hands over more than it allows, and none that is slower than one that fits. Nor is a
+    cut of the front that must take more than a faster plan: see `least_bytes`.
 
     Attributes:
         plans: the plans, by the time that each takes.
-        replayed: gives the candidate of a plan.
+        known: gives the candidate of a plan.
         partly: gives more plans for the fastest one in segments that no other betters: with some steps kept whole.
     """
 
     plans: Sequence[Plan]
-    replayed: Callable[[Plan], Candidate]
+    known: Callable[[Plan], Candidate]
     partly: Callable[[Plan], Iterable[Plan]]
+    _others: dict[int, int] = field(default_factory=dict, init=False)
+
+    def replayed(self, plan: Plan) -> Candidate:
+        """The candidate of a plan; of a cut of the front note how much it takes beside the saved values."""
+        candidate = self.known(plan)
+        if _is_cut(plan):
+            self._others[plan.bytes_saved] = candidate.peak_bytes - plan.bytes_saved
+        return candidate
+
+    def least_bytes(self, plan: Plan) -> int:
+        """The bytes that the replay of a plan gives at least, as far as this is known before.
+
+        A cut of the front that saves less runs all the more again. So all that it takes is no less than what one that
+        saves more takes beside its saved values. (Cuts between the corners of the front need not be nested: in one of
+        27 programs, one took 1.5% less.)
+        """
+        if not _is_cut(plan):
+            return _least_bytes(plan)
+        beside = max((other for saved, other in self._others.items() if saved >= plan.bytes_saved), default=0)
+        return max(_least_bytes(plan), beside)
 
     def all(self) -> list[Candidate]:
         """All candidates, by the time that each takes."""
@@ -107,7 +134,7 @@ class Menu:
         row: list[Candidate] = []
         share, divided = 1.0, None
         for place, plan in enumerate(self.plans):
-            if _least_bytes(plan) > most_bytes:
+            if _least_bytes(plan) > most_bytes or (row and self.least_bytes(plan) >= row[-1].peak_bytes):
                 continue
             found.append(self.replayed(plan))
             least, row = row[-1:], ranked(found)
@@ -141,12 +168,17 @@ class Menu:
         return row
 
     def small(self, most_bytes: float, spread: float) -> list[Candidate]:
-        """The candidates that may take at most so many bytes, or the least times `spread`; by peak."""
+        """The candidates that may take at most so many bytes, or the least times `spread`; by peak.
+
+        Those may be missing that take more than `WIDE` times the least.
+        """
         found: list[Candidate] = []
         least = math.inf
         for plan in sorted(self.plans, key=_least_bytes):
             if _least_bytes(plan) > max(most_bytes, spread * least):
                 break
+            if self.least_bytes(plan) > WIDE * least:
+                continue
             found.append(self.replayed(plan))
             least = min(least, found[-1].peak_bytes)
         return sorted(found, key=lambda c: (c.peak_bytes, c.step_seconds))
@@ -158,6 +190,11 @@ def _least_bytes(plan: Plan) -> int:
     Where nothing runs again, no barrier is between the halves, and the compiler may save less.
     """
     return plan.bytes_saved if plan.runs_again else 0
+
+
+def _is_cut(plan: Plan) -> bool:
+    """Whether a plan is a cut of the front that keeps all it saves on the device."""
+    return plan.strategy == FRONT and not plan.offloaded
 
 
 def _in_segments(row: Iterable[Candidate]) -> Candidate | None:
