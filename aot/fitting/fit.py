@@ -35,7 +35,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.search.budget import Planner
-from jointcut.partition.search.candidates import WIDE, Candidate
+from jointcut.partition.search.candidates import WIDE, Candidate, least_bytes
 
 #: How often plans that are expected to fit are weighed, and how many of the smallest plans are.
 MOST_ROUNDS, MOST_SMALLEST = 3, 6
@@ -181,7 +181,7 @@ class _Search(Generic[_T]):
 
     def default(self) -> Candidate | None:
         """The default plan, if it holds the budget: compiled if it surely fits, weighed if it might."""
-        if (candidate := self.standard) is None:
+        if (candidate := self.standard) is None or least_bytes(candidate.plan) > self.room:
             return None
         expected = self.expected(candidate)
         if expected > (SPREAD if candidate.follow is None else NEAR) * self.room:
@@ -266,8 +266,11 @@ class _Search(Generic[_T]):
 
     @property
     def nearly(self) -> list[Candidate]:
-        """Candidates that may be the smallest, one of each strategy and the default plan, by expected peak."""
-        return _of_each_strategy(sorted(self.small, key=self.expected))
+        """Candidates that may be the smallest, by expected peak: one of each strategy, and the smallest by replay."""
+        row = sorted(self.small, key=self.expected)
+        smallest = sorted(row, key=lambda c: c.peak_bytes)[:1]
+        chosen = {id(c) for c in (*_of_each_strategy(row), *smallest)}
+        return [c for c in row if id(c) in chosen]
 
     @property
     def small(self) -> list[Candidate]:
@@ -280,12 +283,12 @@ class _Search(Generic[_T]):
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
 
-        Yields after each try; the first is tried alone, since it often is the smallest. Ends when the last two are no
-        smaller than those before, or, where plans are compiled, when XLA's peaks do not differ.
+        Yields after each try. Ends when the last two are no smaller than those before, or, where plans are compiled,
+        when XLA's peaks do not differ.
         """
         row, peaks = self.nearly[:MOST_SMALLEST], list[float]()
         while row:
-            count = 1 if self.ways.weigh is None or not peaks else AT_ONCE
+            count = 1 if self.ways.weigh is None else AT_ONCE
             self.tries(row[:count])
             yield
             peaks += map(self.expected, row[:count])

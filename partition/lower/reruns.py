@@ -78,8 +78,11 @@ def segmentable(problem: Problem, plan: Plan) -> dict[int, Segmentable]:
     Loops at the top of the program, of one forward and one backward body of a kind that divides, that hand over stacks
     which nothing else reads, without effects and without ops that talk to other devices.
     """
-    found = (_considered(problem, plan, loop) for loop in problem.graph.loops[1:])
-    return {record.loop: record for record in found if record is not None}
+    known, key = problem.segmentable, (plan.values, plan.recomputed, plan.deferred)
+    if key not in known:
+        found = (_considered(problem, plan, loop) for loop in problem.graph.loops[1:])
+        known[key] = {record.loop: record for record in found if record is not None}
+    return known[key]
 
 
 def _considered(problem: Problem, plan: Plan, loop: Loop) -> Segmentable | None:

@@ -15,12 +15,14 @@ import jax
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import TOP, Graph, Op, Value
-from jointcut.partition.program.primitives import CALLS, CHEAP, ELEMENTWISE
+from jointcut.partition.program.primitives import CALLS, CHEAP, ELEMENTWISE, those
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import Sides
 
 #: Ops of an elementwise chain.
 _CHAIN = ELEMENTWISE | CALLS | {"expand_dims", "reshape", "squeeze"}
+
+_SCATTERS = those("scatters")
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,12 @@ def _is_apart(graph: Graph, v: int, saved: Collection[int]) -> bool:
 
 def _is_large(operand: Value, result: Value) -> bool:
     return bool(result.shape) and 2 * operand.bytes >= result.bytes
+
+
+def scattered_bytes(graph: Graph) -> int:
+    """The sum over all scatters of the bytes of the largest array that each reads."""
+    scatters = [op for op in graph.ops if op.name in _SCATTERS]
+    return sum(max((graph.values[v].bytes for v in op.inputs), default=0) for op in scatters)
 
 
 def ends_chain(graph: Graph, v: int) -> bool:

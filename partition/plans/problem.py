@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.bounds import Allowance
@@ -93,6 +93,11 @@ class Problem:
     def without_forms(self) -> Self:
         """The same problem, in which all values wait as they are."""
         return self._with(()) if self.forms else self
+
+    @cached_property
+    def segmentable(self) -> dict[Any, Any]:
+        """The loops that can run in segments, by plan, as far as `lower.reruns.segmentable` was asked."""
+        return {}
 
     def timed(self, model: CostModel) -> Self:
         """The same problem with its ops priced in seconds.

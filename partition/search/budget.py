@@ -21,12 +21,13 @@ from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.asjax import residuals_of_jax
+from jointcut.partition.plans.backend import scattered_bytes
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
 from jointcut.partition.program.graph import TOP
 from jointcut.partition.program.jaxprs import paused_collection
-from jointcut.partition.program.primitives import FUSED, those
+from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.between import in_segments, kept_share, mixed, partly
 from jointcut.partition.search.candidates import FRONT, Candidate, Menu, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
@@ -42,8 +43,7 @@ _FEWEST_SAMPLES = 2, 3
 #: How many plans that are faster than the one found are looked at, by the most ops that the program may have for it.
 _LOOKS = (3_000, 4), (8_000, 1)
 
-#: How often the gap around a budget is divided at most. Neighbours are near enough if the smaller one takes at least
-#: this share of the larger one's peak.
+#: How often the gap around a budget is divided at most, and which share of the larger neighbour's peak is near enough.
 _MOST_HALVINGS = 6
 _DENSE = 0.93
 
@@ -55,8 +55,6 @@ _MOST_OPS_PARTLY = 3_000
 #: The most ops that a program may have for the compiler's fusions to be followed. A loop over elements may take in the
 #: whole chain of sums of a deep network, so that this takes the square of the depth.
 _MOST_FOLLOWED = 20_000
-
-_SCATTERS = those("scatters")
 
 
 class Planner:
@@ -220,8 +218,7 @@ class Planner:
     @cached_property
     def scattered_bytes(self) -> int:
         """The sum over all scatters of the bytes of the largest array that each reads."""
-        scatters = [op for op in self.graph.ops if op.name in _SCATTERS]
-        return sum(max((self.graph.values[v].bytes for v in op.inputs), default=0) for op in scatters)
+        return scattered_bytes(self.graph)
 
     @cached_property
     def _follower(self) -> Replayer:
@@ -252,8 +249,7 @@ class Planner:
             yield everything
             if default is not None and len(self.graph.loops) > 1:
                 yield self.loops_kept(default, everything)
-        ops = len(self.graph.ops)
-        samples, divided = next((counts for most, *counts in _SAMPLES if ops <= most), _FEWEST_SAMPLES)
+        samples, divided = next((n for most, *n in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
         for choice in sampled(self.front, samples):
             yield self.plan(choice, FRONT)
         yield from self.divided(divided)

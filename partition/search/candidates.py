@@ -86,7 +86,7 @@ class Menu:
 
     A plan takes at least the bytes that it hands to the backward, and its time is known without a replay. So for a
     budget no plan is replayed that hands over more than it allows, and none that is slower than one that fits. Nor is a
-    cut of the front that must take more than a faster plan: see `least_bytes`.
+    cut of the front that must take more than a faster plan: see `least_peak`.
 
     Attributes:
         plans: the plans, by the time that each takes.
@@ -106,7 +106,7 @@ class Menu:
             self._others[plan.bytes_saved] = candidate.peak_bytes - plan.bytes_saved
         return candidate
 
-    def least_bytes(self, plan: Plan) -> int:
+    def least_peak(self, plan: Plan) -> int:
         """The bytes that the replay of a plan gives at least, as far as this is known before.
 
         A cut of the front that saves less runs all the more again. So all that it takes is no less than what one that
@@ -114,9 +114,9 @@ class Menu:
         27 programs, one took 1.5% less.)
         """
         if not _is_cut(plan):
-            return _least_bytes(plan)
+            return least_bytes(plan)
         beside = max((other for saved, other in self._others.items() if saved >= plan.bytes_saved), default=0)
-        return max(_least_bytes(plan), beside)
+        return max(least_bytes(plan), beside)
 
     def all(self) -> list[Candidate]:
         """All candidates, by the time that each takes."""
@@ -134,7 +134,7 @@ class Menu:
         row: list[Candidate] = []
         share, divided = 1.0, None
         for place, plan in enumerate(self.plans):
-            if _least_bytes(plan) > most_bytes or (row and self.least_bytes(plan) >= row[-1].peak_bytes):
+            if least_bytes(plan) > most_bytes or (row and self.least_peak(plan) >= row[-1].peak_bytes):
                 continue
             found.append(self.replayed(plan))
             least, row = row[-1:], ranked(found)
@@ -160,8 +160,8 @@ class Menu:
     def _with_larger(self, row: list[Candidate], faster: Iterable[Plan], most_bytes: float) -> list[Candidate]:
         """A ranked row, with the smallest of the faster plans that take more bytes, though it was skipped."""
         smallest = min((c.peak_bytes for c in row if c.peak_bytes > most_bytes), default=math.inf)
-        for plan in sorted((plan for plan in faster if _least_bytes(plan) > most_bytes), key=_least_bytes):
-            if _least_bytes(plan) >= smallest:
+        for plan in sorted((plan for plan in faster if least_bytes(plan) > most_bytes), key=least_bytes):
+            if least_bytes(plan) >= smallest:
                 break
             larger = self.replayed(plan)
             row, smallest = ranked([*row, larger]), min(smallest, larger.peak_bytes)
@@ -174,17 +174,17 @@ class Menu:
         """
         found: list[Candidate] = []
         least = math.inf
-        for plan in sorted(self.plans, key=_least_bytes):
-            if _least_bytes(plan) > max(most_bytes, spread * least):
+        for plan in sorted(self.plans, key=least_bytes):
+            if least_bytes(plan) > max(most_bytes, spread * least):
                 break
-            if self.least_bytes(plan) > WIDE * least:
+            if self.least_peak(plan) > WIDE * least:
                 continue
             found.append(self.replayed(plan))
             least = min(least, found[-1].peak_bytes)
         return sorted(found, key=lambda c: (c.peak_bytes, c.step_seconds))
 
 
-def _least_bytes(plan: Plan) -> int:
+def least_bytes(plan: Plan) -> int:
     """The bytes that a plan takes at least: those that it hands to the backward.
 
     Where nothing runs again, no barrier is between the halves, and the compiler may save less.

@@ -371,10 +371,10 @@ def test_the_smallest_are_tried_until_none_is_smaller():
     menu = Menu([(f"{n} pieces", 100 + n, float(n), 1000 + n) for n in range(7)])
     assert len(fitted(menu, 0.0, quick=False).trail) == 3
     fitted(menu, 0.0)
-    assert len(menu.weighed) == 3
+    assert len(menu.weighed) == 4
     menu = Menu([(f"{n} pieces", 100 + n, float(n), taken) for n, taken in enumerate([500, 1000, 400, 1002, 500, 8])])
     fitted(menu, 0.0)
-    assert len(menu.weighed) == 5
+    assert len(menu.weighed) == MOST_SMALLEST
 
 
 @quick
