@@ -83,7 +83,10 @@ class _Tried(NamedTuple):
 
 
 class _Search(Generic[_T]):
-    """The search of one program for a plan within one budget; sizes are bytes of temporaries."""
+    """The search of one program for a plan within one budget; sizes are bytes of temporaries.
+
+    `asked` are the candidates for whose expected peak the search asked.
+    """
 
     def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None) -> None:
         self.planner, self.ways = planner, ways
@@ -91,6 +94,7 @@ class _Search(Generic[_T]):
         self._room = room
         self.trail: list[Attempt] = []
         self.tried: dict[int, _Tried] = {}
+        self.asked: dict[int, Candidate] = {}
 
     @property
     def room(self) -> float:
@@ -104,6 +108,7 @@ class _Search(Generic[_T]):
 
     def expected(self, candidate: Candidate) -> float:
         """XLA's peak of a candidate that was tried; of another one the predicted peak, scaled as `ratio` says."""
+        self.asked[id(candidate)] = candidate
         if (tried := self.tried.get(id(candidate))) is not None:
             return tried.weighed.activation_bytes
         predicted = candidate.predicted_bytes
@@ -146,11 +151,14 @@ class _Search(Generic[_T]):
         return bool(new)
 
     def follows_while(self, weighing: Future[Any]) -> None:
-        """Follow the small candidates while one is weighed. If that one does not fit, they are known sooner."""
+        """Follow the small candidates while one is weighed. If that one does not fit, they are known sooner.
+
+        How many are followed hangs on the clock, so none of them is `asked` for.
+        """
         for candidate in self.small:
             if weighing.done():
                 return
-            self.expected(candidate)
+            _ = candidate.predicted_bytes  # which is kept
 
     def compiles(self, candidate: Candidate) -> bool:
         """Compile a candidate, to run it; whether it holds the budget."""
@@ -240,7 +248,7 @@ class _Search(Generic[_T]):
 
         That one is the fastest of many that are expected to fit, so that it often does not. The fastest one that fits
         more surely is tried with it. Where there is none, the smallest are, without looking further where one of those
-        that were followed so far may fit. Plans that drop values are predicted less well than others.
+        that were `asked` for so far may fit. Plans that drop values are predicted less well than others.
         """
 
         def at_most(c: Candidate) -> float:
@@ -250,7 +258,7 @@ class _Search(Generic[_T]):
             return []
         if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
             return [chosen, safe]
-        known = sorted(self.planner.predicted, key=lambda c: (self.expected(c), c.peak_bytes))
+        known = sorted([*self.asked.values()], key=lambda c: (self.expected(c), c.peak_bytes))
         chosen_first = [] if chosen is None else [chosen]
         return self.may_fit([*chosen_first, *known]) or self.may_fit(self.nearly)
 

@@ -95,11 +95,6 @@ class Planner:
         """How many plans of the menu were replayed so far."""
         return len(self._known)
 
-    @property
-    def predicted(self) -> list[Candidate]:
-        """The candidates so far whose `predicted_bytes` are known."""
-        return [c for c in self._known.values() if c.follow is None or c.plan.key in self._predicted]
-
     @cached_property
     def common_seconds(self) -> float:
         """The time that every plan takes by the model: each op once, except those that XLA fuses."""

@@ -52,7 +52,8 @@ class Menu:
     """What the search asks of a planner: plans with what the model promises; and what XLA takes for each of them.
 
     `plans` are (strategy, promised peak, seconds, bytes that XLA takes). Where the backend is followed (`is_followed`),
-    the promise is what XLA is expected to take.
+    the promise is what XLA is expected to take. `fastest` looks at those at the places `looked_at`, or at all. `log`
+    tells what is followed and weighed, and a weighing is done after so many `steps`.
     """
 
     plans: list[tuple[str, int, float, int]]
@@ -61,6 +62,9 @@ class Menu:
     looks: int = 0
     scattered_bytes: int = 0
     is_followed: bool = False
+    looked_at: tuple[int, ...] | None = None
+    steps: int = 0
+    log: list[str] = field(default_factory=list)
 
     @property
     def menu(self):
@@ -69,7 +73,11 @@ class Menu:
         return self._menu
 
     def candidate(self, n, strategy, peak, seconds, taken):
-        return Candidate(self.plan(n), peak, seconds, (lambda: float(peak)) if self.is_followed else None)
+        def follow():
+            self.log.append(f"follow {n}")
+            return float(peak)
+
+        return Candidate(self.plan(n), peak, seconds, follow if self.is_followed else None)
 
     def priced(self, plan):
         return plan
@@ -77,12 +85,9 @@ class Menu:
     def known(self, plan):
         return self.menu[plan.recomputed[0]]
 
-    @property
-    def predicted(self):
-        return list(self.menu)
-
     def fastest(self, most_bytes, expected):
-        return next((c for c in ranked(self.menu) if expected(c) <= most_bytes), None)
+        row = [c for n, c in enumerate(self.menu) if self.looked_at is None or n in self.looked_at]
+        return next((c for c in ranked(row) if expected(c) <= most_bytes), None)
 
     def small(self, most_bytes, spread):
         return sorted(self.menu, key=lambda c: (c.peak_bytes, c.step_seconds))
@@ -98,7 +103,8 @@ class Menu:
 
     def weigh(self, plans):
         self.weighed += plans
-        return [done(self.figures(plan)) for plan in plans]
+        self.log += [f"weigh {plan.recomputed[0]}" for plan in plans]
+        return [Weighing(self.figures(plan), self.steps) for plan in plans]
 
     def figures(self, plan):
         taken = self.plans[plan.recomputed[0]][3]
@@ -109,10 +115,17 @@ class Menu:
         return Replay(self.plans[plan.recomputed[0]][1], Side.BACKWARD, "sin", buffers)
 
 
-def done(result):
-    future = Future()
-    future.set_result(result)
-    return future
+class Weighing(Future):
+    """A result that is there after so many questions whether it is, or for whoever waits."""
+
+    def __init__(self, result, steps):
+        super().__init__()
+        self.steps = steps
+        self.set_result(result)
+
+    def done(self):
+        self.steps -= 1
+        return self.steps < 0
 
 
 def fitted(menu, budget, plain_bytes=1000, default=None, quick=True):
@@ -264,6 +277,39 @@ def test_where_much_is_scattered_a_plan_is_weighed_before_it_is_compiled(scatter
     menu = Menu([("front", 465, 1.0, 480)], is_followed=True, scattered_bytes=scattered_bytes)
     assert fitted(menu, FIXED + 500).plan.recomputed == (0,)
     assert [plan.recomputed for plan in menu.weighed] == weighed
+
+
+def test_where_one_that_was_followed_may_fit_no_others_are_followed_first():
+    plans = [("front", 540, 1.0, 540), ("2 pieces", 510, 2.0, 500), ("3 pieces", 505, 3.0, 505)]
+    menu = Menu(plans, is_followed=True, looked_at=(0, 1))
+    assert tried(fitted(menu, FIXED + 500)) == [(510, 500, True, True), (500, 500, True, False)]
+    menu = Menu(plans, is_followed=True, looked_at=(0,))  # this one would not fit
+    assert tried(fitted(menu, FIXED + 500))[:2] == [(505, 505, False, True), (510, 500, True, True)]
+
+
+def test_while_one_alone_is_weighed_those_that_may_come_next_are_followed():
+    """As long as it takes; what is found is the same."""
+    plans = [
+        ("front", 540, 1.0, 540),
+        ("2 pieces", 510, 2.0, 520),
+        ("3 pieces", 530, 3.0, 505),
+        ("4 pieces", 600, 4.0, 9),
+    ]
+    follows, found = [], []
+    for steps in (0, 2, 9):
+        menu = Menu(plans, is_followed=True, looked_at=(1,), steps=steps)
+        found.append(tried(fitted(menu, FIXED + 500)))
+        after = menu.log[menu.log.index("weigh 1") :]
+        follows.append(next(i for i, entry in enumerate(after) if entry == "follow 3"))
+    assert found[0] == found[1] == found[2]
+    assert follows[0] > follows[2]
+
+
+def test_of_one_strategy_the_smallest_by_replay_is_tried_too():
+    plans = [("front", 500, 1.0, 500), ("front", 490, 2.0, 300), ("2 pieces", 600, 3.0, 600)]
+    menu = Menu(plans, is_followed=True)
+    menu.menu[0].__dict__["follow"] = lambda: 480.0
+    assert fitted(menu, 0.0).plan.recomputed == (1,)
 
 
 def test_a_default_plan_that_is_expected_to_take_more_is_not_weighed():
