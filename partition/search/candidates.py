@@ -97,13 +97,13 @@ class Menu:
     plans: Sequence[Plan]
     known: Callable[[Plan], Candidate]
     partly: Callable[[Plan], Iterable[Plan]]
-    _others: dict[int, int] = field(default_factory=dict, init=False)
+    _beside: dict[int, int] = field(default_factory=dict, init=False)  # by the bytes that a cut of the front saves
 
     def replayed(self, plan: Plan) -> Candidate:
         """The candidate of a plan; of a cut of the front note how much it takes beside the saved values."""
         candidate = self.known(plan)
         if _is_cut(plan):
-            self._others[plan.bytes_saved] = candidate.peak_bytes - plan.bytes_saved
+            self._beside[plan.bytes_saved] = candidate.peak_bytes - plan.bytes_saved
         return candidate
 
     def least_peak(self, plan: Plan) -> int:
@@ -115,8 +115,8 @@ class Menu:
         """
         if not _is_cut(plan):
             return least_bytes(plan)
-        beside = max((other for saved, other in self._others.items() if saved >= plan.bytes_saved), default=0)
-        return max(least_bytes(plan), beside)
+        larger = [beside for saved, beside in self._beside.items() if saved >= plan.bytes_saved]
+        return max([least_bytes(plan), *larger])
 
     def all(self) -> list[Candidate]:
         """All candidates, by the time that each takes."""
