@@ -51,8 +51,8 @@ SPREAD = 1.1
 #: weighing; another than the default only if it then takes at least the share `SURELY_FULL` of what the budget leaves.
 SURE, DEFAULT_SURE, SURELY_FULL = 1.065, 1.04, 0.92
 
-#: Where all scatters together read more than this share of what the budget leaves, no plan is sure: XLA may wait with a
-#: scatter, and what it reads stays alive.
+#: Where all scatters together read more than this share of what the budget leaves, no plan is sure, and a safe one leaves
+#: more room: XLA may wait with a scatter, and what it reads stays alive.
 SCATTERED = 0.5
 
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
@@ -248,7 +248,8 @@ class _Search(Generic[_T]):
 
         That one is the fastest of many that are expected to fit, so that it often does not. The fastest one that fits
         more surely is tried with it. Where there is none, the smallest are, without looking further where one of those
-        that were `asked` for so far may fit. Plans that drop values are predicted less well than others.
+        that were `asked` for so far may fit. Plans that drop values are predicted less well than others, and so are all
+        where much is scattered.
         """
 
         def at_most(c: Candidate) -> float:
@@ -258,9 +259,9 @@ class _Search(Generic[_T]):
             return []
         if chosen is not None and (safe := self.planner.fastest(self.room, at_most)) is not None:
             return [chosen, safe]
-        known = sorted([*self.asked.values()], key=lambda c: (self.expected(c), c.peak_bytes))
-        chosen_first = [] if chosen is None else [chosen]
-        return self.may_fit([*chosen_first, *known]) or self.may_fit(self.nearly)
+        smallest = sorted([*self.asked.values()], key=lambda c: (self.expected(c), c.peak_bytes))
+        first = [] if chosen is None else [chosen]
+        return self.may_fit([*first, *smallest]) or self.may_fit(self.nearly)
 
     def may_fit(self, row: Iterable[Candidate]) -> list[Candidate]:
         """The first of a row that were not tried and may fit, as many as are weighed at once."""
