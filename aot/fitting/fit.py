@@ -51,8 +51,8 @@ SPREAD = 1.1
 #: weighing; another than the default only if it then takes at least the share `SURELY_FULL` of what the budget leaves.
 SURE, DEFAULT_SURE, SURELY_FULL = 1.065, 1.04, 0.92
 
-#: Where all scatters together read more than this share of what the budget leaves, no plan is sure, and a safe one leaves
-#: more room: XLA may wait with a scatter, and what it reads stays alive.
+#: Where all scatters together read more than this share of what the budget leaves, no plan is sure, and a safe one must
+#: leave more room: XLA may wait with a scatter, and what it reads stays alive.
 SCATTERED = 0.5
 
 #: A plan that takes at least this share of what the budget leaves is taken without looking for a faster one.
