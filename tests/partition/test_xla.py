@@ -81,6 +81,18 @@ def interleaved(x):
     return jnp.sum(jnp.sort(both[:-1] * both[1:]))
 
 
+def padded(x):
+    """Two loops that compute one op each of a padding."""
+    longer = lax.pad(jnp.sin(x @ x), 0.0, ((0, SIDE, 0), (0, 0, 0)))
+    return jnp.sum(jnp.tan(longer) @ x[:, :8]) + jnp.sum(jnp.tanh(longer) @ x[:, 8:16])
+
+
+def next_token(w, x, tokens):
+    """The loss of a language model, whose gradient is padded, and read by two products that flatten it."""
+    picked = jnp.take_along_axis(jax.nn.log_softmax((x @ w)[:, :-1]), tokens[:, 1:, None], axis=-1)
+    return -jnp.mean(picked)
+
+
 def flattened(w, x):
     """A sum of two arrays that two products read, as in the backward of a last layer; one wants it transposed."""
     both = jnp.sort(x @ w) + jnp.sort(x @ (2 * w), 1)
@@ -117,6 +129,13 @@ RULES = {
     "a scatter writes over its operand": (lambda x: jnp.sin((x @ x).at[jnp.arange(4)].add(1.0)) @ x, X),
     "a result's buffer holds others before": (lambda x: (jnp.tanh(jnp.tanh(x @ x) @ x) @ x).T @ x, X),
     "a padding with two readers is written": (interleaved, X),
+    "a padding is computed again for each op that comes first in its loop": (padded, X),
+    "a padding that a product flattens is computed again for a transposition": (
+        jax.grad(next_token, (0, 1)),
+        jax.ShapeDtypeStruct((64, 512), "float32"),
+        jax.ShapeDtypeStruct((4, 32, 64), "float32"),
+        jax.ShapeDtypeStruct((4, 32), "int32"),
+    ),
     "a padding that only cuts off is a slice": (
         lambda x: (lambda y: (y * y[::-1]) @ x)(lax.pad(x @ x, 0.0, ((-1, -1, 0), (0, 0, 0)))),
         X,

@@ -18,7 +18,8 @@ from jointcut.partition.lower.xla.users import Users
 #: A loop computes an operand at most so often for one element.
 _MOST_AGAIN = 15
 
-#: Ops whose code branches. A loop takes one only where it is the one reader, and computes it once for an element.
+#: Ops whose code branches. A loop takes one only where it is the one reader, and computes it once for an element; but
+#: the first operand that it takes is not looked at.
 _BRANCHING = frozenset({"concatenate", "dynamic_update_slice"})
 
 #: An array put together along its last axis is written by itself, if it has more bytes than these, whole and in a row.
@@ -201,7 +202,7 @@ class _Loop:
             return False
         if self.program.kinds[v] is Kind.SPREAD:
             return True
-        if fusion.branching[v]:
+        if fusion.branching[v] and len(self.members) > 1:
             return self.computed(v) == 1 and self.read_by[v] + fusion.readers(v) == 2
         return self.computed(v) <= _MOST_AGAIN
 
