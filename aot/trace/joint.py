@@ -26,7 +26,7 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.prices.policies import Policy
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import guard, hooks, names, simplify, views
+from jointcut.partition.rewrite import guard, hooks, names, regions, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -157,7 +157,7 @@ class Primal:
 
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:
-    """Trace a flat function to a jaxpr without constants; equations under `jax.checkpoint` are marked by a scope."""
+    """Trace a flat function to a jaxpr without constants; regions under `jax.checkpoint` are opened and marked."""
     traced: list[Results] = []
 
     @flat_form_of(function)
@@ -166,7 +166,7 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
         traced[:] = [results]
         return out
 
-    jaxpr, consts = jaxprs.opened(simplify.marked(jax.make_jaxpr(flat)(*leaves)))
+    jaxpr, consts = jaxprs.opened(regions.marked(jax.make_jaxpr(flat)(*leaves)))
     closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     return Primal(closed, _copied(consts), traced[0])
 
@@ -250,9 +250,9 @@ def joint(
     `places` gives the index in `leaves` of each argument of the function (by default its own). An array at two places
     is one input with a gradient for each place. `paths` are the names of the leaves. If `mask` chooses none, the
     program is the function alone, and no derivative is traced. If the backward contains the user's `jax.checkpoint`,
-    or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its equations
-    under `jax.checkpoint` are marked, its loops are replaced by ours, and that jaxpr is differentiated. So it is if
-    the `conventions` are not JAX's: with `formulas`, and with the products of the backward guarded (see `guard`).
+    or the function a `lax.while_loop` that is differentiated, the function is traced again as a jaxpr. Its regions
+    under `jax.checkpoint` are opened and marked, its loops are replaced by ours, and that jaxpr is differentiated. So
+    it is if the `conventions` are not JAX's: with `formulas`, and with the backward's products guarded (see `guard`).
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):

@@ -10,7 +10,7 @@ the loop's body, whose carries JAX keeps as we do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -18,6 +18,7 @@ from typing import Any, cast
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.keys import Array, arrays_of
+from jointcut.partition.prices.rules import KEPT_OUT
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
 from jointcut.partition.program.primitives import NAME
 from jointcut.partition.program.roles import Role, Side
@@ -34,10 +35,27 @@ _INDENT = "    "
 
 def residuals_of_jax(problem: Problem) -> frozenset[int]:
     """The values that JAX itself would save, whatever is demanded of them."""
-    graph = problem.graph
+    graph, verdicts = problem.graph, problem.verdicts
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    return frozenset(v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
+    handed = (v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
+    return sources(graph, handed, lambda v: verdicts[v].not_saved == KEPT_OUT)
+
+
+def sources(graph: Graph, wanted: Iterable[int], is_out: Callable[[int], bool]) -> frozenset[int]:
+    """Values that are wanted; in the place of one that is out, the nearest ones from which it is computed."""
+    seen, kept, stack = set[int](), set[int](), list(wanted)
+    while stack:
+        v = stack.pop()
+        op = graph.maker_of(v)
+        if v in seen or op is None:
+            continue
+        seen.add(v)
+        if is_out(v):
+            stack += map(graph.whole, op.inputs)
+        elif op.name != LITERAL:
+            kept.add(v)
+    return frozenset(kept)
 
 
 def _traced_forward(problem: Problem, v: int) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op, Value
+from jointcut.partition.program.places import regions_of
 from jointcut.partition.program.primitives import (
     ANYWHERE,
     CALLS,
@@ -31,6 +32,9 @@ from jointcut.partition.program.sides import Sides
 #: the suite's interatomic potential takes 0.97 of plain JAX's time instead of 1.06, its simulated robots 0.87 instead
 #: of 1.05.
 _TOO_DEAR = 2
+
+#: Why a value of a region under `jax.checkpoint` is not saved.
+KEPT_OUT = "jax.checkpoint keeps it out"
 
 _IN_ORDER = CHEAP - ANYWHERE  # where an op reads from anywhere, the cache does not help
 
@@ -139,6 +143,8 @@ def judge(graph: Graph, sides: Sides, constraints: Iterable[Constraint] = ()) ->
     """Return the verdict on every value; one that exists in the backward only gets an empty verdict."""
     rules = _Rules(_too_dear(graph, sides), rerunnable(graph), frozenset(v for v, _ in graph.outputs if v is not None))
     verdicts = [_verdict(graph, sides, value, rules) for value in graph.values]
+    for c in _asked_by_regions(graph, sides):
+        verdicts[c.value] = _demanded(verdicts[c.value], c, False)
     for c in constraints:
         if graph.values[c.value].maker is not None:
             verdicts[c.value] = _demanded(verdicts[c.value], c, c.value in sides.escaping)
@@ -194,9 +200,28 @@ def _not_saved(sides: Sides, value: Value, op: Op) -> str:
         return "it is one step of a stack, and the stack can be saved"
     if op.name == LITERAL:
         return "it is a literal"
-    if value.id not in sides.wanted and CHECKPOINT_SCOPE in op.scope:
-        return "jax.checkpoint keeps it out"
+    if value.id not in sides.wanted and CHECKPOINT_SCOPE in op.scope and not any(regions_of(op.scope)):
+        return KEPT_OUT
     return ""
+
+
+def _asked_by_regions(graph: Graph, sides: Sides) -> Iterator[Constraint]:
+    """What regions under `jax.checkpoint` ask: to save their results, and what their policies allow, and nothing else.
+
+    A result of a region is what other ops than its own read.
+    """
+    for op in graph.ops:
+        inside, saving = regions_of(op.scope)
+        if not inside - saving:
+            continue
+        for v in op.outputs:
+            if sides.is_late(v) or v in sides.escaping or v in sides.outputs or not graph.consumers[v]:
+                continue
+            readers = [regions_of(graph.ops[i].scope)[0] for i in graph.consumers[v]]
+            if (inside - saving).intersection(*readers):
+                yield Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, KEPT_OUT)
+            else:
+                yield Constraint(v, CheckpointPolicy.PREFER_SAVE, "it is the result of a jax.checkpoint")
 
 
 def _never_again(graph: Graph, sides: Sides, value: Value, op: Op, rules: _Rules) -> str:

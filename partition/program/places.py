@@ -35,6 +35,11 @@ _NOBODY = frozenset(
 TRIPS_SCOPE = "jointcut.trips="
 #: One that begins so says how many bytes what is traced under it may keep, and under which line.
 BUDGET_SCOPE = "jointcut.budget="
+#: One that begins so says which region under `jax.checkpoint` an equation is of, and whether that lets it be saved.
+REGION_SCOPE = "jointcut.checkpoint="
+
+_OURS = TRIPS_SCOPE, BUDGET_SCOPE, REGION_SCOPE
+_REGION = re.compile(re.escape(REGION_SCOPE) + r"(\d+)(\.saved)?")
 
 _SHARE = 0.6  # of the equations: a first name that so many have is taken for the model
 
@@ -133,7 +138,24 @@ def modules_of(name_stack: str) -> tuple[str, ...]:
             continue
         text.append(c)
     names = "".join(text).split("/")
-    return tuple(name for name in names if name not in _NOBODY and not name.startswith((TRIPS_SCOPE, BUDGET_SCOPE)))
+    return tuple(name for name in names if name not in _NOBODY and not name.startswith(_OURS))
+
+
+def region_scope(number: int, is_saved: bool) -> str:
+    """The name for a name stack of an equation in a region under `jax.checkpoint`, which may let it be saved."""
+    return f"{REGION_SCOPE}{number}{'.saved' * is_saved}"
+
+
+@lru_cache(maxsize=4096)
+def regions_of(name_stack: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The regions under `jax.checkpoint` that an equation with such a name stack is in, and those that let it be saved.
+
+    >>> inside, saving = regions_of("jvp(jointcut.checkpoint=0)/jointcut.checkpoint=1.saved")
+    >>> sorted(inside), sorted(saving)
+    (['0', '1'], ['1'])
+    """
+    found = _REGION.findall(name_stack) if REGION_SCOPE in name_stack else []
+    return frozenset(number for number, _ in found), frozenset(number for number, saved in found if saved)
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ numbers, bit for bit, but for `guard`, which changes NaN to zero where it is ask
 Files, in reading order:
 
     simplify: Open calls, and merge equations that compute the same.
+    regions: Open the regions under `jax.checkpoint`, so that a plan runs them again op by op.
     names: Let all that reads a named array read it by its name.
     views: Read a value back from an output that is a view of it.
     sparse: Split a gradient that is a sum of scattered rows into the rows and their places.

@@ -34,7 +34,7 @@ from jointcut.partition.program.jaxprs import (
     struct,
 )
 from jointcut.partition.program.places import user_line
-from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, OPENED, WITH_BODIES
+from jointcut.partition.program.primitives import OPENED
 
 
 def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
@@ -54,28 +54,6 @@ def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
         inner, consts = opened(value)
         return ClosedJaxpr(change(inner), consts)
     return value
-
-
-def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Put a scope of its own on the name stack of every equation under `jax.checkpoint`, however deep."""
-    if not holds(closed, "remat2"):
-        return closed
-    jaxpr, consts = opened(closed)
-    return ClosedJaxpr(_marked(jaxpr, False), consts)
-
-
-def _marked(jaxpr: Jaxpr, under: bool) -> Jaxpr:
-    eqns = []
-    for eqn in jaxpr.eqns:
-        if under and CHECKPOINT_SCOPE not in str(eqn.source_info.name_stack):
-            stack = eqn.source_info.name_stack
-            scope = type(stack)().extend(CHECKPOINT_SCOPE)
-            eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=scope + stack))
-        if eqn.primitive.name in WITH_BODIES:
-            deeper = under or eqn.primitive.name == "remat2"
-            eqn = with_bodies(eqn, partial(_marked, under=deeper))
-        eqns.append(eqn)
-    return jaxpr.replace(eqns=eqns)
 
 
 def holds(closed: ClosedJaxpr, name: str) -> bool:

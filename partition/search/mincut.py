@@ -18,11 +18,11 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jointcut.partition.plans.asjax import residuals_of_jax
+from jointcut.partition.plans.asjax import residuals_of_jax, sources
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import PREFERRED, Problem, as_problem
 from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
-from jointcut.partition.program.graph import LITERAL, TOP, Graph, Value
+from jointcut.partition.program.graph import TOP, Graph, Value
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
 
@@ -171,20 +171,8 @@ def save_all(program: Graph | Problem) -> Plan:
 
 def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:
     """Values of the forward that are wanted; in the place of one that must be recomputed, its nearest sources."""
-    graph = problem.graph
     out = {c.value for c in problem.constraints if c.demand is CheckpointPolicy.MUST_RECOMPUTE}
-    seen, kept, stack = set[int](), set[int](), list(wanted)
-    while stack:
-        v = stack.pop()
-        op = graph.maker_of(v)
-        if v in seen or op is None:
-            continue
-        seen.add(v)
-        if v in out:
-            stack += map(graph.whole, op.inputs)
-        elif op.name != LITERAL:
-            kept.add(v)
-    return frozenset(kept)
+    return sources(problem.graph, wanted, out.__contains__)
 
 
 #: The strategies that need no prices of time, by name.

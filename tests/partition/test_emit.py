@@ -51,7 +51,6 @@ MEANT = [
     "captured_constants",
     "unused_inputs",
     "constant_function",
-    "checkpointed_scan_body",
     "checkpoint_around_scan",
     "checkpoints_in_a_row",
     "reparametrised_sample",

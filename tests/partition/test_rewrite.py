@@ -63,14 +63,6 @@ def test_a_call_with_shardings_of_its_own_stays_closed():
     assert names(simplify.inlined(jax.make_jaxpr(lambda x: placed(x))(1.0))) != ["sin"]
 
 
-def test_what_runs_under_checkpoint_is_marked_in_its_name_stack():
-    region = jax.checkpoint(lambda x: jnp.sin(x))
-    (eqn,) = equations(simplify.marked(jax.make_jaxpr(lambda x: region(x))(1.0)))
-    (inner,) = [e for body in jaxprs.inner_jaxprs(eqn) for e in body.eqns]
-    assert "jax.checkpoint" in jaxprs.scope_of(inner)
-    assert "jax.checkpoint" not in jaxprs.scope_of(eqn)
-
-
 def merged(function, *args, boundary=0):
     jaxpr, _ = jaxprs.opened(jax.make_jaxpr(function)(*args))
     eqns, outs, count = simplify.merged(jaxpr.eqns, jaxpr.outvars, boundary)

@@ -9,6 +9,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.partition.prices.rules import Verdict, heavy, judge
+from jointcut.partition.program.places import regions_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE
 from jointcut.partition.program.sides import classify
 from jointcut.partition.program.text import parse
@@ -79,13 +80,42 @@ def test_each_value_gets_the_verdict_that_its_op_deserves(value, verdict):
     assert judge(graph, classify(graph))[value] == verdict
 
 
+REGIONS = [
+    "checkpointed_block",
+    "checkpointed_block_saving_dots",
+    "checkpointed_scan_body",
+    "checkpointed_scan_body_saving_dots",
+    "checkpoint_in_checkpoint",
+    "checkpoint_by_name",
+    "checkpoints_in_a_row",
+]
+
+
 @pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
-@pytest.mark.parametrize(
-    "name", ["checkpointed_block", "checkpointed_scan_body", "checkpoint_around_scan", "checkpoints_in_a_row"]
-)
-def test_of_a_checkpointed_region_only_what_the_backward_reads_is_saved(name, strategy, traced):
-    """The region's own equation in the backward computes the rest again, as the user asked."""
+@pytest.mark.parametrize("name", REGIONS)
+def test_of_a_region_only_its_results_and_what_its_policy_allows_is_saved(name, strategy, traced):
     split = traced(name).partition(strategy).split
+    graph = split.graph
+    assert not any(op.name == "remat2" for op in graph.ops)
+    assert any(regions_of(op.scope)[0] for op in graph.ops)
+    for saved in split.plan.saved:
+        inside, saving = regions_of(saved.scope)
+        readers = (regions_of(graph.ops[i].scope)[0] for i in graph.consumers[saved.value])
+        assert not (inside - saving).intersection(*readers), str(saved)
+
+
+@pytest.mark.parametrize("name", [name for name in REGIONS if name.startswith("checkpoints_in")])
+def test_the_result_of_a_region_is_saved_rather_than_computed_again_with_all_before_it(name, traced):
+    """As JAX does: else nothing at all would be saved of regions that feed each other."""
+    split = traced(name).partition("min_cut").split
+    (verdict,) = {split.problem.verdicts[s.value] for s in split.plan.saved if regions_of(s.scope)[0]}
+    assert verdict == Verdict("", "it is the result of a jax.checkpoint", True)
+
+
+@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
+def test_of_a_region_that_holds_a_loop_only_what_the_backward_reads_is_saved(strategy, traced):
+    """The region's own equation in the backward computes the rest again, as the user asked."""
+    split = traced("checkpoint_around_scan").partition(strategy).split
     inside = [s for s in split.plan.saved if CHECKPOINT_SCOPE in s.scope]
     assert {s.value for s in inside} <= split.problem.sides.wanted
     regions = [op for op in split.graph.ops if op.name == "remat2"]

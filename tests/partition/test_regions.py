@@ -1,0 +1,126 @@
+"""Regions under `jax.checkpoint`: which are opened, how their equations are marked, and what a step then takes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jointcut import aot
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.places import modules_of, regions_of
+from jointcut.partition.rewrite.regions import REGION, marked
+
+POLICIES = jax.checkpoint_policies
+X = np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(4, 4)
+
+
+def equations(closed):
+    """All equations that hold no others, however deep, outside of regions that stay closed."""
+    found, work = [], [jaxprs.opened(closed)[0]]
+    while work:
+        for eqn in work.pop().eqns:
+            inner = [] if eqn.primitive.name == REGION else list(jaxprs.inner_jaxprs(eqn))
+            work += inner
+            found += [] if inner else [eqn]
+    return found
+
+
+def marks(function):
+    """The regions that each primitive of a function is in, and those that let it be saved."""
+    closed = marked(jax.make_jaxpr(function)(X))
+    return {e.primitive.name: tuple(map(sorted, regions_of(jaxprs.scope_of(e)))) for e in equations(closed)}
+
+
+def test_an_opened_region_has_its_number_on_all_its_equations():
+    region = jax.checkpoint(lambda x: jax.jit(jnp.sin)(x) * 2)
+    found = marks(lambda x: jnp.cos(region(jnp.tanh(x))))
+    assert found == {"tanh": ([], []), "sin": (["0"], []), "mul": (["0"], []), "cos": ([], [])}
+
+
+def test_each_region_has_a_number_of_its_own_and_one_inside_another_has_both():
+    inner = jax.checkpoint(jnp.sin)
+    outer = jax.checkpoint(lambda x: jnp.cos(inner(x)))
+    found = marks(lambda x: jax.checkpoint(jnp.tanh)(outer(x)))
+    assert found == {"sin": (["0", "1"], []), "cos": (["0"], []), "tanh": (["2"], [])}
+
+
+def test_what_a_policy_lets_be_saved_is_marked():
+    layer = jax.checkpoint(lambda x: jnp.sin(checkpoint_name(x @ x, "kept")), policy=POLICIES.dots_saveable)
+    assert marks(layer) == {"dot_general": (["0"], ["0"]), "name": (["0"], []), "sin": (["0"], [])}
+    named = jax.checkpoint(
+        lambda x: jnp.sin(checkpoint_name(x @ x, "kept")), policy=POLICIES.save_only_these_names("kept")
+    )
+    assert marks(named) == {"dot_general": (["0"], []), "name": (["0"], ["0"]), "sin": (["0"], [])}
+
+
+def test_the_marks_are_no_names_of_modules():
+    closed = marked(jax.make_jaxpr(jax.checkpoint(jax.named_scope("block")(lambda x: jnp.sin(x))))(X))
+    assert modules_of(jaxprs.scope_of(equations(closed)[0])) == ("jax.checkpoint", "block")
+
+
+CLOSED = {
+    "a loop": lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0],
+    "a loop in a region of its own": lambda x: jnp.cos(
+        jax.checkpoint(lambda y: lax.fori_loop(0, 2, lambda _, c: jnp.sin(c), y))(x)
+    ),
+    "a conditional": lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
+    "an effect": lambda x: (jax.debug.callback(lambda _: None, x), jnp.sin(x))[1],
+}
+
+
+@pytest.mark.parametrize("what", CLOSED)
+def test_a_region_stays_closed_if_it_holds(what):
+    assert any(e.primitive.name == REGION for e in equations(marked(jax.make_jaxpr(jax.checkpoint(CLOSED[what]))(X))))
+
+
+def test_a_region_stays_closed_if_its_policy_offloads():
+    policy = POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")
+    region = jax.checkpoint(lambda x: jnp.sin(x @ x), policy=policy)
+    assert [e.primitive.name for e in equations(marked(jax.make_jaxpr(region)(X)))] == [REGION]
+
+
+def test_no_region_in_one_that_stays_closed_is_opened():
+    """JAX would lose it: of the outer region it derives the whole at once."""
+    body = jax.checkpoint(lambda c: jnp.sin(c))
+    outer = jax.checkpoint(lambda x: lax.scan(lambda c, _: (body(c), None), x, None, length=2)[0])
+    closed = marked(jax.make_jaxpr(outer)(X))
+    assert str(closed).count(f"{REGION}[") == str(jax.make_jaxpr(outer)(X)).count(f"{REGION}[") == 2
+
+
+WIDTH, ROWS, LAYERS = 64, 512, 6
+
+
+def layers(wrap, x, weights):
+    """The mean square of what some layers make, each in `wrap`."""
+    layer = wrap(lambda h, w: h + jnp.sin(jnp.tanh(h @ w[0]) * 2) @ w[1])
+    for w in weights:
+        x = layer(x, w)
+    return jnp.mean(x**2)
+
+
+def scanned(wrap, x, weights):
+    """The same in a scan."""
+    layer = wrap(lambda h, w: h + jnp.sin(jnp.tanh(h @ w[0]) * 2) @ w[1])
+    return jnp.mean(lax.scan(lambda h, w: (layer(h, w), None), x, weights)[0] ** 2)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the pass that removes barriers is XLA:CPU's")
+@pytest.mark.parametrize("model", [layers, scanned])
+def test_a_step_takes_no_more_than_what_jax_checkpoint_promises(model):
+    """Its promise is kept by plain JAX where XLA:CPU is told to leave the barriers alone."""
+    draws = np.random.default_rng(0)
+    x = draws.standard_normal((ROWS, WIDTH), np.float32)
+    weights = draws.standard_normal((LAYERS, 2, WIDTH, WIDTH), np.float32) / 8
+    loss = jax.value_and_grad(lambda x, weights: model(jax.checkpoint, x, weights), 1)
+    kept = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    promised = jax.jit(loss).lower(x, weights).compile(compiler_options=kept)
+    step = aot.function(lambda weights, x: model(jax.checkpoint, x, weights)).trace(weights, x).partition().compile()
+    assert step.activation_bytes <= 1.02 * promised.memory_analysis().temp_size_in_bytes
+    value, gradient = step.value_and_grad(weights, x)
+    want, want_gradient = promised(x, weights)
+    np.testing.assert_allclose(value, want, rtol=1e-6)
+    np.testing.assert_allclose(gradient, want_gradient, rtol=1e-4, atol=1e-6)
