@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op, Value
-from jointcut.partition.program.places import regions_of
+from jointcut.partition.program.places import RESULT, SAVED, regions_of
 from jointcut.partition.program.primitives import (
     ANYWHERE,
     CALLS,
@@ -200,7 +200,7 @@ def _not_saved(sides: Sides, value: Value, op: Op) -> str:
         return "it is one step of a stack, and the stack can be saved"
     if op.name == LITERAL:
         return "it is a literal"
-    if value.id not in sides.wanted and CHECKPOINT_SCOPE in op.scope and not any(regions_of(op.scope)):
+    if value.id not in sides.wanted and CHECKPOINT_SCOPE in op.scope and not regions_of(op.scope):
         return KEPT_OUT
     return ""
 
@@ -208,19 +208,16 @@ def _not_saved(sides: Sides, value: Value, op: Op) -> str:
 def _asked_by_regions(graph: Graph, sides: Sides) -> Iterator[Constraint]:
     """What regions under `jax.checkpoint` ask: to save their results, and what their policies allow, and nothing else.
 
-    A result of a region is what other ops than its own read.
+    Other ops than those of a region read its results, and what it has in common with other regions.
     """
     for op in graph.ops:
-        inside, saving = regions_of(op.scope)
-        if not inside - saving:
-            continue
-        for v in op.outputs:
+        regions = regions_of(op.scope) - regions_of(op.scope, SAVED)
+        for v in op.outputs if regions else ():
             if sides.is_late(v) or v in sides.escaping or v in sides.outputs or not graph.consumers[v]:
                 continue
-            readers = [regions_of(graph.ops[i].scope)[0] for i in graph.consumers[v]]
-            if (inside - saving).intersection(*readers):
+            if regions.intersection(*(regions_of(graph.ops[i].scope) for i in graph.consumers[v])):
                 yield Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, KEPT_OUT)
-            else:
+            elif regions_of(op.scope, RESULT):
                 yield Constraint(v, CheckpointPolicy.PREFER_SAVE, "it is the result of a jax.checkpoint")
 
 

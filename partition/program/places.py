@@ -35,11 +35,12 @@ _NOBODY = frozenset(
 TRIPS_SCOPE = "jointcut.trips="
 #: One that begins so says how many bytes what is traced under it may keep, and under which line.
 BUDGET_SCOPE = "jointcut.budget="
-#: One that begins so says which region under `jax.checkpoint` an equation is of, and whether that lets it be saved.
-REGION_SCOPE = "jointcut.checkpoint="
+#: One that begins so says which region under `jax.checkpoint` an equation is of; and whether that lets it be saved, or
+#: hands it on as a result.
+REGION_SCOPE, SAVED, RESULT = "jointcut.checkpoint=", ".saved", ".result"
 
 _OURS = TRIPS_SCOPE, BUDGET_SCOPE, REGION_SCOPE
-_REGION = re.compile(re.escape(REGION_SCOPE) + r"(\d+)(\.saved)?")
+_REGION = re.compile(re.escape(REGION_SCOPE) + r"(\d+)(\.saved|\.result)?")
 
 _SHARE = 0.6  # of the equations: a first name that so many have is taken for the model
 
@@ -141,21 +142,21 @@ def modules_of(name_stack: str) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _NOBODY and not name.startswith(_OURS))
 
 
-def region_scope(number: int, is_saved: bool) -> str:
-    """The name for a name stack of an equation in a region under `jax.checkpoint`, which may let it be saved."""
-    return f"{REGION_SCOPE}{number}{'.saved' * is_saved}"
+def region_scope(number: int, what: str) -> str:
+    """A name for name stacks: the number of a region under `jax.checkpoint`, and `SAVED`, `RESULT` or an empty text."""
+    return f"{REGION_SCOPE}{number}{what}"
 
 
 @lru_cache(maxsize=4096)
-def regions_of(name_stack: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The regions under `jax.checkpoint` that an equation with such a name stack is in, and those that let it be saved.
+def regions_of(name_stack: str, what: str = "") -> frozenset[str]:
+    """The regions under `jax.checkpoint` of an equation with such a name stack; or those of which it is `what`.
 
-    >>> inside, saving = regions_of("jvp(jointcut.checkpoint=0)/jointcut.checkpoint=1.saved")
-    >>> sorted(inside), sorted(saving)
+    >>> stack = "jvp(jointcut.checkpoint=0)/jointcut.checkpoint=1.saved"
+    >>> sorted(regions_of(stack)), sorted(regions_of(stack, SAVED))
     (['0', '1'], ['1'])
     """
     found = _REGION.findall(name_stack) if REGION_SCOPE in name_stack else []
-    return frozenset(number for number, _ in found), frozenset(number for number, saved in found if saved)
+    return frozenset(number for number, is_what in found if what in ("", is_what))
 
 
 @lru_cache(maxsize=4096)

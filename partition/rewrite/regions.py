@@ -10,7 +10,7 @@ is if it holds a loop, a conditional, or an op that must run once, or if its pol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -30,7 +30,7 @@ from jointcut.partition.program.jaxprs import (
     opened,
     rebound,
 )
-from jointcut.partition.program.places import region_scope
+from jointcut.partition.program.places import RESULT, SAVED, region_scope
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, LOOPS
 from jointcut.partition.rewrite.simplify import holds, with_bodies
 
@@ -50,15 +50,24 @@ def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region that is opened: its number, and what it says of an equation."""
+    """A region that is opened: its number, what may be saved of it, and the variables that are its results."""
 
     number: int
     policy: Callable[..., Any] | None
+    results: frozenset[Any]
+
+    def within(self, call: Equation, inner: Jaxpr) -> _Region:
+        """The same region as seen in one inside: its results there."""
+        inside = zip(inner.outvars, call.outvars, strict=True)
+        return replace(
+            self, results=frozenset(v for v, w in inside if not isinstance(v, Literal) and w in self.results)
+        )
 
     def scope(self, eqn: Equation) -> str:
         """The scope of one of its equations."""
-        is_saved = self.policy is not None and not any(inner_jaxprs(eqn)) and bool(asked(self.policy, eqn))
-        return region_scope(self.number, is_saved)
+        if self.policy is not None and not any(inner_jaxprs(eqn)) and asked(self.policy, eqn):
+            return region_scope(self.number, SAVED)
+        return region_scope(self.number, RESULT if self.results.intersection(eqn.outvars) else "")
 
 
 @dataclass
@@ -77,9 +86,11 @@ class _Marks:
                 eqn = with_bodies(eqn, partial(self.marked, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
                 eqns.append(_scoped(eqn, regions))
             elif _can_be_open(eqn):
-                region = _Region(next(self.numbers), eqn.params["policy"])
-                inner = self.marked(eqn.params["jaxpr"], [*regions, region])
-                names.update(zip(eqn.outvars, _inlined(inner, eqn, eqns), strict=True))
+                inner, around = eqn.params["jaxpr"], [region.within(eqn, eqn.params["jaxpr"]) for region in regions]
+                results = frozenset(v for v in inner.outvars if not isinstance(v, Literal))
+                region = _Region(next(self.numbers), eqn.params["policy"], results)
+                opened_region = self.marked(inner, [*around, region])
+                names.update(zip(eqn.outvars, _inlined(opened_region, eqn, eqns), strict=True))
             else:
                 eqns.append(with_bodies(eqn, _under))
         outvars = [v if isinstance(v, Literal) else names.get(v, v) for v in jaxpr.outvars]

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.places import modules_of, regions_of
+from jointcut.partition.program.places import RESULT, SAVED, modules_of, regions_of
 from jointcut.partition.rewrite.regions import REGION, marked
 
 POLICIES = jax.checkpoint_policies
@@ -30,31 +30,39 @@ def equations(closed):
 
 
 def marks(function):
-    """The regions that each primitive of a function is in, and those that let it be saved."""
+    """Of each primitive of a function the regions that it is in, that let it be saved, and whose result it is."""
     closed = marked(jax.make_jaxpr(function)(X))
-    return {e.primitive.name: tuple(map(sorted, regions_of(jaxprs.scope_of(e)))) for e in equations(closed)}
+    stacks = {e.primitive.name: jaxprs.scope_of(e) for e in equations(closed)}
+    kinds = ("", SAVED, RESULT)
+    return {name: tuple("".join(sorted(regions_of(stack, what))) for what in kinds) for name, stack in stacks.items()}
 
 
 def test_an_opened_region_has_its_number_on_all_its_equations():
     region = jax.checkpoint(lambda x: jax.jit(jnp.sin)(x) * 2)
     found = marks(lambda x: jnp.cos(region(jnp.tanh(x))))
-    assert found == {"tanh": ([], []), "sin": (["0"], []), "mul": (["0"], []), "cos": ([], [])}
+    assert found == {"tanh": ("", "", ""), "sin": ("0", "", ""), "mul": ("0", "", "0"), "cos": ("", "", "")}
 
 
 def test_each_region_has_a_number_of_its_own_and_one_inside_another_has_both():
-    inner = jax.checkpoint(jnp.sin)
-    outer = jax.checkpoint(lambda x: jnp.cos(inner(x)))
+    inner = jax.checkpoint(lambda x: jnp.exp(jnp.sin(x)))
+    outer = jax.checkpoint(lambda x: inner(jnp.cos(x)))
     found = marks(lambda x: jax.checkpoint(jnp.tanh)(outer(x)))
-    assert found == {"sin": (["0", "1"], []), "cos": (["0"], []), "tanh": (["2"], [])}
+    assert found == {
+        "cos": ("0", "", ""),
+        "sin": ("01", "", ""),
+        "exp": ("01", "", "01"),
+        "tanh": ("2", "", "2"),
+    }
 
 
 def test_what_a_policy_lets_be_saved_is_marked():
-    layer = jax.checkpoint(lambda x: jnp.sin(checkpoint_name(x @ x, "kept")), policy=POLICIES.dots_saveable)
-    assert marks(layer) == {"dot_general": (["0"], ["0"]), "name": (["0"], []), "sin": (["0"], [])}
-    named = jax.checkpoint(
-        lambda x: jnp.sin(checkpoint_name(x @ x, "kept")), policy=POLICIES.save_only_these_names("kept")
-    )
-    assert marks(named) == {"dot_general": (["0"], []), "name": (["0"], ["0"]), "sin": (["0"], [])}
+    def layer(x):
+        return jnp.sin(checkpoint_name(x @ x, "kept"))
+
+    dots = marks(jax.checkpoint(layer, policy=POLICIES.dots_saveable))
+    assert dots == {"dot_general": ("0", "0", ""), "name": ("0", "", ""), "sin": ("0", "", "0")}
+    named = marks(jax.checkpoint(layer, policy=POLICIES.save_only_these_names("kept")))
+    assert named == {"dot_general": ("0", "", ""), "name": ("0", "0", ""), "sin": ("0", "", "0")}
 
 
 def test_the_marks_are_no_names_of_modules():

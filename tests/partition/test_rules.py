@@ -9,7 +9,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.partition.prices.rules import Verdict, heavy, judge
-from jointcut.partition.program.places import regions_of
+from jointcut.partition.program.places import SAVED, regions_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE
 from jointcut.partition.program.sides import classify
 from jointcut.partition.program.text import parse
@@ -97,18 +97,17 @@ def test_of_a_region_only_its_results_and_what_its_policy_allows_is_saved(name, 
     split = traced(name).partition(strategy).split
     graph = split.graph
     assert not any(op.name == "remat2" for op in graph.ops)
-    assert any(regions_of(op.scope)[0] for op in graph.ops)
+    assert any(regions_of(op.scope) for op in graph.ops)
     for saved in split.plan.saved:
-        inside, saving = regions_of(saved.scope)
-        readers = (regions_of(graph.ops[i].scope)[0] for i in graph.consumers[saved.value])
-        assert not (inside - saving).intersection(*readers), str(saved)
+        readers = (regions_of(graph.ops[i].scope) for i in graph.consumers[saved.value])
+        assert not (regions_of(saved.scope) - regions_of(saved.scope, SAVED)).intersection(*readers), str(saved)
 
 
 @pytest.mark.parametrize("name", [name for name in REGIONS if name.startswith("checkpoints_in")])
 def test_the_result_of_a_region_is_saved_rather_than_computed_again_with_all_before_it(name, traced):
     """As JAX does: else nothing at all would be saved of regions that feed each other."""
     split = traced(name).partition("min_cut").split
-    (verdict,) = {split.problem.verdicts[s.value] for s in split.plan.saved if regions_of(s.scope)[0]}
+    (verdict,) = {split.problem.verdicts[s.value] for s in split.plan.saved if regions_of(s.scope)}
     assert verdict == Verdict("", "it is the result of a jax.checkpoint", True)
 
 
