@@ -82,8 +82,11 @@ class _Walk:
                 last[r] = max(last[r], self.runs_at[i])
         width, computed, load = np.zeros((3, count + 1), np.int64)
         for v, (start, stop) in enumerate(zip(self.made, last, strict=True)):
-            if start != _NOWHERE and v in self.roots[v]:
+            if start == _NOWHERE:
+                continue
+            if v in self.roots[v] or self.is_barred(v):
                 load[start] += self.prices[v] * self.is_work(v)
+            if v in self.roots[v]:
                 for total in (width, computed)[: 1 + (v not in self.sides.wanted)]:
                     total[start] += self.prices[v]
                     total[stop] -= self.prices[v]
@@ -97,6 +100,11 @@ class _Walk:
             computed=np.cumsum(computed)[:-1],
             load=load[:-1],
         )
+
+    def is_barred(self, v: int) -> bool:
+        """Whether a value may not be saved because somebody asked for that."""
+        op = self.graph.maker_of(v)
+        return bool(self.verdicts[v].not_saved) and op is not None and op.name not in (STEP, LITERAL)
 
     def is_work(self, v: int) -> bool:
         """Whether it takes more than an instruction for each element to compute a value, or to fetch it."""

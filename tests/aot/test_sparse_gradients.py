@@ -35,6 +35,7 @@ READS = {
     "far below zero": lambda p, ids: jnp.sum(p["table"][ids - 10] ** 2),
     "small integers": lambda p, ids: jnp.sum(p["table"][ids.astype(jnp.int8)] ** 2),
     "clipped": lambda p, ids: jnp.sum(p["table"].at[ids * 5].get(mode="clip") ** 2),
+    "under checkpoint": lambda p, ids: jnp.sum(jax.checkpoint(lambda t: jnp.tanh(t[ids]) ** 2)(p["table"])),
     "bfloat16": lambda p, ids: jnp.sum(p["table"][ids].astype(jnp.bfloat16)).astype(jnp.float32),
 }
 
@@ -114,7 +115,6 @@ NO_ROWS = {
     "read whole": lambda p, ids: jnp.sum(p["table"] ** 2) + jnp.sum(p["table"][ids]),
     "scaled": lambda p, ids: jnp.sum((2.0 * p["table"])[ids] ** 2),
     "one row": lambda p, ids: jnp.sum(p["table"][ids[0, 0]] ** 2),  # JAX slices there
-    "under checkpoint": lambda p, ids: jnp.sum(jax.checkpoint(lambda t: jnp.tanh(t[ids]) ** 2)(p["table"])),
     "columns": lambda p, ids: jnp.sum(p["table"][:, ids[0] % 3] ** 2),
     "parts of rows": lambda p, ids: jnp.sum(
         lax.gather(
