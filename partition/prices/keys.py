@@ -67,8 +67,8 @@ def _is_users(op: Op | None) -> bool:
 
 
 def renames(op: Op) -> bool:
-    """Whether an op gives an array a name, or is what JAX puts behind the values that a `jax.checkpoint` saves."""
-    return op.name == NAME or (op.name == "reduce_precision" and CHECKPOINT_SCOPE in op.scope)
+    """Whether an op gives an array a name, or stands behind a value that a `jax.checkpoint` saves or hands on."""
+    return op.name == NAME or (op.name in ("copy", "reduce_precision") and CHECKPOINT_SCOPE in op.scope)
 
 
 def _around(graph: Graph, region: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:

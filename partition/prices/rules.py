@@ -206,18 +206,17 @@ def _not_saved(sides: Sides, value: Value, op: Op) -> str:
 
 
 def _asked_by_regions(graph: Graph, sides: Sides) -> Iterator[Constraint]:
-    """What regions under `jax.checkpoint` ask: to save their results, and what their policies allow, and nothing else.
-
-    Other ops than those of a region read its results, and what it has in common with other regions.
-    """
+    """What regions under `jax.checkpoint` ask: to save nothing but their results, and what their policies allow."""
     for op in graph.ops:
-        regions = regions_of(op.scope) - regions_of(op.scope, SAVED)
-        for v in op.outputs if regions else ():
-            if sides.is_late(v) or v in sides.escaping or v in sides.outputs or not graph.consumers[v]:
+        results = regions_of(op.scope, RESULT)
+        if not (regions := regions_of(op.scope) - regions_of(op.scope, SAVED)):
+            continue
+        for v in op.outputs:
+            if sides.is_late(v) or v in sides.escaping or v in sides.outputs:
                 continue
-            if regions.intersection(*(regions_of(graph.ops[i].scope) for i in graph.consumers[v])):
+            if regions - results:
                 yield Constraint(v, CheckpointPolicy.MUST_RECOMPUTE, KEPT_OUT)
-            elif regions_of(op.scope, RESULT):
+            else:
                 yield Constraint(v, CheckpointPolicy.PREFER_SAVE, "it is the result of a jax.checkpoint")
 
 

@@ -35,8 +35,8 @@ _NOBODY = frozenset(
 TRIPS_SCOPE = "jointcut.trips="
 #: One that begins so says how many bytes what is traced under it may keep, and under which line.
 BUDGET_SCOPE = "jointcut.budget="
-#: One that begins so says which region under `jax.checkpoint` an equation is of; and whether that lets it be saved, or
-#: hands it on as a result.
+#: One that begins so says that an equation is of a region under `jax.checkpoint`, in how many others; and whether that
+#: lets it be saved, or hands it on as a result.
 REGION_SCOPE, SAVED, RESULT = "jointcut.checkpoint=", ".saved", ".result"
 
 _OURS = TRIPS_SCOPE, BUDGET_SCOPE, REGION_SCOPE
@@ -142,21 +142,21 @@ def modules_of(name_stack: str) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _NOBODY and not name.startswith(_OURS))
 
 
-def region_scope(number: int, what: str) -> str:
-    """A name for name stacks: the number of a region under `jax.checkpoint`, and `SAVED`, `RESULT` or an empty text."""
-    return f"{REGION_SCOPE}{number}{what}"
+def region_scope(depth: int, what: str) -> str:
+    """A name for a name stack: a region under `jax.checkpoint` in `depth` others, and `SAVED`, `RESULT` or no text."""
+    return f"{REGION_SCOPE}{depth}{what}"
 
 
 @lru_cache(maxsize=4096)
 def regions_of(name_stack: str, what: str = "") -> frozenset[str]:
-    """The regions under `jax.checkpoint` of an equation with such a name stack; or those of which it is `what`.
+    """The depths of the regions under `jax.checkpoint` around an equation; or of those alone of which it is `what`.
 
     >>> stack = "jvp(jointcut.checkpoint=0)/jointcut.checkpoint=1.saved"
     >>> sorted(regions_of(stack)), sorted(regions_of(stack, SAVED))
     (['0', '1'], ['1'])
     """
     found = _REGION.findall(name_stack) if REGION_SCOPE in name_stack else []
-    return frozenset(number for number, is_what in found if what in ("", is_what))
+    return frozenset(depth for depth, is_what in found if what in ("", is_what))
 
 
 @lru_cache(maxsize=4096)

@@ -9,11 +9,13 @@ is if it holds a loop, a conditional, or an op that must run once, or if its pol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from jointcut.partition.program.jaxprs import (
     Atom,
@@ -27,8 +29,10 @@ from jointcut.partition.program.jaxprs import (
     has_effects,
     inner_jaxprs,
     is_dropped,
+    is_plain,
     opened,
     rebound,
+    struct,
 )
 from jointcut.partition.program.places import RESULT, SAVED, region_scope
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, LOOPS
@@ -45,56 +49,64 @@ def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
     if not holds(closed, REGION):
         return closed
     jaxpr, consts = opened(closed)
-    return ClosedJaxpr(_Marks().marked(jaxpr, ()), consts)
+    return ClosedJaxpr(_opened(jaxpr, ()), consts)
 
 
 @dataclass(frozen=True)
 class _Region:
-    """A region that is opened: its number, what may be saved of it, and the variables that are its results."""
+    """A region that is opened: how many others are around it, and what may be saved of it."""
 
-    number: int
+    depth: int
     policy: Callable[..., Any] | None
-    results: frozenset[Any]
-
-    def within(self, call: Equation, inner: Jaxpr) -> _Region:
-        """The same region as seen in one inside: its results there."""
-        inside = zip(inner.outvars, call.outvars, strict=True)
-        return replace(
-            self, results=frozenset(v for v, w in inside if not isinstance(v, Literal) and w in self.results)
-        )
 
     def scope(self, eqn: Equation) -> str:
         """The scope of one of its equations."""
-        if self.policy is not None and not any(inner_jaxprs(eqn)) and asked(self.policy, eqn):
-            return region_scope(self.number, SAVED)
-        return region_scope(self.number, RESULT if self.results.intersection(eqn.outvars) else "")
+        is_saved = self.policy is not None and not any(inner_jaxprs(eqn)) and bool(asked(self.policy, eqn))
+        return region_scope(self.depth, SAVED if is_saved else "")
 
 
-@dataclass
-class _Marks:
-    """The regions of one program, numbered as they are opened."""
+def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
+    """A jaxpr, which is in some regions itself, with its own regions open."""
+    eqns: list[Equation] = []
+    names: dict[Var, Atom] = {}
+    for eqn in jaxpr.eqns:
+        eqn = rebound(eqn, [v if isinstance(v, Literal) else names.get(v, v) for v in eqn.invars], eqn.outvars)
+        if eqn.primitive.name != REGION:
+            eqn = with_bodies(eqn, partial(_opened, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
+            eqns.append(_scoped(eqn, regions))
+        elif _can_be_open(eqn):
+            names.update(zip(eqn.outvars, _inlined(eqn, regions, eqns), strict=True))
+        else:
+            eqns.append(with_bodies(eqn, _under))
+    outvars = [v if isinstance(v, Literal) else names.get(v, v) for v in jaxpr.outvars]
+    return jaxpr.replace(eqns=eqns, outvars=outvars)
 
-    numbers: Iterator[int] = field(default_factory=count)
 
-    def marked(self, jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
-        """A jaxpr with its regions open, which is in some regions itself."""
-        eqns: list[Equation] = []
-        names: dict[Var, Atom] = {}
-        for eqn in jaxpr.eqns:
-            eqn = rebound(eqn, [v if isinstance(v, Literal) else names.get(v, v) for v in eqn.invars], eqn.outvars)
-            if eqn.primitive.name != REGION:
-                eqn = with_bodies(eqn, partial(self.marked, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
-                eqns.append(_scoped(eqn, regions))
-            elif _can_be_open(eqn):
-                inner, around = eqn.params["jaxpr"], [region.within(eqn, eqn.params["jaxpr"]) for region in regions]
-                results = frozenset(v for v in inner.outvars if not isinstance(v, Literal))
-                region = _Region(next(self.numbers), eqn.params["policy"], results)
-                opened_region = self.marked(inner, [*around, region])
-                names.update(zip(eqn.outvars, _inlined(opened_region, eqn, eqns), strict=True))
-            else:
-                eqns.append(with_bodies(eqn, _under))
-        outvars = [v if isinstance(v, Literal) else names.get(v, v) for v in jaxpr.outvars]
-        return jaxpr.replace(eqns=eqns, outvars=outvars)
+def _inlined(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:
+    """Append the equations of a region to others, with variables of their own; returns the results of the region.
+
+    A result is a copy, so that its scope is on no equation of the region that computes something.
+    """
+    region = _Region(len(regions), call.params["policy"])
+    inner = _opened(call.params["jaxpr"], [*regions, region])
+    names: dict[Var, Atom] = dict(zip(inner.invars, call.invars, strict=True))
+    made: dict[Atom, Equation] = {}
+    for eqn in inner.eqns:
+        outvars = [v if is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
+        names.update(zip(eqn.outvars, outvars, strict=True))
+        info = eqn.source_info.replace(name_stack=call.source_info.name_stack + eqn.source_info.name_stack)
+        invars = [v if isinstance(v, Literal) else names[v] for v in eqn.invars]
+        eqns.append(rebound(eqn, invars, outvars).replace(source_info=info))
+        made.update(dict.fromkeys(outvars, eqn))
+    results = [v if isinstance(v, Literal) else names[v] for v in inner.outvars]
+    for i, v in enumerate(results):
+        if not isinstance(v, Literal) and v in made and is_plain(v.aval):
+            info = call.source_info.replace(traceback=made[v].source_info.traceback)
+            (copy,) = opened(jax.make_jaxpr(jnp.copy)(struct(v.aval)))[0].eqns
+            copy = rebound(copy, [v], [fresh(v.aval)]).replace(source_info=info, ctx=call.ctx)
+            eqns.append(_in_scopes(_scoped(copy, regions), [CHECKPOINT_SCOPE, region_scope(region.depth, RESULT)]))
+            results[i] = copy.outvars[0]
+    return results
 
 
 def _under(jaxpr: Jaxpr) -> Jaxpr:
@@ -103,32 +115,17 @@ def _under(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=[_in_scopes(eqn, [CHECKPOINT_SCOPE]) for eqn in eqns])
 
 
-def _inlined(inner: Jaxpr, call: Equation, eqns: list[Equation]) -> list[Atom]:
-    """Append the equations of a region to others, with variables of their own; returns the results of the region."""
-    names: dict[Var, Atom] = dict(zip(inner.invars, call.invars, strict=True))
-    stack = call.source_info.name_stack
-
-    def read(v: Atom) -> Atom:
-        return v if isinstance(v, Literal) else names[v]
-
-    for eqn in inner.eqns:
-        outvars = [v if is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
-        names.update(zip(eqn.outvars, outvars, strict=True))
-        info = eqn.source_info.replace(name_stack=stack + eqn.source_info.name_stack)
-        eqns.append(rebound(eqn, list(map(read, eqn.invars)), outvars).replace(source_info=info))
-    return list(map(read, inner.outvars))
-
-
 def _scoped(eqn: Equation, regions: Sequence[_Region]) -> Equation:
     """An equation with the scopes that say of which regions it is."""
     return _in_scopes(eqn, [CHECKPOINT_SCOPE, *(region.scope(eqn) for region in regions)]) if regions else eqn
 
 
 def _in_scopes(eqn: Equation, scopes: Iterable[str]) -> Equation:
+    """An equation with scopes around it, but for those that it is in."""
     stack = eqn.source_info.name_stack
     around = type(stack)()
     for scope in scopes:
-        around = around.extend(scope)
+        around = around if scope in str(stack) else around.extend(scope)
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=around + stack))
 
 

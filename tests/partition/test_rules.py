@@ -9,7 +9,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.partition.prices.rules import Verdict, heavy, judge
-from jointcut.partition.program.places import SAVED, regions_of
+from jointcut.partition.program.places import RESULT, SAVED, regions_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE
 from jointcut.partition.program.sides import classify
 from jointcut.partition.program.text import parse
@@ -99,8 +99,8 @@ def test_of_a_region_only_its_results_and_what_its_policy_allows_is_saved(name, 
     assert not any(op.name == "remat2" for op in graph.ops)
     assert any(regions_of(op.scope) for op in graph.ops)
     for saved in split.plan.saved:
-        readers = (regions_of(graph.ops[i].scope) for i in graph.consumers[saved.value])
-        assert not (regions_of(saved.scope) - regions_of(saved.scope, SAVED)).intersection(*readers), str(saved)
+        asked = regions_of(saved.scope, SAVED) | regions_of(saved.scope, RESULT)
+        assert regions_of(saved.scope) <= asked or saved.value in split.problem.sides.escaping, str(saved)
 
 
 @pytest.mark.parametrize("name", [name for name in REGIONS if name.startswith("checkpoints_in")])
@@ -130,7 +130,7 @@ def test_a_small_value_in_a_checkpointed_region_is_not_saved_in_place_of_its_res
     wide = jax.checkpoint(lambda x: jnp.broadcast_to(jnp.sin(x).sum(), (8,)))
     waves = jax.checkpoint(lambda y: jnp.sin(y) * jnp.cos(y))
     cut = aot.function(lambda x: waves(wide(x)).sum()).trace(np.ones(8, np.float32)).partition("min_cut")
-    assert [s.op for s in cut.plan.saved] == ["broadcast_in_dim"]
+    assert [(s.op, s.shape) for s in cut.plan.saved] == [("copy", (8,))]
 
 
 ENDS = "it ends a chain of transcendental functions"
