@@ -2,9 +2,9 @@
 
 JAX's derivative of such a region is one equation of the backward, which runs all of the region again at once. Where it
 does is not for a plan to choose, and XLA:CPU up to JAX 0.11 takes out the barriers that keep it from being merged with
-the forward. So a region is opened before it is differentiated. Scopes on the name stacks of its equations say which
-region they are of, and whether its policy lets their results be saved; `prices.rules` reads them. A region stays as it
-is if it holds a loop, a conditional, or an op that must run once, or if its policy offloads.
+the forward. So a region is opened before it is differentiated. Scopes on the name stacks of its equations say that they
+are of a region, and whether its policy lets them be saved; `prices.rules` reads these. A region stays as it is if it
+holds a loop, a conditional, or an op that must run once, or if its policy offloads.
 """
 
 from __future__ import annotations

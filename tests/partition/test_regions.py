@@ -69,6 +69,13 @@ def test_what_a_policy_lets_be_saved_is_marked():
     assert named["dot_general"] == named["sin"] == ("0", "", "")
 
 
+def test_inputs_and_numbers_that_a_region_returns_are_no_copies():
+    region = jax.checkpoint(lambda x: (x, 2.0, jnp.sin(x)))
+    closed = marked(jax.make_jaxpr(region)(X))
+    assert [e.primitive.name for e in equations(closed)] == ["sin", "copy"]
+    assert jaxprs.evaluate(closed, X)[0] is X
+
+
 def test_marking_twice_marks_once():
     """Inside a transformation of JAX a function is traced once more."""
     for region in (jax.checkpoint(lambda x: jnp.sin(x) * 2), jax.checkpoint(CLOSED["a loop"])):
