@@ -8,6 +8,7 @@ Files, in reading order:
 - methods: Build one training step in each of the ways that we compare.
 - nesting: Nest `jax.checkpoint` by square roots, as by hand: blocks in groups, scans of scans.
 - alive: Count the bytes of temporaries alive at each instruction that a compiled program executes.
+- annotated: Weigh and time steps of models that come with `jax.checkpoint` around their blocks or scan bodies.
 - sums: Weigh and time steps whose gradients are sums over many layers, or over many uses of one matrix.
 - scaling: Time what jointcut itself costs: tracing, cutting and planning large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.

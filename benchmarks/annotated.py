@@ -1,4 +1,4 @@
-"""Weigh and time steps of models that have `jax.checkpoint` around their blocks, or around the body of their scan.
+"""Weigh and time steps of models that come with `jax.checkpoint` around their blocks or scan bodies.
 
     python -m benchmarks.annotated                 # all programs with such places: half an hour on two cores
     python -m benchmarks.annotated gpt-unrolled vit
