@@ -196,10 +196,10 @@ class Traced:
 
     @cached_property
     def _plain_lowered(self) -> jax.stages.Lowered:
-        closed, structs = self.program.closed, self.structs
-        ones = self.call.ones() if self.is_scalar else ()
+        plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
+        closed, structs = plain.closed, [*map(struct, plain.consts), *self.bound.unique]
         cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
-        whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=self.program.roles.replaced)
+        whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=plain.roles.replaced)
         return whole.lower(*structs, *cotangents)
 
     # -------------------------------------------------------------------------------------------- plans

@@ -47,7 +47,7 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         problem = problem_for(graph, options, program.differentiated, () if how.keeps_forms else None)
         return halved(problem, how.strategy, options.passes)
     budget = limit(how.budget)
-    return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.closed))
+    return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.plain.closed))
 
 
 def _formed(program: Joint, options: Options, keeps_forms: bool = False) -> Graph:
@@ -78,8 +78,11 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
     def plain_memory() -> Future[ProgramMemory]:
+        cotangents = len(program.roles.inputs) - primals
+
         def whole(*flat: Any) -> list[Any]:
-            return jaxprs.evaluate(plain, *flat[:primals], *seeds(flat[primals:]))
+            first = len(flat) - cotangents
+            return jaxprs.evaluate(plain, *flat[:first], *seeds(flat[first:]))
 
         return begin(lowered(whole, plain))
 

@@ -8,7 +8,7 @@ Calls are inlined, constants become inputs, and a computation in both phases is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -157,7 +157,7 @@ class Primal:
 
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:
-    """Trace a flat function to a jaxpr without constants; regions under `jax.checkpoint` are opened and marked."""
+    """Trace a flat function to a jaxpr without constants."""
     traced: list[Results] = []
 
     @flat_form_of(function)
@@ -166,7 +166,7 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
         traced[:] = [results]
         return out
 
-    jaxpr, consts = jaxprs.opened(regions.marked(jax.make_jaxpr(flat)(*leaves)))
+    jaxpr, consts = jaxprs.opened(jax.make_jaxpr(flat)(*leaves))
     closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     return Primal(closed, _copied(consts), traced[0])
 
@@ -192,7 +192,9 @@ class Joint:
     each, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the last
     (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them; else
     conditionals are cut, under `policy`. `changes` are the rules by which derivatives may differ from JAX's.
-    `is_updated` says that an update has put new values in the places of the gradients.
+    `is_updated` says that an update has put new values in the places of the gradients. `unopened` is JAX's own
+    joint program, with constants of its own, where `closed` is of a function whose regions under `jax.checkpoint` are
+    open.
     """
 
     closed: Any
@@ -205,6 +207,12 @@ class Joint:
     changes: tuple[Change, ...] = ()
     policy: Policy | None = None
     is_updated: bool = False
+    unopened: Joint | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def plain(self) -> Joint:
+        """The joint program of plain JAX's step."""
+        return self if self.unopened is None or self.is_updated else self.unopened
 
     @cached_property
     def to_cut(self) -> Any:
@@ -258,6 +266,7 @@ def joint(
     if not any(mask):
         return _inference(primal(lambda *xs: function(*(xs[p] for p in places)), leaves, has_aux), paths)
     differentiated = tuple(i - len(mask) for i, on in enumerate(mask) if on)
+    unopened = None
     if conventions == JAX:
         try:
             program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, JAX)
@@ -267,8 +276,9 @@ def joint(
         else:
             if not has_checkpoint:
                 return replace(program, differentiated=differentiated)
+            unopened = program
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(with_formulas(source.closed, conventions))
+    closed = plain.looped(with_formulas(regions.marked(source.closed), conventions))
     count = len(source.consts)
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
@@ -276,7 +286,8 @@ def joint(
         entered, on = [*source.consts, *leaves], [False] * count + list(mask)
         program, _ = _joint(_as_traced(source, closed, has_aux), entered, has_aux, on, names, shifted, conventions)
     changed = (*formulas_in(closed), *guards_in(program.closed))
-    return replace(program, consts=(*program.consts, *source.consts), differentiated=differentiated, changes=changed)
+    consts = *program.consts, *source.consts
+    return replace(program, consts=consts, differentiated=differentiated, changes=changed, unopened=unopened)
 
 
 def _as_traced(source: Primal, closed: Any, has_aux: bool) -> Callable[..., Any]:

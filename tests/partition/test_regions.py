@@ -151,3 +151,17 @@ def test_a_step_takes_no_more_than_what_jax_checkpoint_promises(model):
     want, want_gradient = promised(x, weights)
     np.testing.assert_allclose(value, want, rtol=1e-6)
     np.testing.assert_allclose(gradient, want_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_fraction_is_of_the_step_that_plain_jax_takes_with_the_checkpoints():
+    weights, x = np.ones((LAYERS, 2, WIDTH, WIDTH), np.float32), np.ones((ROWS, WIDTH), np.float32)
+
+    def loss(weights, x):
+        return scanned(jax.checkpoint, x, weights)
+
+    plain = jax.jit(jax.value_and_grad(loss)).lower(weights, x).compile().memory_analysis()
+    traced = aot.function(loss).trace(weights, x)
+    assert abs(traced.plain_memory.temp_bytes - plain.temp_size_in_bytes) <= 128
+    for step in (lambda f: f.trace(weights, x).partition(), lambda f: jax.eval_shape(jax.grad(f), weights, x)):
+        with pytest.raises(aot.BudgetError):
+            step(aot.function(loss, budget=0.2))
