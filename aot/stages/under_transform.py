@@ -77,15 +77,6 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
     def take(plan: Plan, held: Held) -> Weighed[Split]:
         return Weighed(cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
 
-    def plain_memory() -> Future[ProgramMemory]:
-        cotangents = len(program.roles.inputs) - primals
-
-        def whole(*flat: Any) -> list[Any]:
-            first = len(flat) - cotangents
-            return jaxprs.evaluate(plain, *flat[:first], *seeds(flat[first:]))
-
-        return begin(lowered(whole, plain))
-
     wanted = Wanted(
         name=name,
         program=program,
@@ -97,9 +88,19 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         planner=lambda: planner_for(problem, options),
         ways=Ways(measure, scales.weigh, compiles=False),
         take=take,
-        plain=plain_memory,
+        plain=lambda: _begun(plain, len(program.roles.inputs) - primals),
     )
     return settled(wanted).measured.made
+
+
+def _begun(plain: Any, num_cotangents: int) -> Future[ProgramMemory]:
+    """Begin to weigh plain JAX's step, whose last inputs are so many cotangents."""
+
+    def whole(*flat: Any) -> list[Any]:
+        first = len(flat) - num_cotangents
+        return jaxprs.evaluate(plain, *flat[:first], *seeds(flat[first:]))
+
+    return begin(lowered(whole, plain))
 
 
 def seeds(cotangents: Sequence[Any]) -> list[Any]:
