@@ -88,12 +88,12 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         planner=lambda: planner_for(problem, options),
         ways=Ways(measure, scales.weigh, compiles=False),
         take=take,
-        plain=lambda: _begun(plain, len(program.roles.inputs) - primals),
+        plain=lambda: _plain_memory(plain, len(program.roles.inputs) - primals),
     )
     return settled(wanted).measured.made
 
 
-def _begun(plain: Any, num_cotangents: int) -> Future[ProgramMemory]:
+def _plain_memory(plain: Any, num_cotangents: int) -> Future[ProgramMemory]:
     """Begin to weigh plain JAX's step, whose last inputs are so many cotangents."""
 
     def whole(*flat: Any) -> list[Any]:

@@ -77,7 +77,7 @@ def test_inputs_and_numbers_that_a_region_returns_are_no_copies():
 
 
 def test_marking_twice_marks_once():
-    """Inside a transformation of JAX a function is traced once more."""
+    """A function that calls another one of ours is traced with what is marked there."""
     for region in (jax.checkpoint(lambda x: jnp.sin(x) * 2), jax.checkpoint(CLOSED["a loop"])):
         once = marked(jax.make_jaxpr(region)(X))
         again = marked(jax.make_jaxpr(lambda x, once=once: jaxprs.evaluate(once, x))(X))
@@ -102,6 +102,13 @@ CLOSED = {
 @pytest.mark.parametrize("what", CLOSED)
 def test_a_region_stays_closed_if_it_holds(what):
     assert any(e.primitive.name == REGION for e in equations(marked(jax.make_jaxpr(jax.checkpoint(CLOSED[what]))(X))))
+
+
+def test_what_stays_in_a_closed_region_is_under_a_scope_and_the_region_is_not():
+    (region,) = equations(marked(jax.make_jaxpr(jax.checkpoint(CLOSED["a loop"]))(X)))
+    (inner,) = [eqn for body in jaxprs.inner_jaxprs(region) for eqn in body.eqns]
+    assert "jax.checkpoint" in jaxprs.scope_of(inner)
+    assert "jax.checkpoint" not in jaxprs.scope_of(region)
 
 
 def test_a_region_stays_closed_if_its_policy_offloads():
