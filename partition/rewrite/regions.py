@@ -44,7 +44,7 @@ REGION = "remat2"
 _CLOSED = LOOPS | COLLECTIVES | {"cond"}
 
 
-def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Open all regions under `jax.checkpoint` that can be, and put scopes on all equations under one, however deep."""
     if not holds(closed, REGION):
         return closed
@@ -75,14 +75,14 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
             eqn = with_bodies(eqn, partial(_opened, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
             eqns.append(_scoped(eqn, regions))
         elif _can_be_open(eqn):
-            names.update(zip(eqn.outvars, _inlined(eqn, regions, eqns), strict=True))
+            names.update(zip(eqn.outvars, _in_place(eqn, regions, eqns), strict=True))
         else:
             eqns.append(with_bodies(eqn, _under))
     outvars = [v if isinstance(v, Literal) else names.get(v, v) for v in jaxpr.outvars]
     return jaxpr.replace(eqns=eqns, outvars=outvars)
 
 
-def _inlined(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:
+def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:
     """Append the equations of a region to others, with variables of their own; returns the results of the region.
 
     A result is a copy, so that its scope is on no equation of the region that computes something.

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jointcut import aot
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.places import RESULT, SAVED, modules_of, regions_of
-from jointcut.partition.rewrite.regions import REGION, marked
+from jointcut.partition.rewrite.regions import REGION, inlined
 
 POLICIES = jax.checkpoint_policies
 X = np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(4, 4)
@@ -31,7 +31,7 @@ def equations(closed):
 
 def marks(function):
     """Of each primitive of a function how deep in regions it is: those that let it be saved, and whose result it is."""
-    closed = marked(jax.make_jaxpr(function)(X))
+    closed = inlined(jax.make_jaxpr(function)(X))
     stacks = {e.primitive.name: jaxprs.scope_of(e) for e in equations(closed)}
     kinds = ("", SAVED, RESULT)
     return {name: tuple("".join(sorted(regions_of(stack, what))) for what in kinds) for name, stack in stacks.items()}
@@ -52,7 +52,7 @@ def test_all_equations_of_an_opened_region_are_marked_and_copies_are_its_results
 def test_a_region_in_another_one_has_the_marks_of_both():
     inner = jax.checkpoint(lambda x: jnp.exp(jnp.sin(x)))
     outer = jax.checkpoint(lambda x: jnp.tanh(inner(jnp.cos(x))))
-    stacks = [jaxprs.scope_of(e) for e in equations(marked(jax.make_jaxpr(outer)(X)))]
+    stacks = [jaxprs.scope_of(e) for e in equations(inlined(jax.make_jaxpr(outer)(X)))]
     found = [tuple("".join(sorted(regions_of(stack, what))) for what in ("", RESULT)) for stack in stacks]
     assert found == [("0", ""), ("01", ""), ("01", ""), ("01", "1"), ("0", ""), ("0", "0")]
 
@@ -71,7 +71,7 @@ def test_what_a_policy_lets_be_saved_is_marked():
 
 def test_inputs_and_numbers_that_a_region_returns_are_no_copies():
     region = jax.checkpoint(lambda x: (x, 2.0, jnp.sin(x)))
-    closed = marked(jax.make_jaxpr(region)(X))
+    closed = inlined(jax.make_jaxpr(region)(X))
     assert [e.primitive.name for e in equations(closed)] == ["sin", "copy"]
     assert jaxprs.evaluate(closed, X)[0] is X
 
@@ -79,13 +79,13 @@ def test_inputs_and_numbers_that_a_region_returns_are_no_copies():
 def test_marking_twice_marks_once():
     """A function that calls another one of ours is traced with what is marked there."""
     for region in (jax.checkpoint(lambda x: jnp.sin(x) * 2), jax.checkpoint(CLOSED["a loop"])):
-        once = marked(jax.make_jaxpr(region)(X))
-        again = marked(jax.make_jaxpr(lambda x, once=once: jaxprs.evaluate(once, x))(X))
+        once = inlined(jax.make_jaxpr(region)(X))
+        again = inlined(jax.make_jaxpr(lambda x, once=once: jaxprs.evaluate(once, x))(X))
         assert [jaxprs.scope_of(e) for e in equations(again)] == [jaxprs.scope_of(e) for e in equations(once)]
 
 
 def test_the_marks_are_no_names_of_modules():
-    closed = marked(jax.make_jaxpr(jax.checkpoint(jax.named_scope("block")(lambda x: jnp.sin(x))))(X))
+    closed = inlined(jax.make_jaxpr(jax.checkpoint(jax.named_scope("block")(lambda x: jnp.sin(x))))(X))
     assert modules_of(jaxprs.scope_of(equations(closed)[0])) == ("jax.checkpoint", "block")
 
 
@@ -101,11 +101,11 @@ CLOSED = {
 
 @pytest.mark.parametrize("what", CLOSED)
 def test_a_region_stays_closed_if_it_holds(what):
-    assert any(e.primitive.name == REGION for e in equations(marked(jax.make_jaxpr(jax.checkpoint(CLOSED[what]))(X))))
+    assert any(e.primitive.name == REGION for e in equations(inlined(jax.make_jaxpr(jax.checkpoint(CLOSED[what]))(X))))
 
 
 def test_what_stays_in_a_closed_region_is_under_a_scope_and_the_region_is_not():
-    (region,) = equations(marked(jax.make_jaxpr(jax.checkpoint(CLOSED["a loop"]))(X)))
+    (region,) = equations(inlined(jax.make_jaxpr(jax.checkpoint(CLOSED["a loop"]))(X)))
     (inner,) = [eqn for body in jaxprs.inner_jaxprs(region) for eqn in body.eqns]
     assert "jax.checkpoint" in jaxprs.scope_of(inner)
     assert "jax.checkpoint" not in jaxprs.scope_of(region)
@@ -114,14 +114,14 @@ def test_what_stays_in_a_closed_region_is_under_a_scope_and_the_region_is_not():
 def test_a_region_stays_closed_if_its_policy_offloads():
     policy = POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")
     region = jax.checkpoint(lambda x: jnp.sin(x @ x), policy=policy)
-    assert [e.primitive.name for e in equations(marked(jax.make_jaxpr(region)(X)))] == [REGION]
+    assert [e.primitive.name for e in equations(inlined(jax.make_jaxpr(region)(X)))] == [REGION]
 
 
 def test_no_region_in_one_that_stays_closed_is_opened():
     """JAX would lose it: of the outer region it derives the whole at once."""
     body = jax.checkpoint(lambda c: jnp.sin(c))
     outer = jax.checkpoint(lambda x: lax.scan(lambda c, _: (body(c), None), x, None, length=2)[0])
-    closed = marked(jax.make_jaxpr(outer)(X))
+    closed = inlined(jax.make_jaxpr(outer)(X))
     assert str(closed).count(f"{REGION}[") == str(jax.make_jaxpr(outer)(X)).count(f"{REGION}[") == 2
 
 
