@@ -24,6 +24,7 @@ from jointcut.partition.lower.replay import spared
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.nesting.read import read
+from jointcut.partition.nesting.stacks import made_late
 from jointcut.partition.passes import HalfPass, passed
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan, validated
@@ -161,6 +162,8 @@ def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
 
 def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_bits: bool = False) -> Halves:
     halves = emit(problem.graph, steps, replace(problem.packings, in_bits=in_bits))
+    if problem.backend.fills_early:
+        halves = replace(halves, backward=made_late(halves.backward))
     verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 

@@ -11,8 +11,9 @@ from typing import Any
 from jointcut.partition.lower.follow import Followed, in_forms, lengths_between, segments_of, steps_of
 from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Parts, Segments
+from jointcut.partition.nesting.stacks import is_held
 from jointcut.partition.program.graph import TOP, Op, Region
-from jointcut.partition.program.primitives import RENAMING, UPDATING
+from jointcut.partition.program.primitives import REGION, RENAMING, UPDATING
 
 
 @dataclass
@@ -154,6 +155,8 @@ class Counter(Followed[int | None]):
         env, level, values, name = self.env, self.level, self.graph.values, op.name
         operands = op.operands if self.names_barriers else op.inputs
         atoms = [None if v is None else env[v] if v in env else self.want(v) for v in operands]
+        if name == REGION and self.names_barriers and op.region == TOP and is_held(op.payload):
+            atoms = self.barrier(atoms)
         reads = [b for b in atoms if b is not None]
         into = self.want(op.operands[0]) if name in UPDATING and op.operands[0] is not None else None
         if same := level.same:

@@ -129,7 +129,8 @@ class Level:
     The rest says how the level is put together, for `xla`: its `barriers`, with the number of the one in the `middle`,
     between the halves, if there is one; the buffer that each name behind a barrier is the `same` as; in the body of a
     loop, each carried buffer as it is `handed` in and out, and slices of stacks (`sliced`); in a call its `inputs` and
-    `outputs`; of the `ends` those that lie in the memory of an input (`apart`), which is taken until they are written.
+    `outputs`; of the `ends` those that lie in the memory of an input (`apart`), which is taken until they are written;
+    the stacks of loops that are made `late`, with what they wait for.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -149,6 +150,7 @@ class Level:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int | None] | None = None
     apart: set[int] = field(default_factory=set)
+    late: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def copied(self) -> Level:
         """The same rows and buffers, to which more may be added."""

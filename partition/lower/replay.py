@@ -14,10 +14,12 @@ from jointcut.partition.lower.counter import Counter
 from jointcut.partition.lower.follow import in_forms, segments_of, steps_of
 from jointcut.partition.lower.memory import Buffer, Level, body_of
 from jointcut.partition.lower.steps import Keep, Schedule, Step, Write
+from jointcut.partition.lower.xla import late
 from jointcut.partition.lower.xla.arranged import Arranged, Arranger
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
+from jointcut.partition.program.primitives import REGION
 from jointcut.partition.program.roles import Role, Side
 
 #: They are no equations, or the graph holds their bodies.
@@ -79,6 +81,9 @@ class Replayer:
         self.graph, self.backend = graph, backend
         payloads = ((op.id, op.payload) for op in graph.ops if op.payload is not None and op.name not in _CLOSED)
         self.bodies = {i: body for i, payload in payloads if (body := body_of(payload)) is not None}
+        for region in graph.ops if backend.fills_early else ():
+            if region.name == REGION and region.region == TOP and region.id in self.bodies:
+                late.note(self.bodies[region.id], is_region=True)
         self.kept: tuple[list[Step], Counter] | None = None
         self.arranger = Arranger(tuple(self.bodies.values())) if backend.is_followed else None
 
@@ -105,6 +110,8 @@ class Replayer:
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
         level.ends.update(level.same.get(b, b) for b in results if b is not None)
+        if self.backend.fills_early:
+            late.note(level, count)
         if graph.replaced:
             made = (backward.want(v) for v in graph.role_outputs(Role.GRADIENT) if v is not None)
             level.apart.update(level.same.get(b, b) for b in made if b is not None)

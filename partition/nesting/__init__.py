@@ -11,5 +11,6 @@ Files, in reading order:
     kinds: List the kinds of ops whose program can be opened, by the names of their primitives.
     taken: Find the slices that a loop takes of a stack which it carries, and writes slice by slice.
     read: Read a joint jaxpr into a graph, with each forward loop joined to the loops that read it.
+    stacks: Make the stacks of a backward's loops when the loop runs, not when the program starts.
     slots: Lay what the branches of a conditional keep in slots that they share, since only one branch runs.
 """

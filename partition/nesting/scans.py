@@ -53,9 +53,9 @@ class Scan(DividingKind):
 
     def sweep(self, eqn: Any, kept: Sequence[int], length: int, apart: Apart | None = None) -> tuple[Any, list[Any]]:
         """The program in the place of a forward scan that runs in segments, and the atoms that it reads."""
-        walk, (read, carry) = _Walk.of(eqn), _operands(eqn)
+        walk, (read, carry) = _Walk.of(eqn), operands_of(eqn)
         place, end = _places(eqn, 0 if apart is None else apart.steps)
-        further = ([], []) if apart is None else _operands(apart.eqn)[0]
+        further = ([], []) if apart is None else operands_of(apart.eqn)[0]
 
         def program(read: Any, further: Any, carry: list[Any]) -> Any:
             carry, starts, rest, pieces = _sweep(walk, kept, place, length, read, carry)
@@ -68,16 +68,16 @@ class Scan(DividingKind):
             return *carry, *_joined(pieces), *starts, *rest, *tails
 
         groups = [read, further, carry]
-        return _traced(program, *jax.tree.map(_struct, groups))[0], jax.tree.leaves(groups)
+        return traced(program, *jax.tree.map(struct_of, groups))[0], jax.tree.leaves(groups)
 
     def unwind(
         self, reruns: Sequence[Any], back: Any, fed: Sequence[int | None], lengths: Sequence[int], last: int = 0
     ) -> tuple[Any, list[Any]]:
         """The program in the place of a backward scan that runs in segments, and the atoms that it reads."""
         pair = _Pair(tuple(map(_Walk.of, reruns)), _Walk.of(back, fed), tuple(i for i in fed if i is not None))
-        (consts, stacks), carry = _operands(back)
+        (consts, stacks), carry = operands_of(back)
         other = [v for v, stack in zip(stacks, fed, strict=True) if stack is None]
-        groups = [[_operands(eqn)[0] for eqn in reruns], (consts, other), carry]
+        groups = [[operands_of(eqn)[0] for eqn in reruns], (consts, other), carry]
         place, end = _places(reruns[-1], last)
         given = _given(reruns, lengths[0], place.steps, last)
 
@@ -93,7 +93,7 @@ class Scan(DividingKind):
             carry, pieces = _in_turn(back, parts[::-1] if reruns[-1].params["reverse"] else parts, carry)
             return [*carry, *_joined(pieces)]
 
-        return _traced(program, *jax.tree.map(_struct, groups), *given)[0], jax.tree.leaves(groups)
+        return traced(program, *jax.tree.map(struct_of, groups), *given)[0], jax.tree.leaves(groups)
 
     def parts(
         self, forward: Any, parts: Sequence[Any], given: Sequence[Sequence[bool]], apart: Sequence[bool], last: int
@@ -103,11 +103,11 @@ class Scan(DividingKind):
         walks = [_Walk.of(eqn, row) for eqn, row in zip(parts, fed, strict=True)]
         reads, pieces = [], []
         for eqn, row, place in zip(parts, given, places, strict=True):
-            (consts, stacks), _ = _operands(eqn)
+            (consts, stacks), _ = operands_of(eqn)
             reads.append((consts, [v for v, own in zip(stacks, row, strict=True) if not own]))
             steps = [jaxprs.unstacked(v.aval) for v, own in zip(stacks, row, strict=True) if own]
             pieces.append([jaxprs.struct(jaxprs.stacked(aval, [place.steps])) for aval in steps])
-        groups = [reads, _operands(parts[0])[1]]
+        groups = [reads, operands_of(parts[0])[1]]
 
         def program(reads: Any, carry: list[Any], pieces: Any) -> Any:
             out: dict[int, list[Any]] = {}
@@ -123,10 +123,10 @@ class Scan(DividingKind):
             carry, joined = _in_turn(parts[0], order, carry)
             return *carry, *_joined(joined), *(y for i in (0, 1) for y, own in zip(out[i], apart, strict=True) if own)
 
-        return _traced(program, *jax.tree.map(_struct, groups), pieces)[0], jax.tree.leaves(groups)
+        return traced(program, *jax.tree.map(struct_of, groups), pieces)[0], jax.tree.leaves(groups)
 
 
-def _operands(eqn: Any) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
+def operands_of(eqn: Any) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
     """What a scan reads whole and the stacks that it takes slices of, then the carries."""
     layout = jaxprs.scan_layout(eqn)
     a, b = layout.num_consts, layout.num_consts + layout.num_carry
@@ -144,8 +144,8 @@ def _places(forward: Any, last: int) -> tuple[_Place, _Place]:
 def _given(reruns: Sequence[Any], length: int, steps: int, last: int) -> tuple[list[Any], list[Any], list[Any]]:
     """What a backward is handed of a forward of so many steps in segments: their starts, that of a rest, the tails."""
     count, rest = divmod(steps, length)
-    carries = [v.aval for v in _operands(reruns[0])[1]]
-    stacks = [v.aval for v in reruns[-1].outvars[len(_operands(reruns[-1])[1]) :]] if last else []
+    carries = [v.aval for v in operands_of(reruns[0])[1]]
+    stacks = [v.aval for v in reruns[-1].outvars[len(operands_of(reruns[-1])[1]) :]] if last else []
     starts = [jaxprs.struct(jaxprs.stacked(aval, [count])) for aval in carries]
     tails = [jaxprs.struct(jaxprs.stacked(jaxprs.unstacked(aval), [last])) for aval in stacks]
     return starts, [jaxprs.struct(aval) for aval in carries] if rest else [], tails
@@ -163,7 +163,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Scan:
+class Steps:
     """A scan of any number of steps, in the direction and under the name of an equation."""
 
     like: Any
@@ -187,7 +187,7 @@ class _Scan:
 class _Walk:
     """A scan over some steps of a loop, which picks them out of whole stacks: a slice would be a copy."""
 
-    scan: _Scan
+    scan: Steps
 
     @classmethod
     def of(cls, like: Any, fed: Sequence[int | None] = ()) -> _Walk:
@@ -201,13 +201,13 @@ class _Walk:
         picked = [v for v, given in zip(xs, fed or [None] * len(xs), strict=True) if given is None]
         wholes = [jaxprs.fresh(jaxprs.stacked(v.aval, [like.params["length"]])) for v in picked]
         number = jaxprs.fresh(jax.typeof(np.uint32(0)))
-        closed, _ = _traced(lambda i, *stacks: [_step_of(x, i) for x in stacks], *map(_struct, [number, *wholes]))
+        closed, _ = traced(lambda i, *stacks: [_step_of(x, i) for x in stacks], *map(struct_of, [number, *wholes]))
         pick, _ = jaxprs.opened(closed)
         first, slices = renamed(pick, dict(zip(pick.invars, [number, *wholes], strict=True)))
         eqns, ends = renamed(inner, dict(zip(picked, slices, strict=True)))
         given = [v for v in xs if v not in picked]
         invars = [*inner.invars[:consts], *wholes, *inner.invars[consts:last], number, *given]
-        return cls(_Scan(like, jaxprs.build(invars, ends, [*first, *eqns])))
+        return cls(Steps(like, jaxprs.build(invars, ends, [*first, *eqns])))
 
     def run(self, place: _Place, read: Any, carry: list[Any], given: Sequence[Any] = ()) -> Any:
         """Run it; `read` is a pair, what the scan reads whole and the whole stacks."""
@@ -335,13 +335,13 @@ def _scan_over(like: Any, count: int, body: Callable[..., Any], fixed: Any, carr
     """`lax.scan` of `body(fixed, carry, row)` in the direction and under the name of an equation."""
     given = jax.tree.map(lambda x: jaxprs.struct(jax.typeof(x)), (fixed, carry))
     avals = [jax.typeof(x) for x in rows]
-    traced, shape = _traced(body, *given, [jaxprs.struct(jaxprs.unstacked(a)) for a in avals])
+    inner, shape = traced(body, *given, [jaxprs.struct(jaxprs.unstacked(a)) for a in avals])
     like = like.replace(params=dict(like.params, unroll=1))
-    carry, stacks = _Scan(like, traced).run(count, jax.tree.leaves(fixed), carry, rows)
+    carry, stacks = Steps(like, inner).run(count, jax.tree.leaves(fixed), carry, rows)
     return carry, jax.tree.unflatten(jax.tree.structure(shape[1]), stacks)
 
 
-def _traced(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+def traced(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
     """The program of a function, and the tree of its results; doubles stay doubles, whatever is enabled by now."""
     with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in jax.tree.leaves(given))
     with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
@@ -356,5 +356,6 @@ def _step_of(stack: Any, i: Any) -> Any:
     return lax.squeeze(lax.dynamic_slice(stack, [i, *zeros], (1, *stack.shape[1:])), [0])
 
 
-def _struct(atom: Any) -> Any:
+def struct_of(atom: Any) -> Any:
+    """The shape and the dtype of an atom, as JAX traces functions with them."""
     return jaxprs.struct(atom.aval)

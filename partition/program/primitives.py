@@ -13,6 +13,9 @@ NAME = "name"
 #: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 
+#: The primitive of a region under `jax.checkpoint`.
+REGION = "remat2"
+
 WORDS: dict[str, str] = {
     "elementwise": "one instruction or a short polynomial for each element (not a series, as `lgamma` is)",
     "dear": "a polynomial or more for each element: XLA does not compute it again within the loop of each reader",

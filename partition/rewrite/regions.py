@@ -35,10 +35,8 @@ from jointcut.partition.program.jaxprs import (
     struct,
 )
 from jointcut.partition.program.places import RESULT, SAVED, region_scope
-from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, LOOPS
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, LOOPS, REGION
 from jointcut.partition.rewrite.simplify import holds, with_bodies
-
-REGION = "remat2"
 
 #: A region that holds one of these stays closed.
 _CLOSED = LOOPS | COLLECTIVES | {"cond"}

@@ -46,12 +46,12 @@ def _spare(program: Program, users: list[list[int]], alive: list[bool]) -> None:
         if others and writer not in before:
             before[writer] = _needed_by(program, writer)
         others = [n for n in others if not _is_over(program, users, source, n, writer, before[writer])]
-        is_zeros = program.is_number(source) and all(program.names[n] == COPY for n in others)
+        is_zeros = program.is_zeros(source) and all(program.names[n] == COPY for n in others)
         if is_zeros or not others:
             taken.add(source)
             alive[copy] = False
             program.lies_in[copy] = source
-            if copy in program.shown and program.is_number(source):
+            if copy in program.shown and program.is_zeros(source):
                 program.shown[source], program.rows[source] = program.shown[copy], program.rows[copy]
             program.reads[writer] = list(dict.fromkeys(source if v == copy else v for v in program.reads[writer]))
             users[source] = list(dict.fromkeys(writer if n == copy else n for n in users[source]))

@@ -105,7 +105,8 @@ class Program:
     as it hands it on. `copies` may be spared. `parts` are for each loop the result, its start, and whether it is
     carried; `shown` are, for the buffers of loops, what they hold.
     `turned` says of a product's operands whether their last two axes stand the other way round than it wants.
-    `middle` is the barrier between the halves, and `crossing` are its operands with its results.
+    `late` are zeros that wait. `middle` is the barrier between the halves, and `crossing` are its operands with its
+    results.
     """
 
     kinds: list[Kind] = field(default_factory=list)
@@ -124,6 +125,7 @@ class Program:
     parts: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
     shown: dict[int, Any] = field(default_factory=dict)
     turned: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
     middle: int | None = None
     crossing: list[tuple[int, int]] = field(default_factory=list)
 
@@ -147,6 +149,20 @@ class Program:
         if key not in self.known:
             self.known[key] = self.add(Kind.SPREAD if made.shape else Kind.NUMBER, "broadcast_in_dim", [], made, row)
         return self.known[key]
+
+    def number_behind(self, waits: Sequence[int], made: Type, row: Row | None) -> int:
+        """Zero behind a barrier that waits for some instructions, repeated over an array."""
+        key = "behind", tuple(waits), made.dtype
+        if key not in self.known:
+            barrier = self.add(Kind.BARRIER, "barrier", waits, Type((), "", 0), None)
+            self.known[key] = self.add(Kind.PART, "part", [barrier], Type((), made.dtype, 0), None)
+        n = self.spread(self.known[key], (), made, row)
+        self.late.add(n)
+        return n
+
+    def is_zeros(self, n: int) -> bool:
+        """Whether an instruction repeats a number, which may stand behind a barrier."""
+        return n in self.late or self.is_number(n)
 
     def is_number(self, n: int) -> bool:
         """Whether an instruction repeats a number of the program."""

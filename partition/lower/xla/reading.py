@@ -262,8 +262,12 @@ class _Reader:
             start, made = starts.get(b), type_in(level, b)
             if start == STAYS:
                 continue
-            zeros = "a start" if b in starts else "zeros"
-            source = program.number(zeros, made, row) if start is None else self.made[start]
+            if start is not None:
+                source = self.made[start]
+            elif b in level.late:
+                source = program.number_behind([self.made[w] for w in level.late[b]], made, row)
+            else:
+                source = program.number("a start" if b in starts else "zeros", made, row)
             copies[b] = program.copied(source, made, row)
             program.shown[copies[b]] = level.types[b]
         whole = program.add(Kind.ALONE, row.name, [*deps, *copies.values()], Type((), "", 0), row)
