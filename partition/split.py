@@ -33,6 +33,7 @@ from jointcut.partition.plans.saved import PackedBytes
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
+from jointcut.partition.rewrite.draws import drawn_late
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.stored.packing import BFLOAT16, FLOAT16, HOOK
@@ -163,7 +164,8 @@ def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
 def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_bits: bool = False) -> Halves:
     halves = emit(problem.graph, steps, replace(problem.packings, in_bits=in_bits))
     if problem.backend.fills_early:
-        halves = replace(halves, backward=made_late(halves.backward))
+        backward = drawn_late(made_late(halves.backward))
+        halves = replace(halves, forward=drawn_late(halves.forward), backward=backward)
     verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 

@@ -27,6 +27,7 @@ from jointcut.partition.program.places import line_of
 from jointcut.partition.program.primitives import (
     CALLS,
     DEAR,
+    DRAWN,
     ELEMENTWISE,
     LOOPS,
     MOVEMENT,
@@ -47,7 +48,7 @@ READS_FUSED = FUSED_AWAY | REDUCTIONS | {"dynamic_update_slice"}
 _FUSES_OR_PACKS = READS_FUSED | PACKING
 
 #: To XLA the bits of a threefry key are a long elementwise chain: it runs again for a later reader, and keeps nothing.
-_RUN_AGAIN = "random_bits"
+_RUN_AGAIN = DRAWN
 
 #: Primitives that may write over an operand that nothing reads later.
 _IN_PLACE = ELEMENTWISE | CALLS | UPDATING | LOOPS
@@ -130,7 +131,7 @@ class Level:
     between the halves, if there is one; the buffer that each name behind a barrier is the `same` as; in the body of a
     loop, each carried buffer as it is `handed` in and out, and slices of stacks (`sliced`); in a call its `inputs` and
     `outputs`; of the `ends` those that lie in the memory of an input (`apart`), which is taken until they are written;
-    the stacks of loops that are made `late`, with what they wait for.
+    what is made `late`, stacks of loops and random bits, with what it waits for.
     """
 
     rows: list[Row] = field(default_factory=list)

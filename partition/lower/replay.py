@@ -83,7 +83,7 @@ class Replayer:
         self.bodies = {i: body for i, payload in payloads if (body := body_of(payload)) is not None}
         for region in graph.ops if backend.fills_early else ():
             if region.name == REGION and region.region == TOP and region.id in self.bodies:
-                late.note(self.bodies[region.id], is_region=True)
+                late.note_region(self.bodies[region.id])
         self.kept: tuple[list[Step], Counter] | None = None
         self.arranger = Arranger(tuple(self.bodies.values())) if backend.is_followed else None
 

@@ -13,6 +13,9 @@ NAME = "name"
 #: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 
+#: The primitive that makes random bits of a key.
+DRAWN = "random_bits"
+
 #: The primitive of a region under `jax.checkpoint`.
 REGION = "remat2"
 

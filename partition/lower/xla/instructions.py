@@ -150,13 +150,17 @@ class Program:
             self.known[key] = self.add(Kind.SPREAD if made.shape else Kind.NUMBER, "broadcast_in_dim", [], made, row)
         return self.known[key]
 
-    def number_behind(self, waits: Sequence[int], made: Type, row: Row | None) -> int:
-        """Zero behind a barrier that waits for some instructions, repeated over an array."""
-        key = "behind", tuple(waits), made.dtype
+    def behind(self, waits: Sequence[int], dtype: str) -> int:
+        """A number behind a barrier that waits for some instructions."""
+        key = "behind", tuple(waits), dtype
         if key not in self.known:
             barrier = self.add(Kind.BARRIER, "barrier", waits, Type((), "", 0), None)
-            self.known[key] = self.add(Kind.PART, "part", [barrier], Type((), made.dtype, 0), None)
-        n = self.spread(self.known[key], (), made, row)
+            self.known[key] = self.add(Kind.PART, "part", [barrier], Type((), dtype, 0), None)
+        return self.known[key]
+
+    def zeros_behind(self, waits: Sequence[int], made: Type, row: Row | None) -> int:
+        """Zeros that wait for some instructions."""
+        n = self.spread(self.behind(waits, made.dtype), (), made, row)
         self.late.add(n)
         return n
 

@@ -1,16 +1,27 @@
-"""Say which stacks of loops wait, and for what, as `nesting.stacks` writes them."""
+"""Say what waits, and for what: stacks as `nesting.stacks` writes them, random numbers as `rewrite.draws` does."""
 
 from __future__ import annotations
 
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.primitives import DRAWN, PACKING
 
 
-def note(level: Level, first: int = 0, is_region: bool = False) -> None:
-    """Note the stacks that wait among the rows of a level from the `first` on: those of a backward, or of a region."""
-    made = set(level.inputs) if is_region else set[int]()
-    made.update(b for barrier in level.barriers if barrier.at >= first for b in barrier.makes)
-    left = set[int]() if is_region else level.ends
+def note(level: Level, forward: int) -> None:
+    """Note what waits in a program whose first `forward` rows are the forward's."""
+    _draws(level, 0, forward)
+    _draws(level, forward, len(level.rows))
+    made = {b for barrier in level.barriers if barrier.at >= forward for b in barrier.makes}
+    _stacks(level, forward, made, level.ends)
+
+
+def note_region(level: Level) -> None:
+    """Note the stacks that wait in a region under `jax.checkpoint`, which runs again as a whole."""
+    _stacks(level, 0, set(level.inputs), frozenset())
+
+
+def _stacks(level: Level, first: int, made: set[int], left: set[int] | frozenset[int]) -> None:
+    """Note stacks that wait for what is `made` from a row on, but for those that are `left` out."""
     numbers = set[int]()
     for row in level.rows[first:]:
         waited = tuple(b for b in dict.fromkeys(row.operands) if b in made)
@@ -18,3 +29,13 @@ def note(level: Level, first: int = 0, is_region: bool = False) -> None:
             carried = {b for b, _ in row.carries}
             level.late.update((b, waited) for b in row.makes if b not in carried and b not in left)
         (made if not numbers.issuperset(row.reads) else numbers).update(row.makes)
+
+
+def _draws(level: Level, first: int, end: int) -> None:
+    """Note the random bits of one half, whose keys wait for the last product before them."""
+    last = None
+    for row in level.rows[first:end]:
+        if row.name in PACKING:
+            last = row.makes[0]
+        elif row.name == DRAWN and last is not None:
+            level.late[row.makes[0]] = (last,)

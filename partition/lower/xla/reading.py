@@ -26,7 +26,7 @@ from jointcut.partition.lower.xla.instructions import (
     without_ones,
 )
 from jointcut.partition.program.jaxprs import Equation
-from jointcut.partition.program.primitives import CALLS, ELEMENTWISE, LOOPS, UPDATING
+from jointcut.partition.program.primitives import CALLS, DRAWN, ELEMENTWISE, LOOPS, UPDATING
 
 #: Another name for the operand.
 _SAME = frozenset({"copy", "name", "pvary", "stop_gradient"})
@@ -40,8 +40,6 @@ _TOLD_APART = {
     "transpose": ("permutation",),
     **dict.fromkeys(("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"), ("axes",)),
 }
-
-_BITS = "random_bits"
 
 
 def read(level: Level) -> Program:
@@ -171,7 +169,7 @@ class _Reader:
         program, name, eqn = self.program, row.name, equation(row)
         if (same := self.same(row, reads, made)) is not None:
             return same
-        if name == _BITS:
+        if name == DRAWN:
             return self.bits(row, reads, made)
         if name in ELEMENTWISE:
             reads = [self.spread(n, made, row) for n in reads]
@@ -194,6 +192,8 @@ class _Reader:
     def bits(self, row: Row, reads: Sequence[int], made: Type) -> int:
         """Add a loop over the rounds of a threefry key, which carries two arrays of counters, and join these."""
         program = self.program
+        waits = [self.made[b] for b in self.level.late.get(row.makes[0], ())]
+        reads = [program.behind([*reads, *waits], "")] if waits else reads
         counters = [program.add(Kind.ALONE, "counters", reads, made, row) for _ in range(2)]
         rounds = program.add(Kind.ALONE, ROUNDS, counters, Type((), "", 0), row)
         both = [program.add(Kind.PART, "part", [rounds], made, row) for _ in range(2)]
@@ -265,7 +265,7 @@ class _Reader:
             if start is not None:
                 source = self.made[start]
             elif b in level.late:
-                source = program.number_behind([self.made[w] for w in level.late[b]], made, row)
+                source = program.zeros_behind([self.made[w] for w in level.late[b]], made, row)
             else:
                 source = program.number("a start" if b in starts else "zeros", made, row)
             copies[b] = program.copied(source, made, row)
