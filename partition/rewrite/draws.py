@@ -1,33 +1,64 @@
 """Draw the random numbers of a forward where they are used, not when the program starts.
 
 XLA:CPU runs first what is ready first, and random numbers need a key alone: so those of all layers would be made at the
-start, each with the counters that it is made from. Here a key waits for the last matrix product or convolution before
-it in the program. The numbers are the same.
+start, each with the counters that it is made from. Here a key waits for what the last matrix product or convolution
+before it reads, which is in memory anyway. The numbers are the same.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import jax
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Literal, Var
-from jointcut.partition.program.primitives import DRAWN, PACKING
+from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, RENAMING
 from jointcut.partition.rewrite.simplify import renamed
+
+T = TypeVar("T")
+
+_BARRIER = "optimization_barrier"
+_MOVES = MOVEMENT | RENAMING | {"convert_element_type"}
+
+
+class Last(Generic[T]):
+    """While a half is followed, what the last product before an op reads; values are told apart by any key.
+
+    Of its operands it is the first one that an op of the half computes, and that is in memory as it was computed: not a
+    weight, nor an array in another order or dtype.
+    """
+
+    def __init__(self) -> None:
+        """Begin where no product was."""
+        self.read: T | None = None
+        self._computed: dict[T, T] = {}
+
+    def follow(self, name: str, operands: Sequence[T | None], results: Sequence[T]) -> None:
+        """Go past an op; an operand is None for a literal."""
+        computed = [self._computed[v] for v in operands if v in self._computed]
+        if name in PACKING and computed:
+            self.read = computed[0]
+        if name in RENAMING:
+            pairs = [(v, made) for v, made in zip(operands, results, strict=False) if v in self._computed]
+            self._computed.update((made, made if name == _BARRIER else self._computed[v]) for v, made in pairs)
+        elif name not in _MOVES and any(v is not None for v in operands):
+            self._computed.update(zip(results, results, strict=True))
 
 
 def drawn_late(half: ClosedJaxpr) -> ClosedJaxpr:
-    """A forward in which keys wait."""
+    """A half in which keys wait."""
     jaxpr, consts = jaxprs.opened(half)
-    eqns, last = list[Equation](), None
+    eqns, last = list[Equation](), Last[Var]()
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in PACKING:
-            last = eqn.outvars[0]
-        elif eqn.primitive.name == DRAWN and last is not None and isinstance(eqn.invars[0], Var):
-            waiting, key = _waiting(eqn.invars[0], last)
+        if eqn.primitive.name == DRAWN and last.read is not None and isinstance(eqn.invars[0], Var):
+            waiting, key = _waiting(eqn.invars[0], last.read)
             like = {"source_info": eqn.source_info, "ctx": eqn.ctx}
             eqns += [more.replace(**like) for more in waiting]
             eqn = jaxprs.rebound(eqn, [key], eqn.outvars)
         eqns.append(eqn)
+        last.follow(eqn.primitive.name, [v if isinstance(v, Var) else None for v in eqn.invars], eqn.outvars)
     return ClosedJaxpr(jaxpr.replace(eqns=eqns), consts)
 
 

@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 
 from jointcut import aot
+from jointcut.partition.lower.memory import BARRIER
 from jointcut.partition.nesting.stacks import made_late
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.primitives import DRAWN
 from jointcut.partition.rewrite.draws import drawn_late
 from jointcut.partition.rewrite.simplify import inlined
 from jointcut.partition.split import split
@@ -163,16 +163,28 @@ def test_a_loop_carries_the_stacks_that_wait_and_means_the_same(name):
 # ------------------------------------------------------------------------------------------------------ random bits
 
 
-def test_a_key_waits_for_the_last_product_before_it():
-    def function(x):
-        first = jax.random.uniform(jax.random.key(1), x.shape)
-        return (x @ x.T) @ jax.random.uniform(jax.random.key(2), x.shape) + first
+def before(x):
+    """Bits before any product."""
+    return jax.random.bits(jax.random.key(0), (3, 3)), jnp.sin(x) @ x.T
 
+
+def after(x):
+    """Bits after a product of what is computed."""
+    return jnp.sin(x) @ x.T, jax.random.bits(jax.random.key(0), (3, 3))
+
+
+def after_one_of_inputs(x):
+    """Bits after a product of what is computed, and another one of inputs alone."""
+    return jnp.sin(x) @ x.T, jnp.exp(x @ x.T), jax.random.bits(jax.random.key(0), (3, 3))
+
+
+@pytest.mark.parametrize(("function", "wanted"), [(before, []), (after, ["sin"]), (after_one_of_inputs, ["sin"])])
+def test_a_key_waits_for_what_the_last_product_before_it_reads(function, wanted):
     program = inlined(jax.make_jaxpr(function)(ROWS))
     late = drawn_late(program)
-    names = [eqn.primitive.name for eqn in jaxprs.opened(late)[0].eqns]
-    drawn = [i for i, name in enumerate(names) if name == DRAWN]
-    assert ["random_wrap" in names[:i] for i in drawn] == [False, True]
+    eqns = jaxprs.opened(late)[0].eqns
+    makers = {v: eqn.primitive.name for eqn in eqns for v in eqn.outvars}
+    assert [makers[eqn.invars[1]] for eqn in eqns if eqn.primitive.name == BARRIER] == wanted
     for got, want in zip(jaxprs.evaluate(late, ROWS), jaxprs.evaluate(program, ROWS), strict=True):
         np.testing.assert_array_equal(got, want)
 

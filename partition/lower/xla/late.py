@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.primitives import DRAWN, PACKING
+from jointcut.partition.program.primitives import DRAWN
+from jointcut.partition.rewrite.draws import Last
 
 
 def note(level: Level, forward: int) -> None:
@@ -32,10 +33,10 @@ def _stacks(level: Level, first: int, made: set[int], left: set[int] | frozenset
 
 
 def _draws(level: Level, first: int, end: int) -> None:
-    """Note the random bits of one half, whose keys wait for the last product before them."""
-    last = None
+    """Note the random bits of one half, whose keys wait for what the last product before them reads."""
+    last = Last[int]()
     for row in level.rows[first:end]:
-        if row.name in PACKING:
-            last = row.makes[0]
-        elif row.name == DRAWN and last is not None:
-            level.late[row.makes[0]] = (last,)
+        operands = [None if b is None else level.same.get(b, b) for b in row.operands]
+        if row.name == DRAWN and last.read is not None:
+            level.late[row.makes[0]] = (last.read,)
+        last.follow(row.name, operands, row.makes)
