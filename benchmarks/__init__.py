@@ -10,6 +10,7 @@ Files, in reading order:
 - alive: Count the bytes of temporaries alive at each instruction that a compiled program executes.
 - annotated: Weigh and time steps of models that come with `jax.checkpoint` around their blocks or scan bodies.
 - sums: Weigh and time steps whose gradients are sums over many layers, or over many uses of one matrix.
+- waits: Weigh and time steps of which XLA on a CPU would run much too early.
 - scaling: Time what jointcut itself costs: tracing, cutting and planning large graphs, and the call of a compiled step.
 - report: Lay out what was measured: tables for the terminal, targets, JSON.
 - picture: Draw a training run, and the suite.

@@ -19,6 +19,7 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
 from jointcut.partition.program.primitives import REGION
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite.simplify import renamed, with_bodies
 
 
@@ -75,9 +76,13 @@ def _held(region: Equation) -> tuple[Equation, list[Equation]]:
 
 
 def _places(eqn: Equation, left: Collection[Atom]) -> list[int]:
-    """Which of a scan's stacks can wait: arrays on the device, in a scan of several steps without effects."""
+    """Which of a scan's stacks can wait: arrays on the device, in a scan of several steps without effects.
+
+    None where a size is a symbol: such a program runs on several platforms.
+    """
     layout = jaxprs.scan_layout(eqn)
-    if eqn.effects or layout.body_consts or layout.length < 2:
+    shapes = [(layout.length,), *(getattr(v.aval, "shape", ()) for v in eqn.outvars)]
+    if eqn.effects or layout.body_consts or any(map(is_symbolic, shapes)) or layout.length < 2:
         return []
     stacks = enumerate(eqn.outvars[layout.num_carry :])
     plain = ((i, v) for i, v in stacks if jaxprs.is_plain(v.aval) and not jaxprs.is_on_host(v.aval))

@@ -15,6 +15,7 @@ import jax
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Literal, Var
 from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, RENAMING
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite.simplify import renamed
 
 T = TypeVar("T")
@@ -52,8 +53,9 @@ def drawn_late(half: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, consts = jaxprs.opened(half)
     eqns, last = list[Equation](), Last[Var]()
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == DRAWN and last.read is not None and isinstance(eqn.invars[0], Var):
-            waiting, key = _waiting(eqn.invars[0], last.read)
+        key = eqn.invars[0] if eqn.primitive.name == DRAWN else None
+        if isinstance(key, Var) and last.read is not None and not is_symbolic(jaxprs.struct(last.read.aval).shape):
+            waiting, key = _waiting(key, last.read)
             like = {"source_info": eqn.source_info, "ctx": eqn.ctx}
             eqns += [more.replace(**like) for more in waiting]
             eqn = jaxprs.rebound(eqn, [key], eqn.outvars)
