@@ -163,7 +163,7 @@ def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
 
 def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_bits: bool = False) -> Halves:
     halves = emit(problem.graph, steps, replace(problem.packings, in_bits=in_bits))
-    if problem.backend.fills_early:
+    if problem.backend.runs_early:
         backward = drawn_late(made_late(halves.backward))
         halves = replace(halves, forward=drawn_late(halves.forward), backward=backward)
     verify.verify_structure(problem.graph, halves)

@@ -81,7 +81,7 @@ class Replayer:
         self.graph, self.backend = graph, backend
         payloads = ((op.id, op.payload) for op in graph.ops if op.payload is not None and op.name not in _CLOSED)
         self.bodies = {i: body for i, payload in payloads if (body := body_of(payload)) is not None}
-        for region in graph.ops if backend.fills_early else ():
+        for region in graph.ops if backend.runs_early else ():
             if region.name == REGION and region.region == TOP and region.id in self.bodies:
                 late.note_region(self.bodies[region.id])
         self.kept: tuple[list[Step], Counter] | None = None
@@ -110,7 +110,7 @@ class Replayer:
         ends = ((forward, Role.OUTPUT), (backward, Role.GRADIENT))
         results = [half.want(v) for half, role in ends for v in graph.role_outputs(role) if v is not None]
         level.ends.update(level.same.get(b, b) for b in results if b is not None)
-        if self.backend.fills_early:
+        if self.backend.runs_early:
             late.note(level, count)
         if graph.replaced:
             made = (backward.want(v) for v in graph.role_outputs(Role.GRADIENT) if v is not None)

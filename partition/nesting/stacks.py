@@ -29,6 +29,8 @@ def made_late(half: ClosedJaxpr) -> ClosedJaxpr:
     In a region under `jax.checkpoint`, which runs again as a whole, they wait for what the region reads, too.
     """
     jaxpr, consts = jaxprs.opened(half)
+    if not any(eqn.primitive.name in (SCAN, REGION) for eqn in jaxpr.eqns):
+        return half
     return ClosedJaxpr(_late(jaxpr, [], jaxpr.outvars), consts)
 
 
@@ -42,7 +44,8 @@ def _late(jaxpr: Jaxpr, late: Sequence[Var], left: Sequence[Atom] = ()) -> Jaxpr
     inputs, made = {*jaxpr.invars, *jaxpr.constvars}, set(late)
     names, eqns = dict[Var, Atom](), list[Equation]()
     for eqn in jaxpr.eqns:
-        eqn = jaxprs.rebound(eqn, [_read(names, v) for v in eqn.invars], eqn.outvars)
+        if names:
+            eqn = jaxprs.rebound(eqn, [_read(names, v) for v in eqn.invars], eqn.outvars)
         reads = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
         waited = [v for v in reads if v in made and jaxprs.is_plain(v.aval)]
         if eqn.primitive.name == SCAN and waited and (places := _places(eqn, left)):

@@ -45,8 +45,8 @@ class Backend:
             arrays that pass from one program to another do.
         moves_in_nested: whether it can move what a loop inside a loop makes.
         widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
-        fills_early: whether the compiler fills the stacks of all loops with zeros when a program starts. So those of
-            the backward wait; see `nesting.stacks`.
+        runs_early: whether the compiler runs first what is ready first, such as the zeros that loops fill and random
+            numbers. So these wait; see `nesting.stacks` and `rewrite.draws`.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
     """
@@ -57,7 +57,7 @@ class Backend:
     spreading: frozenset[str] = frozenset()
     widens_bfloat16: bool = False
     is_followed: bool = False
-    fills_early: bool = False
+    runs_early: bool = False
     most_read: int | None = None
     sums_late: bool = False
     moves_inside: bool = True
@@ -159,7 +159,7 @@ CPU = Backend(
     spreading=frozenset({"reduce_max", "reduce_min", "reduce_sum"}),
     widens_bfloat16=True,
     is_followed=True,
-    fills_early=True,
+    runs_early=True,
     most_read=7,
     sums_late=True,
     moves_inside=False,

@@ -51,6 +51,8 @@ class Last(Generic[T]):
 def drawn_late(half: ClosedJaxpr) -> ClosedJaxpr:
     """A half in which keys wait."""
     jaxpr, consts = jaxprs.opened(half)
+    if all(eqn.primitive.name != DRAWN for eqn in jaxpr.eqns):
+        return half
     eqns, last = list[Equation](), Last[Var]()
     for eqn in jaxpr.eqns:
         key = eqn.invars[0] if eqn.primitive.name == DRAWN else None

@@ -72,7 +72,7 @@ LAYERED = {"recurrent": recurrent, "repeating": repeating, "dropping": dropping}
 @pytest.mark.parametrize("name", LAYERED)
 def test_what_waits_spares_a_stack_or_the_bits_of_each_layer_but_two(name, monkeypatch):
     waiting = step(LAYERED[name])
-    monkeypatch.setattr(backend, "CPU", replace(CPU, fills_early=False))
+    monkeypatch.setattr(backend, "CPU", replace(CPU, runs_early=False))
     early = step(LAYERED[name])
     assert waiting.cut.plan.bytes_saved == early.cut.plan.bytes_saved
     assert early.activation_bytes - waiting.activation_bytes >= (LAYERS - 2) * STACK

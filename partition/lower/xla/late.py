@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.primitives import DRAWN
@@ -10,10 +12,13 @@ from jointcut.partition.rewrite.draws import Last
 
 def note(level: Level, forward: int) -> None:
     """Note what waits in a program whose first `forward` rows are the forward's."""
-    _draws(level, 0, forward)
-    _draws(level, forward, len(level.rows))
-    made = {b for barrier in level.barriers if barrier.at >= forward for b in barrier.makes}
-    _stacks(level, forward, made, level.ends)
+    names = {row.name for row in level.rows}
+    if DRAWN in names:
+        _draws(level, 0, forward)
+        _draws(level, forward, len(level.rows))
+    if SCAN in names:
+        made = {b for barrier in level.barriers if barrier.at >= forward for b in barrier.makes}
+        _stacks(level, forward, made, level.ends)
 
 
 def note_region(level: Level) -> None:
@@ -21,7 +26,7 @@ def note_region(level: Level) -> None:
     _stacks(level, 0, set(level.inputs), frozenset())
 
 
-def _stacks(level: Level, first: int, made: set[int], left: set[int] | frozenset[int]) -> None:
+def _stacks(level: Level, first: int, made: set[int], left: Set[int]) -> None:
     """Note stacks that wait for what is `made` from a row on, but for those that are `left` out."""
     numbers = set[int]()
     for row in level.rows[first:]:
