@@ -13,10 +13,8 @@ from typing import Generic, TypeVar
 import jax
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Literal, Var
+from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Var
 from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, RENAMING
-from jointcut.partition.program.sizes import is_symbolic
-from jointcut.partition.rewrite.simplify import renamed
 
 T = TypeVar("T")
 
@@ -56,7 +54,7 @@ def drawn_late(half: ClosedJaxpr) -> ClosedJaxpr:
     eqns, last = list[Equation](), Last[Var]()
     for eqn in jaxpr.eqns:
         key = eqn.invars[0] if eqn.primitive.name == DRAWN else None
-        if isinstance(key, Var) and last.read is not None and not is_symbolic(jaxprs.struct(last.read.aval).shape):
+        if isinstance(key, Var) and last.read is not None:
             waiting, key = _waiting(key, last.read)
             like = {"source_info": eqn.source_info, "ctx": eqn.ctx}
             eqns += [more.replace(**like) for more in waiting]
@@ -69,12 +67,10 @@ def drawn_late(half: ClosedJaxpr) -> ClosedJaxpr:
 def _waiting(key: Var, last: Var) -> tuple[list[Equation], Var]:
     """The equations of a key that waits for another array, and that key."""
 
-    def program(key: jax.Array, last: jax.Array) -> jax.Array:
-        data, _ = jaxprs.held([jax.random.key_data(key), last])
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    def same(key: jax.Array) -> jax.Array:
+        return jax.random.wrap_key_data(jax.random.key_data(key), impl=jax.random.key_impl(key))
 
-    closed = jax.make_jaxpr(program)(jaxprs.struct(key.aval), jaxprs.struct(last.aval))
-    inner, _ = jaxprs.opened(closed)
-    eqns, (waited,) = renamed(inner, dict(zip(inner.invars, [key, last], strict=True)))
-    assert not isinstance(waited, Literal)
-    return eqns, waited
+    unwrap, wrap = jaxprs.opened(jax.make_jaxpr(same)(jaxprs.struct(key.aval)))[0].eqns
+    barrier, (data, _) = jaxprs.barrier([unwrap.outvars[0], last])
+    eqns = [jaxprs.rebound(unwrap, [key], unwrap.outvars), barrier, jaxprs.rebound(wrap, [data], wrap.outvars)]
+    return eqns, wrap.outvars[0]
