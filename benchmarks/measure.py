@@ -10,7 +10,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 import jax
 import jaxlib
 from jax.stages import Compiled, Lowered
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 # On CPU up to JAX 0.11 this pass removes the barriers that keep recomputation late, and with them what
 # `jax.checkpoint` saves in straight-line code. Newer versions run no such pass there, and ignore the option.
@@ -188,3 +190,13 @@ def cpu_model() -> str:
 def wide_console(columns: int) -> Console:
     """A console that never squeezes a table below `columns`, in a narrow terminal or a pipe."""
     return Console(width=max(columns, Console().width), highlight=False)
+
+
+def table_of_steps(rows: Iterable[tuple[str, str, int, float]]) -> Table:
+    """A table of steps: the program, the way to take its step, XLA's temporaries in bytes, and time over plain's."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("", "step", "temporaries MB", "time ÷ plain"):
+        table.add_column(heading, justify="left" if heading in ("", "step") else "right")
+    for name, step, temp_bytes, ratio in rows:
+        table.add_row(name, step, f"{temp_bytes / 1e6:.1f}", f"{ratio:.2f}")
+    return table

@@ -18,13 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from rich import box
-from rich.table import Table
 
-from benchmarks.measure import Call, time_together, wide_console
+from benchmarks.measure import Call, table_of_steps, time_together, wide_console
 from jointcut import aot
 
-MB = 1e6
 WIDTH, ROWS, STEPS = 512, 64, 32
 PLAIN = "plain"
 
@@ -102,13 +99,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sums", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="timing rounds (%(default)s)")
     rounds = parser.parse_args().rounds
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "step", "temporaries MB", "time ÷ plain"):
-        table.add_column(heading, justify="left" if heading in ("", "step") else "right")
-    for name, build in PROGRAMS.items():
-        for step, temp_bytes, ratio in measured(*build(), rounds):
-            table.add_row(name, step, f"{temp_bytes / MB:.1f}", f"{ratio:.2f}")
-    wide_console(100).print(table)
+    rows = ((name, *row) for name, build in PROGRAMS.items() for row in measured(*build(), rounds))
+    wide_console(100).print(table_of_steps(rows))
 
 
 def measured(

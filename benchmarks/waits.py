@@ -17,16 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from rich import box
-from rich.table import Table
 from tqdm import tqdm
 
-from benchmarks.measure import Call, time_together, wide_console
+from benchmarks.measure import Call, compile_program, memory_of, table_of_steps, time_together, wide_console
 from jointcut import aot
 
-MB = 1e6
 PLAIN = "plain"
-KEPT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 Program = tuple[Callable[..., Array], tuple[Any, ...]]
 
@@ -97,20 +93,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waits", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=12, help="timing rounds (%(default)s)")
     rounds = parser.parse_args().rounds
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "step", "temporaries MB", "time ÷ plain"):
-        table.add_column(heading, justify="left" if heading in ("", "step") else "right")
-    for name in tqdm(PROGRAMS, desc="programs"):
-        for step, temp_bytes, ratio in measured(*PROGRAMS[name](), rounds):
-            table.add_row(name, step, f"{temp_bytes / MB:.1f}", f"{ratio:.2f}")
-    wide_console(100).print(table)
+    rows = ((name, *row) for name in tqdm(PROGRAMS, desc="programs") for row in measured(*PROGRAMS[name](), rounds))
+    wide_console(100).print(table_of_steps(rows))
 
 
 def measured(loss: Callable[..., Array], arguments: tuple[Any, ...], rounds: int) -> list[tuple[str, int, float]]:
     """For each way to take the step: its name, XLA's temporaries in bytes, and its time over plain's."""
     lowered = jax.jit(jax.value_and_grad(loss)).lower(*arguments)
-    ways = {PLAIN: lowered.compile(), "plain, barriers kept": lowered.compile(compiler_options=KEPT)}
-    sizes = {name: way.memory_analysis().temp_size_in_bytes for name, way in ways.items()}
+    ways = {PLAIN: compile_program(lowered, False), "plain, barriers kept": compile_program(lowered, True)}
+    sizes = {name: memory_of(way).temp for name, way in ways.items()}
     calls: dict[str, Call] = {name: partial(way, *arguments) for name, way in ways.items()}
     traced = aot.function(loss).trace(*arguments)
     for name, cut in {"jointcut": traced.partition(), "jointcut, budget=0.0": traced.partition(budget=0.0)}.items():

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from typing import Any
 
 from jointcut.partition.lower.follow import Followed, in_forms, lengths_between, segments_of, steps_of
-from jointcut.partition.lower.memory import BARRIER, STAYS, Barrier, Level, Row, Stack
+from jointcut.partition.lower.memory import STAYS, Barrier, Level, Row, Stack
 from jointcut.partition.lower.steps import Enter, Keep, Parts, Segments
 from jointcut.partition.nesting.stacks import is_held
 from jointcut.partition.program.graph import TOP, Op, Region
-from jointcut.partition.program.primitives import REGION, RENAMING, UPDATING
+from jointcut.partition.program.primitives import BARRIER, REGION, RENAMING, UPDATING
 
 
 @dataclass

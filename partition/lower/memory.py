@@ -25,6 +25,7 @@ from jointcut.partition.program.graph import Op, Value
 from jointcut.partition.program.jaxprs import Equation, Literal, Var
 from jointcut.partition.program.places import line_of
 from jointcut.partition.program.primitives import (
+    BARRIER,
     CALLS,
     DEAR,
     DRAWN,
@@ -36,8 +37,6 @@ from jointcut.partition.program.primitives import (
     RENAMING,
     UPDATING,
 )
-
-BARRIER = "optimization_barrier"
 
 #: Where a carried value of a loop starts that is already in its place.
 STAYS = -1

@@ -81,7 +81,7 @@ def _held(region: Equation) -> tuple[Equation, list[Equation]]:
 def _places(eqn: Equation, left: Collection[Atom]) -> list[int]:
     """Which of a scan's stacks can wait: arrays on the device, in a scan of several steps without effects.
 
-    None where a size is a symbol: such a program runs on several platforms.
+    None where a size is a symbol.
     """
     layout = jaxprs.scan_layout(eqn)
     shapes = [(layout.length,), *(getattr(v.aval, "shape", ()) for v in eqn.outvars)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Inside
+from jointcut.partition.program.primitives import BARRIER
 
 
 def taken(inside: Inside, around: Sequence[Any]) -> dict[Any, Any]:
@@ -47,7 +48,7 @@ def _writes_slices(carry: Any, makers: dict[Any, Any], numbers: set[Any]) -> boo
     while v is not carry.variable:
         eqn = None if isinstance(v, jaxprs.Literal) else makers.get(v)
         name = "" if eqn is None else eqn.primitive.name
-        if eqn is not None and name == "optimization_barrier":
+        if eqn is not None and name == BARRIER:
             v = eqn.invars[eqn.outvars.index(v)]
         elif eqn is not None and name == "dynamic_update_slice" and _is_in(eqn.invars[2], numbers):
             if eqn.invars[1].aval.shape[0] != 1:
@@ -63,7 +64,7 @@ def _held(eqns: Sequence[Any], v: Any) -> Any:
     for eqn in eqns:
         if eqn.primitive.name == "squeeze" and eqn.invars[0] is v:
             v = eqn.outvars[0]
-        elif eqn.primitive.name == "optimization_barrier" and any(u is v for u in eqn.invars):
+        elif eqn.primitive.name == BARRIER and any(u is v for u in eqn.invars):
             return eqn.outvars[[u is v for u in eqn.invars].index(True)]
     return None
 

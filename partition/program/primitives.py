@@ -13,6 +13,9 @@ NAME = "name"
 #: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 
+#: The primitive of a barrier: a reader of one of its results waits for all of them.
+BARRIER = "optimization_barrier"
+
 #: The primitive that makes random bits of a key.
 DRAWN = "random_bits"
 

@@ -18,6 +18,6 @@ Files, in reading order:
     numbers: Follow numbers that a program computes from literals, such as how many elements a mean is over.
     guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
     hooks: Call the hooks of complete gradients as soon as these are there.
-    draws: Draw the random numbers of a forward where they are used, not when the program starts.
+    draws: Draw random numbers where they are used, not when the program starts.
     specialise: Leave out of a backward the equations that zero cotangents make needless.
 """

@@ -1,4 +1,4 @@
-"""Draw the random numbers of a forward where they are used, not when the program starts.
+"""Draw random numbers where they are used, not when the program starts.
 
 XLA:CPU runs first what is ready first, and random numbers need a key alone: so those of all layers would be made at the
 start, each with the counters that it is made from. Here a key waits for what the last matrix product or convolution
@@ -14,11 +14,10 @@ import jax
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.jaxprs import ClosedJaxpr, Equation, Var
-from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, RENAMING
+from jointcut.partition.program.primitives import BARRIER, DRAWN, MOVEMENT, PACKING, RENAMING
 
 T = TypeVar("T")
 
-_BARRIER = "optimization_barrier"
 _MOVES = MOVEMENT | RENAMING | {"convert_element_type"}
 
 
@@ -41,7 +40,7 @@ class Last(Generic[T]):
             self.read = computed[0]
         if name in RENAMING:
             pairs = [(v, made) for v, made in zip(operands, results, strict=False) if v in self._computed]
-            self._computed.update((made, made if name == _BARRIER else self._computed[v]) for v, made in pairs)
+            self._computed.update((made, made if name == BARRIER else self._computed[v]) for v, made in pairs)
         elif name not in _MOVES and any(v is not None for v in operands):
             self._computed.update(zip(results, results, strict=True))
 

@@ -46,7 +46,7 @@ from jointcut.partition.program.jaxprs import (
     varied,
     varying,
 )
-from jointcut.partition.program.primitives import OPENED
+from jointcut.partition.program.primitives import BARRIER, OPENED, REGION
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ _FACTORS: dict[str, slice] = {
     "tridiagonal_solve": slice(3, 4),
 }
 _SUMS = frozenset({"add", "add_any", "sub", "scatter-add", "scatter-sub"})  # adding or subtracting zero changes nothing
-_BARRIER = "optimization_barrier"
-_CALLS = OPENED | {"eval_jaxpr", "remat2"}
+_CALLS = OPENED | {"eval_jaxpr", REGION}
 # Zeros are followed into their bodies, which are not rewritten.
 _WHOLE = frozenset({"custom_jvp_call", "custom_vjp_call", "jointcut_call", "shard_map"})
 
@@ -175,7 +174,7 @@ class _Scope:
         self.states.update(zip(eqn.outvars, outcomes, strict=True))
         if all(s is _ABSENT for s in outcomes) and not has_effects(eqn):
             return
-        if eqn.primitive.name == _BARRIER:
+        if eqn.primitive.name == BARRIER:
             kept = [s is not _ABSENT for s in known]
             self.keep(eqn, _chosen(eqn.invars, kept), _chosen(eqn.outvars, kept))
         elif not (_ABSENT in known and eqn.primitive.name in _SUMS and self.summed(eqn, known)):
@@ -246,7 +245,7 @@ def _joined(states: Iterable[_State]) -> _State:
 def _outcomes(eqn: Equation, known: list[_State]) -> list[_State]:
     """The states of the results of an equation, by its rule."""
     name = eqn.primitive.name
-    if name == _BARRIER:
+    if name == BARRIER:
         return known
     if name in _WHOLE | _CALLS and _ABSENT in known:
         body = next(inner_jaxprs(eqn))

@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.partition.lower.memory import BARRIER
 from jointcut.partition.nesting.stacks import made_late
 from jointcut.partition.plans import backend
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.primitives import BARRIER
 from jointcut.partition.rewrite.draws import drawn_late
 from jointcut.partition.rewrite.simplify import inlined
 from jointcut.partition.split import split

@@ -12,7 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jointcut import aot
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.places import RESULT, SAVED, modules_of, regions_of
-from jointcut.partition.rewrite.regions import REGION, inlined
+from jointcut.partition.program.primitives import REGION
+from jointcut.partition.rewrite.regions import inlined
 
 POLICIES = jax.checkpoint_policies
 X = np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(4, 4)
