@@ -46,6 +46,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.graph import OPEN_LOOP, Graph
+from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.split import Strategy
 
 STEADY = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)  # so that a seed gives the same plans everywhere
@@ -76,7 +77,7 @@ def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, 
     """Plans of a program, as strategies, each with where it comes from."""
     if name == "menu":
         place = draws.random()  # the menu itself is made within the check
-        yield "menu", lambda graph: made.planner.menu[int(place * len(made.planner.menu))].plan
+        yield "menu", lambda graph: followed(made.planner.menu[int(place * len(made.planner.menu))])
     elif name != "random plan":
         yield name, "min_cut" if name == "default" else name
     elif (plan := random_plan(made.graph, draws)) is not None:
@@ -84,6 +85,13 @@ def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, 
         in_segments = with_segments(made.graph, plan, draws)
         if in_segments.segments:
             yield "random segments", lambda graph: in_segments
+
+
+def followed(candidate: Candidate) -> Plan:
+    """The plan of a candidate, whose peak can be predicted."""
+    if not candidate.predicted_bytes >= 0:
+        raise AssertionError(f"{candidate.predicted_bytes} bytes are predicted")
+    return candidate.plan
 
 
 def random_plan(graph: Graph, draws: random.Random) -> Plan | None:

@@ -73,7 +73,7 @@ def twin(of: Program) -> Program | None:
 
 def _made(seed: int, text: str) -> Program:
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "ruled": ruled, "pulled": pulled}
-    names |= {"masked": masked, "force": force, "largest": fp8_ops.fp32_max_grad}
+    names |= {"masked": masked, "force": force, "scaled": scaled, "largest": fp8_ops.fp32_max_grad}
     exec(compile(text, f"<random program {seed}>", "exec"), names)
     return Program(seed, text, names["loss"])
 
@@ -109,6 +109,21 @@ masked.defvjp(
     lambda x, y: (masked(x, y), (x > 0, x, y)),
     lambda kept, ct: (jnp.where(kept[0], ct, 0.1 * ct) * kept[2], jnp.where(kept[0], kept[1], 0.1 * kept[1]) * ct),
 )
+
+
+@jax.custom_vjp
+def scaled(x: Any, scale: Any) -> Any:
+    """A product with a number of Flax's type, whose gradient is the largest of those from all its readers."""
+    return x * lax.convert_element_type(scale, "float32")
+
+
+def _scaled_back(kept: Any, ct: Any) -> Any:
+    x, scale = kept
+    largest = jnp.max(jnp.abs(ct * x))
+    return ct * lax.convert_element_type(scale, "float32"), lax.convert_element_type(largest, scale.dtype)
+
+
+scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), _scaled_back)
 
 
 def force(matrix: Any, x: Any) -> Any:
@@ -271,8 +286,7 @@ class _Writer:
 
     def largest(self) -> None:
         if self.scope[LARGEST] and self.draws.random() < 0.7:
-            a, b = self.any(LARGEST), self.any(NUMBER)
-            self.new(NUMBER, f"jnp.tanh(lax.convert_element_type({a}, 'float32') * {b})")
+            self.new(VECTOR, f"jnp.tanh(scaled({self.any(VECTOR)}, {self.any(LARGEST)}))")
         else:
             self.new(LARGEST, f"lax.convert_element_type(jnp.float32({self.any(NUMBER)}), largest)")
 

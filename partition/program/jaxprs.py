@@ -169,11 +169,16 @@ def aval_bytes(aval: Any) -> int:
     return math.prod(aval.shape) * dtype_bytes(aval.dtype)
 
 
+def extends_floats(dtype: Any) -> bool:
+    """Whether a dtype of a library has tangents, such as Flax's numbers whose gradients are not summed up."""
+    return jnp.issubdtype(dtype, jax.dtypes.extended) and _core.primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
+
+
 @functools.cache
 def dtype_bytes(dtype: Any) -> int:
-    """Bytes of one element of a dtype; a random key counts as its raw data."""
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    """Bytes of one element of a dtype; one that stands for arrays of another, as random keys do, counts as these."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        data = _core.physical_aval(_core.ShapedArray((), dtype))
         return math.prod(data.shape) * data.dtype.itemsize
     return 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
