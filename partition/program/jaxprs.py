@@ -171,7 +171,9 @@ def aval_bytes(aval: Any) -> int:
 
 def extends_floats(dtype: Any) -> bool:
     """Whether a dtype of a library has tangents, such as Flax's numbers whose gradients are not summed up."""
-    return jnp.issubdtype(dtype, jax.dtypes.extended) and _core.primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
+    return (
+        jnp.issubdtype(dtype, jax.dtypes.extended) and _core.primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
+    )
 
 
 @functools.cache

@@ -203,6 +203,16 @@ def test_masks_agree_where_the_halves_run_apart_and_inside_jit():
         np.testing.assert_array_equal(np.asarray(gradient) != 0, kept_by(want))
 
 
+def test_a_gradient_within_the_model_is_planned_for_a_budget():
+    """Its cotangent is a number, with which a vector is multiplied."""
+
+    def forces(x):
+        return jnp.sum(jnp.sin(jax.grad(lambda x: 0.5 * x @ jnp.diag(x) @ x)(x)))
+
+    x = jnp.arange(1.0, 5.0)
+    np.testing.assert_allclose(aot.function(forces, budget="1MB").grad(x), jax.grad(forces)(x), rtol=1e-5)
+
+
 # ------------------------------------------------------------------------------------ a large table
 
 
