@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -198,6 +198,19 @@ class Graph(Shown):
     nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
     forms: tuple[Form, ...] = field(default=(), compare=False)
     replaced: frozenset[int] = field(default=frozenset(), compare=False)
+
+    @property
+    def bare(self) -> Graph:
+        """The same program without JAX's objects, labels and prices: what tells it from others, and holds no array."""
+        return replace(
+            self,
+            values=tuple(replace(v, label="", payload=None) for v in self.values),
+            ops=tuple(replace(op, seconds=None, payload=None) for op in self.ops),
+            regions=tuple(replace(region, names={}) for region in self.regions),
+            literals=(),
+            bodies={i: replace(body, repeated=(), inside=None) for i, body in self.bodies.items()},
+            nested={i: replace(step, graph=step.graph.bare, plan=None) for i, step in self.nested.items()},
+        )
 
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""
