@@ -15,7 +15,7 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -286,6 +286,11 @@ class Graph(Shown):
         """The stack that a step was taken from; any other value itself."""
         maker = self.values[value_id].maker
         return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
+
+    def is_packed(self, form: Form, values: Container[int]) -> bool:
+        """Whether a form keeps one of some values itself, in another dtype."""
+        maker = self.maker_of(form.source)
+        return form.value in values and maker is not None and form.value in maker.inputs
 
     def outermost(self, value_id: int) -> int:
         """The stack that a value is a step of, or a step of a step; any other value itself."""
