@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -350,7 +351,7 @@ class Report:
         path = Path(path)
         if path.suffix not in FORMATS:
             raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
-        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{os.getpid()}")
+        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             draft.write_bytes(content)
             draft.replace(path)
