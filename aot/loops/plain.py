@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.aot.loops import lanes
-from jointcut.aot.loops.buffers import number_in
+from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced

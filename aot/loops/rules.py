@@ -19,7 +19,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.loops.buffers import Buffer, buffers
+from jointcut.aot.loops.buffers import Buffer, buffers, without_gaps
+from jointcut.aot.loops.counters import Counters
 from jointcut.aot.loops.memory import Memory, steps_again
 from jointcut.aot.loops.parts import Parts, led, over, traced
 from jointcut.aot.loops.sweep.cutting import has_sizes
@@ -52,6 +53,11 @@ class Loop(Program):
         self.parts, self.memory, self.name, self.known, self.trips = parts, memory, name, known or {}, trips
         self._derivatives: Table[Derivative] = Table()
         self._mapped: Table[tuple[Loop, list[bool]]] = Table()
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The counters of the loop."""
+        return Counters.of(self.parts, self.known)
 
     def derivative(self, mask: Mask) -> Derivative:
         """What belongs to the derivative with respect to the inputs in `mask`."""
@@ -128,8 +134,8 @@ class Derivative:
         moving = parts.moving(mask)
         if not moving:
             return cls(loop, mask, [], [])
-        written = buffers(parts, loop.known)
-        used = set(Step.of(parts, mask, moving, written).carry)
+        written = buffers(parts, loop.counters)
+        used = set(Step.of(parts, mask, moving, without_gaps(written)).carry)
         while True:
             used |= {written[i].counter for i in used if i in written}
             kept = sorted(used - written.keys())
@@ -213,7 +219,7 @@ class Pull(Program):
     def of(cls, derivative: Derivative, given: tuple[int, ...]) -> Pull:
         """The sweep from cotangents of these parts of the carry."""
         parts, mask = derivative.loop.parts, derivative.mask
-        step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving), derivative.written)
+        step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving), without_gaps(derivative.written))
         refuse_sums(step, parts, derivative.loop.name)
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
         saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
