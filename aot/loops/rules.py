@@ -96,14 +96,20 @@ class Loop(Program):
         moves = dict(zip(derivative.moving, outs[len(carry) :], strict=True))
         return outs[: len(carry)], [moves.get(i) for i in range(len(carry))]
 
-    def over(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Loop, list[bool]]:
-        """The loop over one more axis, and which parts of its carry have it; made once for each axis."""
+    def over(
+        self, axis: Any, dims: tuple[int | None, ...], slots: int | None = None
+    ) -> tuple[Loop, list[bool]]:
+        """The loop over one more axis, and which parts of its carry have it; made once for each axis.
+
+        It has so many checkpoints, or where nobody says as many as there is memory for with all lanes.
+        """
 
         def make() -> tuple[Loop, list[bool]]:
             parts, has = self.parts.mapped(axis, dims)
-            return Loop(parts, self.memory, self.name, trips=self.trips), has
+            memory = self.memory if slots is None else self.memory.fixed(slots)
+            return Loop(parts, memory, self.name, trips=self.trips), has
 
-        return self._mapped.of((axis, dims), make)
+        return self._mapped.of((axis, dims, slots), make)
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
         """As `CallRules.mapped`: another such loop."""
@@ -151,9 +157,14 @@ class Derivative:
         return [self.loop.parts.carry[i] for i in self.kept]
 
     @cached_property
+    def slots(self) -> int:
+        """The number of checkpoints."""
+        return self.loop.memory.slots(self.types)
+
+    @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
-        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled])
+        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled], self.slots)
 
     def pull(self, given: tuple[int, ...]) -> Pull:
         """The sweep from cotangents of these parts of the carry; made once."""
@@ -243,8 +254,8 @@ class Pull(Program):
             return None
         split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
         row = sum(map(jaxprs.aval_bytes, kept))
-        memory = loop.memory
-        return Nested(loop.trips, split.graph, split.plan, loop.name, memory.slots(kept), row, memory.is_default)
+        slots, is_default = self.derivative.slots, loop.memory.is_default
+        return Nested(loop.trips, split.graph, split.plan, loop.name, slots, row, is_default)
 
     def runs(self) -> Sequence[tuple[Any, int]] | None:
         """As `CallRules.runs`: each step back, and those that run again between checkpoints."""
@@ -254,7 +265,7 @@ class Pull(Program):
         back = (self._step.program, 1 if loop.trips is None else loop.trips)
         if loop.trips is None:
             return [back]
-        return [back, *runs_of(loop.parts, steps_again(loop.trips, loop.memory.slots(self.derivative.types)))]
+        return [back, *runs_of(loop.parts, steps_again(loop.trips, self.derivative.slots))]
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the outputs by the sweep, their tangents as in `_second`."""
