@@ -25,7 +25,7 @@ class Saving(Plain):
     """
 
     def __init__(self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int) -> None:
-        """Take a `rules.Loop`, its form that runs, the parts of its carry kept, and filled, and how many checkpoints."""
+        """Take a `rules.Loop`, its form that runs, the parts of its carry kept and filled, and how many checkpoints."""
         self.loop, self.kept, self.filled, self.slots = loop, list(kept), list(filled), slots
         self._counts = len(run.carry) > len(loop.parts.carry)
         self._ran = run
