@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jointcut.aot.loops.buffers import known_numbers
+from jointcut.aot.loops.counters import known_numbers
 from jointcut.aot.loops.parts import Parts
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs

@@ -85,6 +85,10 @@ class Memory:
         """So many bytes for checkpoints, for as many trips."""
         return Memory(num_bytes=num_bytes, most=self.most)
 
+    def fixed(self, slots: int) -> Memory:
+        """So many checkpoints, for as many trips."""
+        return Memory(slots, most=self.most)
+
     def slots(self, kept: Sequence[Any]) -> int:
         """The number of checkpoints of arrays of these types; the fewest, where only an export's caller knows sizes."""
         row = sum(map(jaxprs.aval_bytes, kept))

@@ -16,7 +16,8 @@ from jax import lax
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
-from jointcut.wrappers.built_in.programs import Mask, pushed
+from jointcut.partition.rewrite.slopes import sloped
+from jointcut.wrappers.built_in.programs import Mask, pushed_through
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
@@ -92,8 +93,8 @@ class Parts:
                 return sorted(reached)
             reached |= found
 
-    def tangent(self, mask: Mask) -> Parts:
-        """The loop that also carries tangents.
+    def tangent(self, mask: Mask, guards: bool = False) -> Parts:
+        """The loop that also carries tangents; with `guards` zero times infinity is zero in their products.
 
         Its constants are those of this loop, then the tangents of those in `mask`; its carry that of this loop, then
         the tangents of the `moving` parts.
@@ -105,7 +106,7 @@ class Parts:
 
         def push(*flat: Any) -> list[Any]:
             primals, tangents = self._split(flat, moved)
-            outs, moves = pushed(functools.partial(jaxprs.evaluate, self.body), marks, primals, tangents)
+            outs, moves = pushed_through(self.body, marks, primals, tangents, guards)
             pairs = zip(moving, avals[moved:], strict=True)
             return [*outs, *(jaxprs.typed(moves[i], aval) for i, aval in pairs)]
 
@@ -113,7 +114,8 @@ class Parts:
             return jaxprs.evaluate(self.cond, *self._split(flat, moved)[0])
 
         order = [*self.avals[:count], *avals[:moved], *self.carry, *avals[moved:]]
-        return Parts(traced(alive, order), traced(push, order), count + moved)
+        body = traced(push, order)
+        return Parts(traced(alive, order), sloped(body) if guards else body, count + moved)
 
     def _split(self, flat: Sequence[Any], moved: int) -> tuple[list[Any], list[Any]]:
         """Values and tangents of the operands of the tangent loop, which has `moved` tangents of constants."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.aot.loops import lanes
-from jointcut.aot.loops.buffers import number_in
+from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced
@@ -22,14 +22,15 @@ from jointcut.partition.rewrite import simplify
 _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
 
 
-def looped(closed: Any) -> Any:
+def looped(closed: Any, guards: str = "jax") -> Any:
     """The same program with our loops in the place of JAX's, also in the bodies of other equations.
 
+    `guards` is as in `rules.Loop`.
     A loop that reads or writes a reference stays JAX's, and so without a reverse mode.
     """
 
     def change(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
-        return eqn if _has_references(eqn) else _loop(eqn, scope)
+        return eqn if _has_references(eqn) else _loop(eqn, scope, guards)
 
     return simplify.replaced(closed, "while", change)
 
@@ -62,7 +63,7 @@ def _name(eqn: jaxprs.Equation) -> str:
     return f"the lax.while_loop at {jaxprs.source_of(eqn)}"
 
 
-def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
+def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     count = num_cond + num_body
@@ -80,10 +81,10 @@ def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
     avals = [*own, *rest]
     parts = Parts(jaxprs.pure(traced(alive, avals)), jaxprs.pure(traced(step, avals)), count)
     if jaxprs.opened(cond)[0].outvars[0].aval.shape:
-        return _mapped(eqn, parts, expected_trips(scope))
+        return _mapped(eqn, parts, expected_trips(scope), guards)
     numbers = ((i, number_in(v)) for i, v in enumerate(eqn.invars))
     known = {i: n for i, n in numbers if n is not None}
-    return _program(eqn, eqn.invars, Loop(parts, Memory(), _name(eqn), known, expected_trips(scope)))
+    return _program(eqn, eqn.invars, Loop(parts, Memory(), _name(eqn), known, expected_trips(scope), guards))
 
 
 def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxprs.Equation:
@@ -91,7 +92,7 @@ def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxpr
     return eqn.replace(invars=list(operands), primitive=loop.prim, params=params)
 
 
-def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None) -> jaxprs.Equation:
+def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) -> jaxprs.Equation:
     """A loop that `jax.vmap` has mapped: its predicate says of each lane whether it goes on; others keep their values.
 
     The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane, or
@@ -124,7 +125,7 @@ def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None) -> jaxprs.Equ
     avals = [*parts.avals[:count], *first, *carry]
     over = Parts(traced(alive, avals), traced(step, avals), shift)
     operands = [*eqn.invars[:count], *(eqn.invars[count:] if is_apart else ()), *eqn.invars[count:]]
-    return _program(eqn, operands, Loop(over, Memory(), _name(eqn), trips=trips))
+    return _program(eqn, operands, Loop(over, Memory(), _name(eqn), None, trips, guards))
 
 
 def _chosen(lives: Any, new: Any, old: Any) -> Any:

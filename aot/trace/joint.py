@@ -278,7 +278,7 @@ def joint(
                 return replace(program, differentiated=differentiated)
             unopened = program
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions))
+    closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions), conventions.zero_cotangent)
     count = len(source.consts)
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]

@@ -106,6 +106,14 @@ def guarded(
     return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs, kept)[0], consts)
 
 
+def guarded_together(joint: ClosedJaxpr, num_cotangents: int, moved: Collection[int], everywhere: bool) -> ClosedJaxpr:
+    """As `guarded`, of a forward and its backward as one program, whose last inputs are cotangents."""
+    jaxpr, consts = opened(joint)
+    primals = range(len(jaxpr.invars) - num_cotangents)
+    given = [*(Known.CONSTANT if i in moved else Known.MASK for i in primals), *[Known.WITH_ZEROS] * num_cotangents]
+    return ClosedJaxpr(_Guarding(everywhere).jaxpr(jaxpr, given)[0], consts)
+
+
 def guarded_tangents(pushed: ClosedJaxpr, num_tangents: int) -> ClosedJaxpr:
     """Guard the products of a forward derivative, whose last inputs are tangents.
 

@@ -111,6 +111,16 @@ def test_under_vmap_each_lane_makes_its_own_number_of_trips(case):
     near(*found)
 
 
+@pytest.mark.parametrize("case", ["map of gradients", "map of hessians"])
+def test_all_lanes_have_as_many_checkpoints_as_one_whatever_they_take(case):
+    less = partial(ours, memory="128B")
+    found = [
+        jax.jit(partial(MAPPED[case], loop, jax.grad(loss(loop), (0, 1))))(LANES, MATRIX, TRIPS)
+        for loop in (less, masked)
+    ]
+    near(*found)
+
+
 AROUND = {
     "jit of grad of jit": lambda f: jax.jit(jax.grad(jax.jit(loss(f)), (0, 1)))(*ARGS, 6),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(loss(f)), (0, 1))(*ARGS, 6),

@@ -16,6 +16,7 @@ import numpy as np
 from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.derivatives import linalg
 from jointcut.aot.derivatives.elementwise import angles, bounds, powers
+from jointcut.aot.loops.rules import Loop
 from jointcut.aot.trace.formulas import slopes, spectra, uses
 from jointcut.aot.trace.formulas.changes import ruled
 from jointcut.aot.trace.formulas.known import Kind, Known, made, number_of
@@ -79,7 +80,9 @@ def _rewritten(
     for eqn in jaxpr.eqns:
         now = [read(v) for v in eqn.invars]
         whole = turned.get(id(eqn)) or _call(eqn, chosen)
-        if whole is None and eqn.primitive.name in _LOOKED_INTO:
+        if whole is None and isinstance(eqn.params.get("rules"), Loop):
+            whole = _loop(eqn, chosen, inside)
+        elif whole is None and eqn.primitive.name in _LOOKED_INTO:
             whole, ends = _nested(eqn, now, chosen, inside or jaxprs.call_of_jax(eqn))
             known.update(zip(eqn.outvars, ends, strict=True))
         elif whole is None:
@@ -101,6 +104,17 @@ def _nested(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], inside: s
         return new
 
     return simplify.with_bodies(eqn, change), ends[0] if is_call else [None] * len(eqn.outvars)
+
+
+def _loop(eqn: Any, chosen: Mapping[str, str], inside: str) -> Any:
+    """A loop of ours, such as `aot.while_loop`, with formulas in its body; it is pulled back under the conventions."""
+
+    def change(body: Any) -> Any:
+        jaxpr, consts = jaxprs.opened(body)
+        return jaxprs.ClosedJaxpr(_rewritten(jaxpr, [None] * len(jaxpr.invars), chosen, inside)[0], consts)
+
+    loop = eqn.params["rules"].under(chosen.get("zero_cotangent", "jax"), change)
+    return eqn.replace(params={"jaxpr": loop.closed, "rules": loop})
 
 
 def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
