@@ -102,9 +102,10 @@ class Updating:
         if set(params) != set(bound.spans[0]):
             what = "updates parameters that are floating-point arrays with dense gradients."
             raise TraceError(message("value_and_update", what, "Take value_and_grad, and update after it."))
-        if written := plain.program.results.states:
+        results = plain.program.results
+        if written := results.grown.paths if results.grown else [path for _, path in results.states]:
             what = f"belongs to an object that is updated, and {plain.name} writes to it."
-            raise TraceError(message(written[0][1], what, "Take value_and_grad, and update after it."))
+            raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
         options = replace(self._options, argnums=(0, 1))
         paths = bound.paths()
         given, before = _types(bound, 0, params), _types(bound, 1, state)

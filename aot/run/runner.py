@@ -126,7 +126,7 @@ class Runner:
     def _result_tree(self) -> Any:
         """The tree of the function's result, if its leaves are exactly a program's outputs, else None."""
         results = self.call.results
-        holds_more = results.states or results.holds_objects or results.holds_fixed
+        holds_more = results.states or results.grown or results.holds_objects or results.holds_fixed
         return None if self.handed_back or holds_more or self.call.order is not None else results.tree
 
     @cached_property

@@ -126,6 +126,10 @@ class Bound:
             written = jax.tree.unflatten(self.tree, [i in states for i in range(len(self.leaves))])
             objects.write(self.live, arrays, written, Paths(self.dynamic))
 
+    def refill(self, form: objects.Grown, arrays: Sequence[Any]) -> None:
+        """Fill the caller's objects with what the function made of them; raises as `write` does."""
+        objects.refill(self.live, self.rebuild_places(), form, arrays, Paths(self.dynamic))
+
     @property
     def fixed_leaves(self) -> list[tuple[str, fixed.Fixed]]:
         """The leaves that are not arrays, with their paths."""
