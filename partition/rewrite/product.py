@@ -61,6 +61,25 @@ class Product:
         return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
 
 
+@dataclass(frozen=True)
+class Masked:
+    """A product of a cotangent, at this place, and a mask: where the mask is zero, so is it, whatever the cotangent.
+
+    It is written as a choice, which is linear in the cotangent. `product` is how the rest is guarded, if it is.
+    """
+
+    primitive: Any
+    place: int
+    params: tuple[tuple[str, Any], ...] = ()
+    product: Product | None = None
+
+    def __call__(self, *factors: Any) -> Any:
+        """The product."""
+        calm, mask, moved = list(factors), factors[1 - self.place], factors[self.place]
+        calm[self.place] = lax.select(lax.eq(mask, lax.full_like(mask, 0)), lax.full_like(moved, 0), moved)
+        return named(self.product)(*calm) if self.product else self.primitive.bind(*calm, **dict(self.params))
+
+
 @functools.lru_cache(maxsize=4096)
 def named(product: Callable[..., Any]) -> Callable[..., Any]:
     """A product under the name by which reports find it."""

@@ -39,6 +39,19 @@ def _root_slope(exponent: float | None, primals: tuple[Array], tangents: tuple[A
 
 
 @jax.custom_jvp
+def hypot(x1: Array, x2: Array) -> Array:
+    """The length of the vector (x1, x2), whose slopes are 0 at the origin."""
+    return jnp.hypot(x1, x2)
+
+
+@hypot.defjvp
+def _hypot_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    length = hypot(*primals)
+    safe = jnp.where(length == 0, 1, length)
+    return length, sum((t * (x / safe) for x, t in zip(primals, tangents, strict=True)), jnp.zeros_like(length))
+
+
+@jax.custom_jvp
 def turned(y: Array, x: Array) -> Array:
     """The angle of the point (x, y), whose slopes are 0 at the origin."""
     return lax.atan2(y, x)
@@ -108,9 +121,24 @@ betainc = mended(
     lambda points, da, db, dx: jnp.where(points[2] == 0, points[1], points[0]) * dx,
 )
 
-# The arc cosine of cos(x) is the distance of x to the next multiple of 2·pi: its slope jumps between -1 and 1.
-arc_cosine = mended(lax.acos, lambda x: lax.abs(x) == 1, (0.0,), zero)
-arc_sine = mended(lax.asin, lambda x: lax.abs(x) == 1, (0.0,), zero)
+#: The functions whose slope is infinite at 1, and also at -1 those of circles.
+ARCS = {"acos": lax.acos, "asin": lax.asin, "acosh": lax.acosh}
+
+
+def arc(name: str, ends: tuple[float, ...]) -> Function:
+    """An arc, whose slope is 0 at such ends of its operand.
+
+    The arc cosine of cos(x) is the distance of x to the next multiple of 2·pi: its slope jumps between -1 and 1.
+    """
+
+    def is_end(x: Array) -> Array:
+        return functools.reduce(lax.bitwise_or, (x == end for end in ends))
+
+    return mended(ARCS[name], is_end, (2.0 if name == "acosh" else 0.0,), zero)
+
+
+#: The cube root of a square is steep on both sides of zero.
+cube_root_of_squares = mended(lax.cbrt, lambda total: total == 0, (1.0,), zero)
 
 
 def cube_root(exponent: int) -> Function:
