@@ -76,7 +76,7 @@ class Masked:
     def __call__(self, *factors: Any) -> Any:
         """The product."""
         calm, mask, moved = list(factors), factors[1 - self.place], factors[self.place]
-        calm[self.place] = lax.select(lax.eq(mask, lax.full_like(mask, 0)), lax.full_like(moved, 0), moved)
+        calm[self.place] = jnp.where(lax.eq(mask, lax.full_like(mask, 0)), lax.full_like(moved, 0), moved)
         return named(self.product)(*calm) if self.product else self.primitive.bind(*calm, **dict(self.params))
 
 
