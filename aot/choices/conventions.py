@@ -67,7 +67,8 @@ class Conventions(Record):
         xlogy_at_zero: `jax.scipy.special.xlogy` and `xlog1py` where x is 0 and the logarithm is not finite: "zero" for
             both arguments; PyTorch has it for x alone (`xlogy`). JAX gives -inf and NaN.
         empty_logsumexp: the logarithm of a sum of exponentials that are all zero, as in a row of -inf, and
-            `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN.
+            `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN. A row with +inf has NaN; where that may be,
+            `aot.derivatives.logsumexp` has the slope.
         arc_at_one: `arccos` and `arcsin` of a cosine or a sine that is 1 or -1: "zero", the middle of the slopes -1 and
             1. So it is on the bound for a number that was clipped there, and for `arccosh` of one that is at least 1:
             the slope is zero on one side. JAX and PyTorch give NaN or infinity.
