@@ -15,7 +15,7 @@ from flax import nnx
 
 from jointcut import aot
 from oracle import assert_same, loss, plain
-from programs import CORPUS
+from programs import CORPUS, EVERY_PROGRAM
 
 # Programs differ in what stands in the function, and the law is about what stands around it: a few of each family.
 # (Python's numbers in an Equinox module are fixed.)
@@ -269,7 +269,11 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+#: Without a gradient each does a part of what another does.
+PARTS = () if EVERY_PROGRAM else ("jit", "grad", "scan", "vmap")
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if name not in PARTS])
 def test_nnx_transformations_carry_state_through_a_cut_function(name):
     make, transformed = TRANSFORMATIONS[name]
     results = []
