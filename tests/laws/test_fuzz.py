@@ -20,7 +20,7 @@ from jointcut import aot
 from jointcut.partition.plans.backend import PORTABLE
 from programs import EVERY_PROGRAM
 
-PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 60), 10
+PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 30), 10
 
 
 @pytest.fixture(scope="module", autouse=True)
