@@ -299,4 +299,4 @@ def test_equinox_transformations_take_a_cut_function(name):
         "within": lambda f: eqx.filter_jit(eqx.filter_value_and_grad(lambda m, x: f(m, x, "mean", True))),
     }
     x = X[None] if name == "filter_vmap" else X
-    close(wraps[name](aot.function(mean))(model, x), wraps[name](mean)(model, x))
+    close(wraps[name](aot.function(mean))(model, x), eqx.filter_jit(wraps[name](mean))(model, x))
