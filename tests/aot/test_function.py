@@ -329,7 +329,7 @@ def test_jax_takes_it_as_a_function():
     assert step(jnp.array(W), X).shape == W.shape
 
 
-def test_name_scopes_survive():
+def test_name_scopes_survive(compiled_anew):
     @aot.function
     def scoped(w, x):
         with jax.named_scope("the_block"):

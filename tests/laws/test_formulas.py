@@ -12,6 +12,7 @@ from jax.scipy.special import logsumexp
 from benchmarks.derivatives.singular import SINGULAR as FOUND
 from benchmarks.eagerly import evaluate
 from jointcut import aot
+from programs import EVERY_PROGRAM
 
 
 def apart(x):
@@ -60,8 +61,9 @@ singular = pytest.mark.parametrize("name", SINGULAR)
 def test_slopes_at_zero_are_zero(name):
     function = SINGULAR[name]
     zeros = jnp.zeros(4)
-    own = jax.jit(jax.grad(function))(zeros)
-    assert not np.all(np.isfinite(own)) or name == "hypotenuse", "JAX's own would do"
+    if EVERY_PROGRAM or name == "norm":
+        own = jax.jit(jax.grad(function))(zeros)
+        assert not np.all(np.isfinite(own)) or name == "hypotenuse", "JAX's own would do"
     finite = aot.function(function, derivatives="finite")
     np.testing.assert_array_equal(finite.grad(zeros), np.zeros(4))
     both = jax.jit(lambda x, along: (jax.grad(finite)(x), jax.jvp(finite, (x,), (along,))[1]))

@@ -22,7 +22,7 @@ from jointcut import aot
 from jointcut.partition.plans.backend import PORTABLE
 from programs import EVERY_PROGRAM
 
-PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 60), 10
+PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 30), 10
 LOOPS = range(100) if EVERY_PROGRAM else (19, 27, 35)  # an index that wraps around, slopes that are infinite at the end
 OBJECTS = range(50) if EVERY_PROGRAM else (4, 9, 11)  # random streams, an array sown twice, a new attribute
 
