@@ -14,7 +14,7 @@ from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced
-from jointcut.aot.loops.rules import Loop
+from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
@@ -96,36 +96,55 @@ def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) 
     """A loop that `jax.vmap` has mapped: its predicate says of each lane whether it goes on; others keep their values.
 
     The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane, or
-    of another, if it makes no trip: no infinity or NaN arises that would be multiplied by zero in a derivative.
+    if it makes no trip, on all values of another: no infinity or NaN arises that would be multiplied by zero in a
+    derivative. Else the products of its derivative are guarded.
     """
     count, carry = parts.num_consts, parts.carry
-    dims = [None] * count + [0] * len(carry)
-    is_apart = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1 and all(
-        lanes.apart(program, dims, 0) for program in (parts.cond, parts.body)
-    )
-    first = parts.avals[count:] if is_apart else []
+    is_one_axis = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1
+    dims = lanes.of_inputs((parts.cond, parts.body), parts.avals, count) if is_one_axis else None
+    first = [] if dims is None else parts.avals[count:]
+    if dims is None or any(dims[i] is None for i in lanes.may_have(parts.avals, count)):
+        guards, parts = "everywhere", Parts(parts.cond, _guarded(parts.body), count)
     shift = count + len(first)
 
     def alive(*flat: Any) -> list[Any]:
         return [jnp.any(parts.alive(flat[:count], flat[shift:]))]
 
     def step(*flat: Any) -> list[Any]:
-        consts, old = flat[:count], flat[shift:]
+        consts, safe, old = flat[:count], flat[shift:], flat[shift:]
         lives = parts.alive(consts, old)
-        safe = old
-        if is_apart:
+        if dims is not None:
+            begins = parts.alive(consts, flat[count:shift])
             starts = [lax.stop_gradient(x) for x in flat[count:shift]]
-            begins = parts.alive(consts, starts)
-            spare = jnp.argmax(begins)
-            spares = (lax.dynamic_index_in_dim(x, spare, 0) for x in starts)
-            starts = [_chosen(begins, x, jnp.broadcast_to(y, x.shape)) for x, y in zip(starts, spares, strict=True)]
-            safe = [_chosen(lives, x, start) for x, start in zip(old, starts, strict=True)]
+            starts = _filled(begins, [*consts, *starts], dims)
+            consts, safe = starts[:count], [_chosen(lives, *pair) for pair in zip(old, starts[count:], strict=True)]
         return [_chosen(lives, new, x) for new, x in zip(parts.step(consts, safe), old, strict=True)]
 
     avals = [*parts.avals[:count], *first, *carry]
     over = Parts(traced(alive, avals), traced(step, avals), shift)
-    operands = [*eqn.invars[:count], *(eqn.invars[count:] if is_apart else ()), *eqn.invars[count:]]
+    operands = [*eqn.invars[:count], *(eqn.invars[count:] if first else ()), *eqn.invars[count:]]
     return _program(eqn, operands, Loop(over, Memory(), _name(eqn), None, trips, guards))
+
+
+def _guarded(body: Any) -> Any:
+    """A body whose inner loops are guarded as well."""
+
+    def change(eqn: jaxprs.Equation, _: str) -> jaxprs.Equation:
+        loop = eqn.params["rules"].under("everywhere", _guarded)
+        return _program(eqn, eqn.invars, loop)
+
+    return simplify.replaced(body, LOOP, change)
+
+
+def _filled(begins: Any, values: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """The values, where lanes that do not begin have those of one that does."""
+    one = jnp.argmax(begins)
+    spares = (
+        x if d is None else lax.stop_gradient(lax.dynamic_index_in_dim(x, one, 0))
+        for x, d in zip(values, dims, strict=True)
+    )
+    pairs = zip(values, spares, dims, strict=True)
+    return [x if d is None else _chosen(begins, x, jnp.broadcast_to(spare, x.shape)) for x, spare, d in pairs]
 
 
 def _chosen(lives: Any, new: Any, old: Any) -> Any:

@@ -34,7 +34,9 @@ from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
 
-_loop_p = jaxprs.call_primitive("while_loop")
+LOOP = "while_loop"  # the name of a loop's primitive
+
+_loop_p = jaxprs.call_primitive(LOOP)
 _pull_p = jaxprs.call_primitive("while_loop_backward")
 _linear_p = jaxprs.linear_primitive("while_loop_linear")
 
