@@ -40,7 +40,7 @@ from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import Unchecked, Unmeasured
+from jointcut.aot.run.unchecked import Uncached, Unchecked, Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
@@ -74,7 +74,7 @@ class Function:
         self._name = choosing.name_of(function)
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
-        self._unchecked = Unchecked(self._name)
+        self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._unmeasured = Unmeasured(self._name)
         self._inside = Inside(function, self._options, self._name, self._uncut, self._unmeasured)
@@ -93,12 +93,11 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; no residuals are kept."""
-        if not debug.is_on() and (ready := self._binder.ready("call", args, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            return tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("call", args, kwargs)) is not None:
+            return ran[0]
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing():
-            self._warn_unchecked()
+            self._warn_inside()
             return self._inside(signature, bound)
         return self._runner("call", (), signature, bound).result(bound)
 
@@ -107,13 +106,12 @@ class Function:
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if not debug.is_on() and (ready := self._binder.ready("step", args, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            return tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("step", args, kwargs)) is not None:
+            return ran[0]
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing() and has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
-            self._warn_unchecked()
+            self._warn_inside()
             return jax.value_and_grad(self._function, self._options.argnums, self._options.has_aux)(*args, **kwargs)
         return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
@@ -240,7 +238,7 @@ class Function:
     def _runner(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """The runner of a call; `kind` is `call`, `step` or `pair`, `positions` the differentiated arguments."""
         if jaxprs.tracing():
-            self._warn_unchecked()
+            self._warn_inside()
             return self._cut(signature, positions, bound).open
         if debug.is_on():
             return self._cut(signature, positions, bound).checked()
@@ -263,9 +261,11 @@ class Function:
 
         return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
 
-    def _warn_unchecked(self) -> None:
+    def _warn_inside(self) -> None:
         if self._options.check is not None:
             self._unchecked()
+        if self._options.cache and self._options.budget is None:  # whose plan would be kept
+            self._uncached()
 
     def _jitted(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """A runner that compiles at its first call."""
@@ -351,7 +351,7 @@ def function(
         plan: a plan made before for the same program, or its text, instead of a strategy.
         cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
             default is the environment variable `JOINTCUT_CACHE_DIR`, if set. Beyond `JOINTCUT_CACHE_SIZE` ("10GiB"),
-            the least recently used programs are removed.
+            the least recently used programs are removed. Inside a transformation it keeps plans of budgets alone.
         filter: which arrays of the arguments in `argnums` are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
             of the argument (a tuple of trees if `argnums` is a tuple). The gradient of any other array is None.
