@@ -53,7 +53,8 @@ class Options(Record):
             to `vjp` or to halves compiled as two programs, since the backward may read them.
         sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
             and `grad` return their gradients as a `jax.experimental.sparse.BCOO` of the rows that were read.
-        budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
+        budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0; where
+            plain JAX has no gradient, through a `lax.while_loop`, of those of a step with all saved), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
         cost: the model of the seconds that each op takes. The default for budgets is a roofline of the device's
             measured rates. They are stored for the machine, so that a budget always leads to the same plan

@@ -17,6 +17,7 @@ from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import LOOP_OF_JAX
 from jointcut.partition.rewrite import simplify
 
 _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
@@ -60,7 +61,7 @@ def _has_references(eqn: jaxprs.Equation) -> bool:
 
 
 def _name(eqn: jaxprs.Equation) -> str:
-    return f"the lax.while_loop at {jaxprs.source_of(eqn)}"
+    return f"{LOOP_OF_JAX} at {jaxprs.source_of(eqn)}"
 
 
 def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
-from jointcut.partition.errors import DerivativeError
+from jointcut.partition.errors import BudgetError, DerivativeError
 from programs import EVERY_PROGRAM
 
 X = jnp.array([0.4, 1.1, 2.0])
@@ -316,3 +316,21 @@ def test_exported_for_any_size(tmp_path):
     shapes = aot.shapes("b", "float32"), aot.shapes("", "int32")
     program.export(tmp_path / "artefact", *shapes, platforms="cpu", sizes={"b": 8})
     near(aot.load(tmp_path / "artefact").grad(X, jnp.int32(3)), jax.grad(lambda x: jnp.sum(by_python(x, 3)))(X))
+
+
+def test_reports_and_budgets_name_no_figure_of_plain_jax_where_it_has_no_gradient():
+    def halved(x):
+        return jnp.sum(lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: jnp.sin(c) / 2, x))
+
+    report = aot.function(halved).trace(jnp.ones(8)).partition("min_cut").explain(measure=False)
+    remark, *_ = report.bounds
+    assert remark.startswith("plain JAX has no gradient through the lax.while_loop at ")
+    assert remark.endswith(": all saved is this step with nothing cut")
+    assert str(report).count("lain JAX") == 1
+    assert ", all saved " in report.verdict
+    assert not any("plain JAX" in total["detail"] for total in report.data["totals"])
+    assert "÷ all saved" in str(report.front)
+    with pytest.raises(BudgetError) as refusal:
+        aot.function(halved, budget="0.001%").grad(jnp.ones(8))
+    assert str(refusal.value).startswith("budget of 0.001% of the activations with all saved cannot be met.")
+    assert "plain JAX" not in str(refusal.value)
