@@ -31,8 +31,8 @@ from jointcut.aot.report.liveness import Liveness
 
 HEADINGS = (
     "activations\nMB",
-    "÷ plain",
     "peak\nMB",
+    "÷ plain",
     "step\nms",
     "÷ plain",
     "ready in\ns",
@@ -66,7 +66,7 @@ class Plan:
 def main() -> None:
     """Compare, train, draw."""
     plan = parse_options()
-    console = wide_console(124)
+    console = wide_console(132)
     program = gpt.of("demo", plan.config, ROWS)
     console.print(f"A byte-level GPT: {program.title}; {program.num_parameters / 1e6:.2f} M parameters.")
     shown = methods_shown(program)
@@ -162,14 +162,14 @@ def add_rows(table: Table, steps: Mapping[str, Step], timings: Mapping[str, Timi
         table.add_row(
             prefix + name,
             f"{step.activation_bytes / MB:.1f}",
-            f"{step.activation_bytes / plain.activation_bytes:.2f}",
             f"{step.peak_bytes / MB:.1f}",
+            f"{step.peak_bytes / plain.peak_bytes:.2f}",
             f"{timing.seconds.median * 1e3:.0f}",
             f"{timing.ratio.median:.2f}",
             f"{step.ready_s:.1f}",
             f"{largest_difference(step.call()[1], reference):.1g}",
             str(step.dots),
-            ", ".join(word for word, is_best in best.items() if is_best),
+            "both" if all(best.values()) else "".join(word for word, is_best in best.items() if is_best),
             style="bold" if any(best.values()) else None,
         )
     table.add_section()
