@@ -1,7 +1,7 @@
 """Build the documentation site: `python docs/build.py site`.
 
-The sources of the pages are laid out in a folder that is gone afterwards: what is written by hand here, what `pages`
-makes of the code, and what `included` takes from the repository. Sphinx's warnings are errors.
+The sources of the pages are laid out in a folder that is gone afterwards: what `included` takes from the repository,
+which is all that is written by hand, and what `pages` makes of the code. Sphinx's warnings are errors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ def build(out: Path) -> int:
     with TemporaryDirectory() as made:
         stage = Path(made, "pages")
         stage.mkdir()
-        for page in HERE.glob("*.md"):
-            shutil.copyfile(page, stage / page.name)
         include(HERE.parent, stage)
         for name, text in pages().items():
             path = stage / name
