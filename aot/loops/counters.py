@@ -48,11 +48,13 @@ class Counter:
 class Counters:
     """The counters of a loop, and how many trips it makes at most, None where that is not known.
 
-    `body` and `inputs` are its body while it is read, and the variables of constants and carry.
+    `is_exact` says that it makes just so many. `body` and `inputs` are its body while it is read, and the variables of
+    constants and carry.
     """
 
     each: Sequence[Counter]
     trips: int | None
+    is_exact: bool
     body: Reader
     inputs: Sequence[Any]
 
@@ -63,7 +65,8 @@ class Counters:
         bounds = [n for p in loop.parts if (n := loop.trips(p)) is not None]
         trips = min(bounds, default=None)
         found = (loop.counter(p, FOREVER if trips is None else trips) for p in loop.parts)
-        return cls([counter for counter in found if counter is not None], trips, loop.body, loop.inputs)
+        is_exact = trips is not None and loop.cond.is_one_test
+        return cls([counter for counter in found if counter is not None], trips, is_exact, loop.body, loop.inputs)
 
     def places(self, atom: Atom) -> Iterator[tuple[Counter, int]]:
         """The counters that a number in the body follows, and by how much it is more than the counter."""
@@ -126,6 +129,14 @@ class Reader:
         if offset is None or number is None:
             return None
         return 0 if least + offset >= number else 1 if most + offset < number else None
+
+    @property
+    def is_one_test(self) -> bool:
+        """Whether the first output is one comparison."""
+        eqn = self.maker(self.outputs[0])
+        while eqn is not None and eqn.primitive.name in _SAME_NUMBER:
+            eqn = self.maker(eqn.invars[0])
+        return eqn is not None and eqn.primitive.name in _SWAPPED
 
     def limits(self, counter: Any) -> Iterator[tuple[str, int]]:
         """The comparisons of an input with known numbers of which all must hold for the first output to be true."""

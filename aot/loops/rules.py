@@ -77,6 +77,12 @@ class Loop(Program):
         """The counters of the loop."""
         return Counters.of(self.parts, self.known)
 
+    @cached_property
+    def bounded(self) -> Memory:
+        """The memory of its derivative, given how often the program shows it to run, or is expected to."""
+        exact = self.counters.trips if self.counters.is_exact else None
+        return self.memory.bounded(self.counters.trips, exact if self.trips is None else self.trips)
+
     def derivative(self, mask: Mask) -> Derivative:
         """What belongs to the derivative with respect to the inputs in `mask`."""
         return self._derivatives.of(mask, lambda: Derivative.of(self, mask))
@@ -122,7 +128,7 @@ class Loop(Program):
 
         def make() -> tuple[Loop, list[bool]]:
             parts, has = self.parts.mapped(axis, dims)
-            memory = self.memory if slots is None else self.memory.fixed(slots)
+            memory = self.bounded if slots is None else self.bounded.fixed(slots)
             return self.like(parts, memory), has
 
         return self._mapped.of((axis, dims, slots), make)
@@ -180,7 +186,7 @@ class Derivative:
     @cached_property
     def slots(self) -> int:
         """The number of checkpoints."""
-        return self.loop.memory.slots(self.types)
+        return self.loop.bounded.slots(self.types)
 
     @cached_property
     def saving(self) -> Saving:
@@ -200,7 +206,8 @@ class Derivative:
     def tangent(self) -> Loop:
         """The loop that also carries tangents; where products are guarded, all of them are in its own derivative."""
         loop = self.loop
-        return loop.like(loop.parts.tangent(self.mask, loop.guards), guards="everywhere" if loop.guards else None)
+        guards = "everywhere" if loop.guards else None
+        return loop.like(loop.parts.tangent(self.mask, loop.guards), loop.bounded, guards=guards)
 
     def linear(self, residuals: Sequence[Any]) -> Callable[..., list[Any | None]]:
         """The linear map from tangents of the inputs in `mask` to those of the loop's results."""

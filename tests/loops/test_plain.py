@@ -158,6 +158,49 @@ def test_an_array_that_is_filled_is_in_no_checkpoint():
     assert memory.step.temp_bytes < 40 * 500 * 4 * 4
 
 
+def below(bound, start=0, change=1):
+    return lambda x: lax.while_loop(lambda c: c[0] < bound, lambda c: (c[0] + change, jnp.sin(c[1])), (start, x))[1]
+
+
+TRIPS = {
+    "a number": (below(8), 8),
+    "by threes": (below(8, -1, 3), 3),
+    "a small type": (below(np.int8(127), np.int8(119)), 8),
+    "downwards": (
+        lambda x: lax.while_loop(lambda c: c[0] >= 7, lambda c: (c[0] - 2, jnp.sin(c[1])), (np.uint8(12), x))[1], 3
+    ),
+    "a bound in the carry": (lambda x: lax.fori_loop(0, jnp.int32(8), lambda i, y: jnp.sin(y), x), 8),
+    "or less": (
+        lambda x: lax.while_loop(
+            lambda c: (c[0] < 8) & (c[1][0] < 9), lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x)
+        )[1], 8
+    ),
+    "ours": (lambda x: aot.while_loop(lambda c: c[0] < 8, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1], 8),
+    "a type that would wrap around": (below(np.int8(127), np.int8(120), np.int8(4)), 16),
+    "an end that nobody knows": (
+        lambda x: lax.while_loop(lambda c: c[1][0] > 0.5, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1], 16
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRIPS)
+def test_a_loop_keeps_no_more_carries_than_the_program_shows_it_to_make_trips(case):
+    loop, want = TRIPS[case]
+    plan = aot.function(lambda x: jnp.sum(loop(x))).trace(jnp.ones(2**18)).partition().plan
+    assert plan.nested[0].checkpoints == want
+
+
+def test_a_loop_that_runs_more_often_than_expected_keeps_no_more_carries():
+    def loss(x, n):
+        with aot.trips(4):
+            return jnp.sum(rooted(x, n))
+
+    cut = aot.function(loss).trace(X, jnp.int32(40)).partition()
+    assert cut.plan.nested[0].checkpoints == 4
+    want = jax.jit(jax.grad(lambda x: jnp.sum(by_python(x, 40))))(X)
+    np.testing.assert_allclose(cut.compile().value_and_grad(X, jnp.int32(40))[1], want, rtol=2e-5)
+
+
 def test_a_function_without_such_loops_is_traced_once():
     calls = []
 

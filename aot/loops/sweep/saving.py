@@ -47,7 +47,7 @@ class Saving(Plain):
             carry.append(jaxprs.full(run.carry[-1], 0))
         slots = self.slots
         alive, step = (lambda c: run.alive(consts, c)), (lambda c: run.step(consts, c))
-        outs, points = placed(alive, step, carry, self.kept, slots, slots == self.loop.memory.most)
+        outs, points = placed(alive, step, carry, self.kept, slots, slots == self.loop.bounded.most)
         lane = outs.pop() if self._counts else points.trips
         return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
 
