@@ -27,7 +27,7 @@ from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.inside import Inside
-from jointcut.aot.calls.method import Method
+from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.calls.updating import KEPT_UPDATES, Updating
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
@@ -67,18 +67,19 @@ class Function:
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         """Call `aot.function` instead."""
-        self._function = function
-        self._options = choosing.validated(function, options)
-        self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        self._function, self._kind = unwrapped(function)
+        self._options = choosing.validated(self._function, options)
+        statics = Statics.of(self._function, self._options.static_argnums, self._options.static_argnames)
+        self._statics = replace(statics, refuse=refusing_unbound(self, self._function))
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
-        self._name = choosing.name_of(function)
+        self._name = choosing.name_of(self._function)
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._unmeasured = Unmeasured(self._name)
-        self._inside = Inside(function, self._options, self._name, self._uncut, self._unmeasured)
-        functools.update_wrapper(self, function)
+        self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
+        functools.update_wrapper(self, self._function)
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
@@ -86,8 +87,8 @@ class Function:
         return f"<aot.function {name}: {choosing.way_of(self._options)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the instance (a pytree, like an Equinox module) becomes the first argument."""
-        return self if instance is None else Method(self, instance)
+        """Bind a method: the instance (a pytree, like an Equinox module) or class becomes the first argument."""
+        return bound_to(self, self._kind, instance, owner)
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -378,9 +379,8 @@ def function(
         saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
             keeps for the backward, traced into the halves where JAX can trace them.
         spill: a folder in which what is computed and kept for the backward waits in files, in loops step by step, and
-            not in memory. They are removed when the backward is done, also after a crash, by the next call that spills
-            there. The halves run as two programs, one at a time, and a call waits for them; inside a transformation of
-            yours no gradient can be taken.
+            not in memory. They are removed when the backward is done, after a crash by the next call that spills there.
+            The halves run as two programs, for which a call waits. No transformation of yours can take a gradient.
         error: the relative error that the gradient may have under a budget, such as 1e-2. What is saved may then wait
             in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
             the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
