@@ -257,9 +257,8 @@ class Function:
         if self._options.check is None:
             return runner
 
-        def cut() -> Cut:
-            return self._cut(signature, positions if kind != "call" else (), signature.bound)
-
+        chosen = positions if kind != "call" else ()
+        cut = functools.partial(self._cut, signature, chosen, signature.bound)
         return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
 
     def _warn_inside(self) -> None:
@@ -296,8 +295,7 @@ class Function:
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut
 
-        key = "cut", positions
-        return signature.made.of(key, make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+        return signature.made.of(("cut", positions), make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
 
 def function(
@@ -326,6 +324,7 @@ def function(
     saved_arrays: SavedArrays | None = None,
     spill: str | os.PathLike[str] | None = None,
     error: float | None = None,
+    devices: int | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -348,6 +347,7 @@ def function(
             least possible. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
+        devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.
         cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
         plan: a plan made before for the same program, or its text, instead of a strategy.
         cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
@@ -396,5 +396,5 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error, devices)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)
