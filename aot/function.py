@@ -27,7 +27,7 @@ from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.inside import Inside
-from jointcut.aot.calls.method import Method
+from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.calls.updating import KEPT_UPDATES, Updating
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
@@ -67,18 +67,19 @@ class Function:
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         """Call `aot.function` instead."""
-        self._function = function
-        self._options = choosing.validated(function, options)
-        self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        self._function, self._kind = unwrapped(function)
+        self._options = choosing.validated(self._function, options)
+        statics = Statics.of(self._function, self._options.static_argnums, self._options.static_argnames)
+        self._statics = replace(statics, refuse=refusing_unbound(self, self._function))
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
-        self._name = choosing.name_of(function)
+        self._name = choosing.name_of(self._function)
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
         self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._unmeasured = Unmeasured(self._name)
-        self._inside = Inside(function, self._options, self._name, self._uncut, self._unmeasured)
-        functools.update_wrapper(self, function)
+        self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
+        functools.update_wrapper(self, self._function)
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
@@ -86,8 +87,8 @@ class Function:
         return f"<aot.function {name}: {choosing.way_of(self._options)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the instance (a pytree, like an Equinox module) becomes the first argument."""
-        return self if instance is None else Method(self, instance)
+        """Bind a method: the instance (a pytree, like an Equinox module) or class becomes the first argument."""
+        return bound_to(self, self._kind, instance, owner)
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -256,9 +257,8 @@ class Function:
         if self._options.check is None:
             return runner
 
-        def cut() -> Cut:
-            return self._cut(signature, positions if kind != "call" else (), signature.bound)
-
+        chosen = positions if kind != "call" else ()
+        cut = functools.partial(self._cut, signature, chosen, signature.bound)
         return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
 
     def _warn_inside(self) -> None:
@@ -295,8 +295,7 @@ class Function:
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut
 
-        key = "cut", positions
-        return signature.made.of(key, make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+        return signature.made.of(("cut", positions), make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
 
 def function(
@@ -325,6 +324,7 @@ def function(
     saved_arrays: SavedArrays | None = None,
     spill: str | os.PathLike[str] | None = None,
     error: float | None = None,
+    devices: int | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -347,6 +347,7 @@ def function(
             least possible. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
+        devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.
         cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
         plan: a plan made before for the same program, or its text, instead of a strategy.
         cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
@@ -378,9 +379,8 @@ def function(
         saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
             keeps for the backward, traced into the halves where JAX can trace them.
         spill: a folder in which what is computed and kept for the backward waits in files, in loops step by step, and
-            not in memory. They are removed when the backward is done, also after a crash, by the next call that spills
-            there. The halves run as two programs, one at a time, and a call waits for them; inside a transformation of
-            yours no gradient can be taken.
+            not in memory. They are removed when the backward is done, after a crash by the next call that spills there.
+            The halves run as two programs, for which a call waits. No transformation of yours can take a gradient.
         error: the relative error that the gradient may have under a budget, such as 1e-2. What is saved may then wait
             in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
             the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
@@ -396,5 +396,5 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error, devices)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -33,6 +33,7 @@ from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, followed
 from jointcut.aot.fitting.fit import fit, prices
 from jointcut.aot.fitting.notes import Held, Note, PlainNote
+from jointcut.aot.fitting.shares import shared, told
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.trace.joint import Joint
@@ -116,6 +117,12 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
 
     Raises `BudgetError` as `fit` does.
     """
+    shared_by = wanted.budget, wanted.program, wanted.options.devices
+    with told(*shared_by):
+        return _settled(replace(wanted, budget=shared(*shared_by)))
+
+
+def _settled(wanted: Wanted[_T]) -> Fitted[_T]:
     lookup = _Lookup.of(wanted)
     known = lookup.place.known
     with lookup.place.lock, Stage("search", wanted.name) as now:

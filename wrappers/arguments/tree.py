@@ -31,6 +31,9 @@ class Statics:
     argnums: frozenset[int] = frozenset()
     argnames: frozenset[str] = frozenset()
     count: int | None = None  # number of positional parameters, if known
+    refuse: Callable[[Sequence[Any]], None] | None = field(
+        default=None, compare=False, repr=False
+    )  # raises `CallError`
 
     @classmethod
     def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any, kind: str = "static") -> Statics:
@@ -250,6 +253,8 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
     (`arguments.fixed`). An integer is fixed inside a transformation, where JAX would keep it as it is. Raises
     `TraceError` for a leaf that JAX cannot take, `CallError` for a call that no program can be made for.
     """
+    if statics.refuse is not None:
+        statics.refuse(args)
     dynamic = tuple(a for i, a in enumerate(args) if i not in statics.argnums)
     named = {k: v for k, v in kwargs.items() if k not in statics.argnames}
     paths = Paths([i for i in range(len(args)) if i not in statics.argnums])
