@@ -37,7 +37,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class Conventions(Record):
     """Which derivative is taken at singular points, for `aot.function(derivatives=...)`; `aot.conventions` makes one.
 
-    Each field is "jax", which leaves the derivative to JAX, or says what is taken instead.
+    Each field is "jax", which leaves the derivative to JAX, or says what is taken instead. It holds in all that the
+    function calls: branches, loops, `jax.checkpoint`, `jax.jit`, `jax.vmap`, `jax.shard_map`, functions of a linear
+    solve. But a rule of your own, `jax.custom_jvp` or `jax.custom_vjp`, stays as it is: what it differentiates itself
+    has JAX's slopes. Differentiate `aot.function(f, derivatives=...)` in the rule instead of f.
 
     Attributes:
         zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a

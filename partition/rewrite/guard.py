@@ -84,7 +84,7 @@ _OF_MASKS = MOVEMENT | {
 }
 
 #: What runs its one body once.
-_CALLS = OPENED | {"remat2", "checkpoint"}
+_CALLS = OPENED | {"remat2", "checkpoint", "shard_map"}
 
 
 class Known(IntEnum):

@@ -57,7 +57,10 @@ _BOUNDS_STAY = (*_MEDIANS, "celu")
 _STAY = frozenset({*_CALLS, *_BOUNDS_STAY, "clip"})
 
 #: What holds programs that are looked into.
-_LOOKED_INTO = LOOPS | OPENED | {"cond", "remat2", "checkpoint"}
+_LOOKED_INTO = LOOPS | OPENED | {"cond", "custom_linear_solve", "remat2", "checkpoint", "shard_map"}
+
+#: What gives its bodies other values than its operands.
+_OTHERWISE = LOOPS | {"custom_linear_solve"}
 
 
 def with_formulas(closed: Any, conventions: Conventions) -> Any:
@@ -132,13 +135,13 @@ def _entering(eqn: Any, now: Sequence[Known]) -> tuple[list[Any], list[Known], r
     """The values that enter the bodies of an equation, what is known of them, and the places of what a loop carries.
 
     What a scan carries is taken to stay zero or larger if it starts at zero, which is to be seen by the step. It is
-    not the same value in each step, and stands as None. Nothing is said of what enters another loop.
+    not the same value in each step, and stands as None. Nothing is said of what enters another loop, or a solution.
     """
     name, outer, given = eqn.primitive.name, list(eqn.invars), list(now)
     if name == "cond":
         return outer[1:], given[1:], range(0)
     if name != "scan":
-        return (outer, given, range(0)) if name not in LOOPS else ([], [], range(0))
+        return ([], [], range(0)) if name in _OTHERWISE else (outer, given, range(0))
     layout = jaxprs.scan_layout(eqn)
     carried = range(layout.num_consts, layout.num_consts + layout.num_carry)
     for i in carried:

@@ -190,7 +190,8 @@ class Makers:
             elif moved is not None:
                 v, axes = moved
             else:
-                names = (a if n != 1 else None for a, n in zip(axes, v.aval.shape, strict=True))
+                shape = v.aval.shape  # a number has no axes
+                names = (a if n != 1 else None for a, n in zip(axes if shape else (), shape, strict=True))
                 return number, (self.first(v), tuple(names))
 
     def _scaled(self, eqn: Any) -> tuple[float, Any] | None:
@@ -200,10 +201,12 @@ class Makers:
             return None
         if name == "neg":
             return -1.0, eqn.invars[0]
-        numbers = [self._number(v) for v in eqn.invars]
-        if numbers[1]:
-            return (numbers[1] if name == "mul" else 1.0 / numbers[1]), eqn.invars[0]
-        return (numbers[0], eqn.invars[1]) if numbers[0] and name == "mul" else None
+        first, second = map(self._number, eqn.invars)
+        if name == "div":
+            return (1.0 / second, eqn.invars[0]) if second else None
+        if second is not None:
+            return second, eqn.invars[0]
+        return None if first is None else (first, eqn.invars[1])
 
     def _number(self, v: Any) -> float | None:
         while (eqn := self.of(v, "broadcast_in_dim", "convert_element_type")) is not None:
