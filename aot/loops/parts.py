@@ -143,7 +143,7 @@ class Parts:
         Each lane makes its own number of trips. A lane that has finished keeps its values. The body runs on with it,
         but on the inputs of a lane that has not: these are inputs that the body was made for, so no infinity or NaN
         arises that would be multiplied by zero in a derivative. Where the body communicates along the axis, it sees
-        the lane's own values, as in JAX.
+        the lane's own values, as in JAX; then the products of its derivative are guarded (`rules.Loop.over`).
         """
         consts, has = list(dims[: self.num_consts]), [d is not None for d in dims[self.num_consts :]]
         while True:
@@ -170,13 +170,13 @@ class Parts:
         avals, count = self._mapped_avals(axis, dims), self.num_consts
         alive = over(axis, functools.partial(jaxprs.evaluate, self.cond), dims, [0])
         step = over(axis, functools.partial(jaxprs.evaluate, self.body), dims, [0] * len(self.carry))
-        talks = _talks(self.body, axis)
+        is_shared = talks(self.body, axis)
 
         def body(*flat: Any) -> list[Any]:
             lives = alive(*flat)[0]
             one = jnp.argmax(lives)
             pairs = zip(flat, dims, strict=True)
-            safe = flat if talks else [x if d is None else _safe(lives, one, x, d) for x, d in pairs]
+            safe = flat if is_shared else [x if d is None else _safe(lives, one, x, d) for x, d in pairs]
             return [_chosen(lives, new, old, 0) for new, old in zip(step(*safe), flat[count:], strict=True)]
 
         return Parts(traced(lambda *flat: [jnp.any(alive(*flat)[0])], avals), traced(body, avals), count)
@@ -209,7 +209,7 @@ def _lead(axis: Any, x: Any, dim: int | None) -> Any:
     return lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
-def _talks(closed: Any, axis: Any) -> bool:
+def talks(closed: Any, axis: Any) -> bool:
     """Whether a jaxpr communicates along an axis."""
     return any(axis.name == getattr(effect, "name", None) for effect in jaxprs.opened(closed)[0].effects)
 

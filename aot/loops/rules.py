@@ -23,7 +23,7 @@ from jointcut.aot.choices.conventions import CHOICES
 from jointcut.aot.loops.buffers import Buffer, buffers, without_gaps
 from jointcut.aot.loops.counters import Counters
 from jointcut.aot.loops.memory import Memory, steps_again
-from jointcut.aot.loops.parts import Parts, led, over, traced
+from jointcut.aot.loops.parts import Parts, led, over, talks, traced
 from jointcut.aot.loops.sweep.cutting import has_sizes
 from jointcut.aot.loops.sweep.reverse import runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
@@ -129,7 +129,7 @@ class Loop(Program):
         def make() -> tuple[Loop, list[bool]]:
             parts, has = self.parts.mapped(axis, dims)
             memory = self.bounded if slots is None else self.bounded.fixed(slots)
-            return self.like(parts, memory), has
+            return self.like(parts, memory, guards="everywhere" if talks(self.parts.body, axis) else None), has
 
         return self._mapped.of((axis, dims, slots), make)
 

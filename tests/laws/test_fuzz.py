@@ -102,7 +102,7 @@ def test_a_seed_always_writes_the_same_program_of_every_kind_of_line():
     texts = [program(seed).text for seed in range(300)]
     assert texts[:3] == [program(seed).text for seed in range(3)]
     words = "lax.scan fori_loop lax.cond lax.switch jax.vmap lax.map jax.checkpoint bfloat16 ruled( pulled( jax.random"
-    words += " masked( force( largest) jnp.dot(0.7, select_n(True"
+    words += " masked( force( largest( jnp.dot(0.7, select_n(True"
     for word in [*words.split(" "), "optimization_barrier", "stop_gradient", "reverse=True", "int32"]:
         assert sum(word in text for text in texts) >= 10, word
     assert sum("        def " in text for text in texts) >= 30  # one body within another

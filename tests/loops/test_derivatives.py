@@ -158,6 +158,29 @@ def test_a_finished_lane_puts_no_nan_into_a_gradient():
     near(jax.vmap(jax.grad(roots))(x, n), apart)
 
 
+def test_nor_does_one_whose_lanes_read_each_other():
+    def lane(w, n):
+        def body(c):
+            return c[0] + 1, c[1] + w * jnp.log(1.0 * (n - c[0])) * jax.lax.pmean(c[2], "lanes"), c[2]
+
+        return aot.while_loop(lambda c: c[0] < n, body, (0, 0.0, w))[1]
+
+    lanes = jax.vmap(lane, (None, 0), axis_name="lanes")
+    near(jax.grad(lambda w: lanes(w, jnp.array([0, 2])).sum())(2.0), 2 * 2.0 * np.log(2.0))
+
+
+def test_a_loop_of_jaxs_in_a_body_runs_backwards():
+    def nest(x):
+        def body(c):
+            return c[0] + 1, jax.lax.fori_loop(0, c[0], lambda j, z: jnp.sin(z), c[1])
+
+        return aot.while_loop(lambda c: c[0] < 3, body, (0, x))[1]
+
+    want = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
+    near(jax.grad(nest)(1.0), want)
+    near(aot.function(nest).grad(1.0), want)
+
+
 def test_nested_loops():
     def nest(loop):
         return lambda x, n: loop(n, lambda i, y: loop(i, lambda j, z: jnp.sin(z) * x, y), x)
