@@ -52,4 +52,8 @@ Files, in reading order:
 - storm_worker: Put and get entries of a store until killed, and write down what the store said.
 - storm: Kill the writers of a store again and again, and see that nothing it reported as written is lost or wrong.
 - demo: Train a GPT with jointcut and show what it saves.
+- weighed: Weigh what the pages tell of memory: steps are compiled, nothing is timed, and the figures are stored.
+- figures: Say the figures of README and docs, and lay out their tables: each follows from what is stored in `results/`.
+- curves: Draw how much memory is alive over a step, as an SVG that reads on light and dark pages.
+- written: Write the figures of README and docs, and the README's picture, from what is stored in `results/`.
 """

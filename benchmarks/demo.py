@@ -3,7 +3,7 @@
     python -m benchmarks.demo
 
 At most four minutes on two cores: a table of memory, time and gradients for plain JAX, `jax.checkpoint` and
-jointcut; a training run with jointcut on the sources of Python's standard library; a picture of both.
+jointcut, with who wins and why; a training run with jointcut on the sources of Python's standard library; a picture.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks.alive import live_bytes
 from benchmarks.measure import Timing, time_together, wide_console
-from benchmarks.methods import Method, Step, build_jointcut, methods_for
+from benchmarks.methods import Figures, Method, Step, build_jointcut, methods_for
 from benchmarks.picture import draw
 from benchmarks.programs import Program, gpt, text
 from jointcut import aot
@@ -31,20 +31,23 @@ from jointcut.aot.report.liveness import Liveness
 
 HEADINGS = (
     "activations\nMB",
-    "÷ plain",
     "peak\nMB",
+    "÷ plain",
     "step\nms",
     "÷ plain",
     "ready in\ns",
     "gradient\ndiffers by",
+    "matrix\nproducts",
+    "best\nin",
 )
 CAPTION = (
     "activations: XLA's temp bytes, and residuals between programs; peak: arguments and results as well\n"
+    "matrix products: in the program, a loop's counted once; those beyond plain's are computed twice\n"
     "+ barriers: compiled without the CPU pass that expands them away"
 )
 PICTURE = Path(__file__).parent / "results" / "demo.png"
 ROWS = 8
-BLOCKS_KEPT = 1.5  # a budget's share of plain JAX's activations: about what so many of the blocks keep
+DEFAULT, LEAST = "jointcut", "jointcut, budget=0.0"
 WARM_UP = 20  # steps until the full learning rate
 MB = 1e6
 
@@ -63,7 +66,7 @@ class Plan:
 def main() -> None:
     """Compare, train, draw."""
     plan = parse_options()
-    console = wide_console(112)
+    console = wide_console(132)
     program = gpt.of("demo", plan.config, ROWS)
     console.print(f"A byte-level GPT: {program.title}; {program.num_parameters / 1e6:.2f} M parameters.")
     shown = methods_shown(program)
@@ -72,15 +75,20 @@ def main() -> None:
     with tqdm(total=runs, unit="run", disable=None) as bar:
         steps = build(program, shown, bar)
         table = new_table()
-        add_rows(table, steps, timed(steps, plan, bar), "")
+        timings = timed(steps, plan, bar)
+        add_rows(table, steps, timings, "")
         again = build(unrolled, also, bar)
         add_rows(table, again, timed(again, plan, bar), "unrolled: ")
         bar.clear()
         console.print(table)
+        times = {name: timing.ratio.median for name, timing in timings.items()}
+        for line in verdict({name: step.figures for name, step in steps.items()}, times):
+            console.print(line)
         losses = train(plan, bar)
     first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
     console.print(f"{plan.steps} steps with jointcut: loss {first:.2f} → {last:.2f} nats per byte.")
-    memory = {name: replay(steps[name], name, console) for name in ("plain", "jointcut")}
+    peaks = {name: step.peak_bytes for name, step in steps.items()}
+    memory = {name: replay(steps[name], name, console) for name in ("plain", best_checkpoint(peaks), DEFAULT, LEAST)}
     plan.picture.parent.mkdir(exist_ok=True)
     draw(plan.picture, losses, memory, f"Byte-level GPT: {program.title}")
     console.print(f"Picture: {plan.picture}")
@@ -101,22 +109,20 @@ def parse_options() -> Plan:
 
 
 def methods_shown(program: Program) -> dict[str, Method]:
-    """Plain, `jax.checkpoint` around each block, and jointcut, by the names under which they are shown."""
+    """Plain, `jax.checkpoint` around each block, and jointcut, by default and with the least memory, by name."""
     methods = methods_for(program)
     shown = {
         name: build
         for name, build in methods.items()
         if name == "plain" or ("block" in name and "everything" not in name)
     }
-    budget = min(0.9, round(BLOCKS_KEPT / program.sizes["layers"], 2))
-    within = partial(build_jointcut, budget=budget)
-    return shown | {"jointcut": build_jointcut, f"jointcut, budget={budget}": within}
+    return shown | {DEFAULT: build_jointcut, LEAST: partial(build_jointcut, budget=0.0)}
 
 
 def unrolled_shown(config: gpt.Config) -> tuple[Program, dict[str, Method]]:
     """The same model with its layers written one after the other, plain and by jointcut."""
     program = gpt.of("demo, unrolled", replace(config, scan=False), ROWS)
-    return program, {"plain": methods_for(program)["plain"], "jointcut": build_jointcut}
+    return program, {"plain": methods_for(program)["plain"], DEFAULT: build_jointcut}
 
 
 def build(program: Program, methods: Mapping[str, Method], bar: tqdm) -> dict[str, Step]:
@@ -148,20 +154,48 @@ def add_rows(table: Table, steps: Mapping[str, Step], timings: Mapping[str, Timi
     """Add all methods on one step of one program, each beside its plain."""
     plain = steps["plain"]
     _, reference = plain.call()
+    least = min(step.peak_bytes for step in steps.values())
+    fastest = min(timing.ratio.median for timing in timings.values())
     for name, step in steps.items():
         timing = timings[name]
+        best = {"memory": step.peak_bytes == least, "time": timing.ratio.median == fastest}
         table.add_row(
             prefix + name,
             f"{step.activation_bytes / MB:.1f}",
-            f"{step.activation_bytes / plain.activation_bytes:.2f}",
             f"{step.peak_bytes / MB:.1f}",
+            f"{step.peak_bytes / plain.peak_bytes:.2f}",
             f"{timing.seconds.median * 1e3:.0f}",
             f"{timing.ratio.median:.2f}",
             f"{step.ready_s:.1f}",
             f"{largest_difference(step.call()[1], reference):.1g}",
-            style="bold" if name.startswith("jointcut") else None,
+            str(step.dots),
+            "both" if all(best.values()) else "".join(word for word, is_best in best.items() if is_best),
+            style="bold" if any(best.values()) else None,
         )
     table.add_section()
+
+
+def best_checkpoint(peaks: Mapping[str, int]) -> str:
+    """The method with `jax.checkpoint` that takes the least memory."""
+    return min((name for name in peaks if name.startswith("checkpoint")), key=peaks.__getitem__)
+
+
+def verdict(figures: Mapping[str, Figures], times: Mapping[str, float]) -> list[str]:
+    """Say who takes the least memory and who the least time, and why."""
+    peaks = {name: figure.peak_bytes for name, figure in figures.items()}
+    ours, theirs = (DEFAULT, LEAST), best_checkpoint(peaks)
+
+    def told(name: str) -> str:
+        return f"{name} ({peaks[name] / MB:.1f} MB, {times[name]:.2f} of plain's time)"
+
+    least, fastest = min(peaks, key=peaks.__getitem__), min(times, key=times.__getitem__)
+    others = [told(name) for name in (theirs, *ours) if name not in (least, fastest)]
+    again = [f"{figures[name].dots - figures['plain'].dots} by {name}" for name in (theirs, *ours)]
+    return [
+        f"Least memory: {told(least)}. Least time: {told(fastest)}. Beside them: {', '.join(others) or 'nobody'}.",
+        f"Why: what is computed again need not be kept. Of {figures['plain'].dots} matrix products are computed again: "
+        f"{'; '.join(again)}.",
+    ]
 
 
 def largest_difference(gradients: Any, reference: Any) -> float:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.methods import MIN_CUT
 from benchmarks.report import Result
 
-COLOURS = {"plain": "#8a8f98", "jointcut": "#1f6feb"}
+COLOURS = {"plain": "#8a8f98", "checkpoint": "#d9822b", "jointcut": "#1f6feb", "jointcut, budget=0.0": "#0b3d91"}
 MB = 1e6
 
 
@@ -52,15 +52,15 @@ def draw_memory(axes: Axes, memory: Mapping[str, Sequence[int]]) -> None:
         megabytes = np.asarray(live) / MB
         share = np.linspace(0, 100, len(megabytes))
         peak = float(megabytes.max())
-        colour = COLOURS[name]
-        axes.plot(share, megabytes, color=colour, linewidth=1.2, label=f"{name}: highest {peak:.0f} MB")
+        colour = COLOURS["checkpoint" if name.startswith("checkpoint") else name]
+        axes.plot(share, megabytes, color=colour, linewidth=1.2, label=f"{name}: {peak:.0f} MB")
         axes.fill_between(share, megabytes, color=colour, alpha=0.15)
         highest = max(highest, peak)
-    axes.set_ylim(0, 1.25 * highest)  # the legend stands above the curves
-    axes.set_title("Activation memory over one step", fontsize=11)
+    axes.set_ylim(0, 1.3 * highest)  # the legend stands above the curves
+    axes.set_title("Activation memory over one step, and its highest point", fontsize=11)
     axes.set_xlabel("% of the step's instructions (XLA's scheduled program, replayed)")
     axes.set_ylabel("bytes alive, MB")
-    axes.legend(frameon=False, loc="upper left", ncols=2)
+    axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=8)
 
 
 FAMILIES = {"plain": "#8a8f98", "checkpoint": "#d9822b", "jointcut": "#1f6feb"}

@@ -24,9 +24,9 @@ from jointcut import aot
 BODIES = (
     "jnp.sin(h * w) + 0.1",
     "jnp.tanh(h) * w + 0.1 * jnp.mean(h)",
-    "jnp.sin(h) + w * jnp.log((n - i) * 1.0)",
-    "jnp.sin(h) + w / (n - i)",
-    "jnp.sin(h) + w * jnp.sqrt(1.0 * (n - i))",
+    "jnp.sin(h) + w * jnp.log(jnp.float32(n - i))",
+    "jnp.sin(h) + w / jnp.float32(n - i)",
+    "jnp.sin(h) + w * jnp.sqrt(jnp.float32(n - i))",
 )
 #: Index types, first indexes, steps and modes of a buffer of some rows: most wrap around, leave the buffer or repeat.
 INDEXES = ("int8", "uint8", "int16", "int32")
@@ -86,7 +86,8 @@ def looped(seed: int) -> Looped:
 
 
 def _unbuffered(draws: random.Random, counter: str) -> list[str]:
-    return ["test = lambda c: c[0] < n", f"start = ({counter}, x)", *_body(draws.choice(BODIES))]
+    bound = ["n = jnp.float32(n)"] if "float" in counter else []
+    return [*bound, "test = lambda c: c[0] < n", f"start = ({counter}, x)", *_body(draws.choice(BODIES))]
 
 
 def _body(update: str) -> list[str]:

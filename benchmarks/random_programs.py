@@ -73,7 +73,7 @@ def twin(of: Program) -> Program | None:
 
 def _made(seed: int, text: str) -> Program:
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "ruled": ruled, "pulled": pulled}
-    names |= {"masked": masked, "force": force, "scaled": scaled, "largest": fp8_ops.fp32_max_grad}
+    names |= {"masked": masked, "force": force, "scaled": scaled, "largest": largest}
     exec(compile(text, f"<random program {seed}>", "exec"), names)
     return Program(seed, text, names["loss"])
 
@@ -109,6 +109,15 @@ masked.defvjp(
     lambda x, y: (masked(x, y), (x > 0, x, y)),
     lambda kept, ct: (jnp.where(kept[0], ct, 0.1 * ct) * kept[2], jnp.where(kept[0], kept[1], 0.1 * kept[1]) * ct),
 )
+
+
+@jax.custom_vjp
+def largest(x: Any) -> Any:
+    """A number of Flax's type; JAX itself has no transpose of the conversion."""
+    return lax.convert_element_type(x, fp8_ops.fp32_max_grad)
+
+
+largest.defvjp(lambda x: (largest(x), None), lambda _, ct: (lax.convert_element_type(ct, "float32"),))
 
 
 @jax.custom_vjp
@@ -288,7 +297,7 @@ class _Writer:
         if self.scope[LARGEST] and self.draws.random() < 0.7:
             self.new(VECTOR, f"jnp.tanh(scaled({self.any(VECTOR)}, {self.any(LARGEST)}))")
         else:
-            self.new(LARGEST, f"lax.convert_element_type(jnp.float32({self.any(NUMBER)}), largest)")
+            self.new(LARGEST, f"largest(jnp.float32({self.any(NUMBER)}))")
 
     def barrier(self) -> None:
         a, b = self.name(), self.name()

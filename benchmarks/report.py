@@ -268,7 +268,7 @@ def read_results(where: Mapping[str, Any], path: Path) -> list[Result]:
         there, here = record["machine"].get(key), where[key]
         if key != "date" and there != here:
             raise ValueError(f"{path} was measured with {key} {there}, here it is {here}: measure all again")
-    return [_result(name, fields) for name, fields in record["programs"].items()]
+    return [result_of(name, fields) for name, fields in record["programs"].items()]
 
 
 def _record(result: Result) -> dict[str, Any]:
@@ -281,10 +281,11 @@ def _record(result: Result) -> dict[str, Any]:
     }
 
 
-def _result(name: str, record: Mapping[str, Any]) -> Result:
+def result_of(name: str, record: Mapping[str, Any]) -> Result:
+    """One program as it was written."""
     rows = {}
     for method, fields in record["methods"].items():
         timing = {part: Spread(**spread) for part, spread in fields["timing"].items()}
         step = Figures(**{key: value for key, value in fields.items() if key != "timing"})
         rows[method] = Row(step, Timing(**timing))
-    return Result(name, record["title"], record["sizes"], rows, Spread(**record["forward"]))
+    return Result(name, record.get("title", ""), record["sizes"], rows, Spread(**record["forward"]))

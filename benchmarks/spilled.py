@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import numpy as np
 from jax import lax
 
 from jointcut import aot
+
+SIZES = {"layers": 48, "rows": 4096, "width": 512}
 
 
 def loss(weights: Any, x: Any) -> Any:
@@ -57,12 +60,17 @@ def _alone(arguments: list[str], more: list[str]) -> dict[str, Any]:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def both(sizes: Mapping[str, int], folder: str) -> dict[str, dict[str, Any]]:
+    """The figures of both steps, each in a process of its own."""
+    options = [*(f"--{name}={size}" for name, size in sizes.items()), "--folder", folder]
+    return {which: _alone(options, ["--run", which]) for which in ("plain", "spilled")}
+
+
 def main() -> None:
     """Run both, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--width", type=int, default=512)
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the files lie")
     parser.add_argument("--run", choices=["plain", "spilled"], help="run one of them here, and print JSON")
     options = parser.parse_args()
@@ -71,8 +79,7 @@ def main() -> None:
         print(json.dumps(run(options.layers, options.rows, options.width, folder)))
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        sizes = [f"--{name}={getattr(options, name)}" for name in ("layers", "rows", "width")]
-        found = {which: _alone([*sizes, "--folder", folder], ["--run", which]) for which in ("plain", "spilled")}
+        found = both({name: getattr(options, name) for name in SIZES}, folder)
         is_empty = not [*Path(folder).iterdir()]
     for which, row in found.items():
         peak, on_disk = (f"{row[name] / 1e6:8.1f} MB" for name in ("peak_resident_bytes", "bytes_on_disk"))

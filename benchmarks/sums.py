@@ -107,6 +107,15 @@ def measured(
     loss: Function, scanned: Function | None, arguments: tuple[Any, ...], rounds: int
 ) -> list[tuple[str, int, float]]:
     """For each way to take the step: its name, XLA's temporaries in bytes, and its time over plain's."""
+    sizes, calls = weighed(loss, scanned, arguments)
+    timings = time_together(calls, PLAIN, rounds)
+    return [(name, sizes[name], timings[name].ratio.median) for name in calls]
+
+
+def weighed(
+    loss: Function, scanned: Function | None, arguments: tuple[Any, ...]
+) -> tuple[dict[str, int], dict[str, Call]]:
+    """Compile the step in each way: XLA's temporaries in bytes, and the calls, by the name of the way."""
     ways = {PLAIN: jax.jit(jax.value_and_grad(loss)).lower(*arguments).compile()}
     if scanned is not None:
         ways["plain, in a scan"] = jax.jit(jax.value_and_grad(scanned)).lower(*arguments).compile()
@@ -116,8 +125,7 @@ def measured(
         if function is not None:
             step = aot.function(function).trace(*arguments).partition().compile()
             sizes[name], calls[name] = step.activation_bytes, partial(step.value_and_grad, *arguments)
-    timings = time_together(calls, PLAIN, rounds)
-    return [(name, sizes[name], timings[name].ratio.median) for name in calls]
+    return sizes, calls
 
 
 if __name__ == "__main__":

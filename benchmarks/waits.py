@@ -99,6 +99,13 @@ def main() -> None:
 
 def measured(loss: Callable[..., Array], arguments: tuple[Any, ...], rounds: int) -> list[tuple[str, int, float]]:
     """For each way to take the step: its name, XLA's temporaries in bytes, and its time over plain's."""
+    sizes, calls = weighed(loss, arguments)
+    timings = time_together(calls, PLAIN, rounds)
+    return [(name, sizes[name], timings[name].ratio.median) for name in calls]
+
+
+def weighed(loss: Callable[..., Array], arguments: tuple[Any, ...]) -> tuple[dict[str, int], dict[str, Call]]:
+    """Compile the step in each way: XLA's temporaries in bytes, and the calls, by the name of the way."""
     lowered = jax.jit(jax.value_and_grad(loss)).lower(*arguments)
     ways = {PLAIN: compile_program(lowered, False), "plain, barriers kept": compile_program(lowered, True)}
     sizes = {name: memory_of(way).temp for name, way in ways.items()}
@@ -107,8 +114,7 @@ def measured(loss: Callable[..., Array], arguments: tuple[Any, ...], rounds: int
     for name, cut in {"jointcut": traced.partition(), "jointcut, budget=0.0": traced.partition(budget=0.0)}.items():
         step = cut.compile()
         sizes[name], calls[name] = step.activation_bytes, partial(step.value_and_grad, *arguments)
-    timings = time_together(calls, PLAIN, rounds)
-    return [(name, sizes[name], timings[name].ratio.median) for name in calls]
+    return sizes, calls
 
 
 if __name__ == "__main__":

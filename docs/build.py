@@ -1,7 +1,7 @@
 """Build the documentation site: `python docs/build.py site`.
 
-The sources of the pages are laid out in a folder that is gone afterwards: what is written by hand here, what `pages`
-makes of the code, and what `included` takes from the repository. Sphinx's warnings are errors.
+The sources of the pages are laid out in a folder that is gone afterwards: what `included` takes from the repository,
+which is all that is written by hand, and what `pages` makes of the code. Sphinx's warnings are errors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ def build(out: Path) -> int:
     with TemporaryDirectory() as made:
         stage = Path(made, "pages")
         stage.mkdir()
-        for page in HERE.glob("*.md"):
-            shutil.copyfile(page, stage / page.name)
         include(HERE.parent, stage)
         for name, text in pages().items():
             path = stage / name
@@ -35,12 +33,20 @@ def build(out: Path) -> int:
         site = Path(made, "site")  # myst-nb leaves a folder of its own beside it
         options = ["--quiet", "--fail-on-warning", "--keep-going", f"--conf-dir={HERE}", f"--doctree-dir={made}/trees"]
         code = sphinx_build(["--builder=html", *options, str(stage), str(site)])
-        shutil.rmtree(out, ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(out)
         shutil.copytree(site, out)
         return code
+
+
+def is_free(out: Path) -> bool:
+    """Whether a folder can be replaced: it is not there or empty, or Sphinx has written it."""
+    return not out.exists() or (out / ".buildinfo").is_file() or (out.is_dir() and not any(out.iterdir()))
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("Usage: python docs/build.py FOLDER")
+    if not is_free(Path(sys.argv[1])):
+        sys.exit(f"{sys.argv[1]} is no folder that this wrote. Give another, or remove it.")
     sys.exit(build(Path(sys.argv[1]).resolve()))

@@ -1,4 +1,4 @@
-"""Fit what was written for a code host into the site: the README, the changelog, the notebooks.
+"""Fit what was written for a code host into the site: the README, the guides, the changelog, the notebooks.
 
 Links between files of the repository are pointed at the pages that show them; where the site has no such page, the
 words stay and the link goes.
@@ -24,12 +24,15 @@ _TOCTREE = "\n```{{toctree}}\n:hidden:\n:titlesonly:\n\n{}\n```\n"
 
 
 def include(root: Path, stage: Path) -> None:
-    """Write README, changelog and notebooks to the folder `stage`, where Sphinx reads them, with pictures they show."""
+    """Write all that is written by hand to the folder `stage`, where Sphinx reads it, with the pictures in it."""
     (stage / "notebooks").mkdir()
-    found = sorted((root / "notebooks").glob("*.ipynb"))
+    found, guides = sorted((root / "notebooks").glob("*.ipynb")), sorted((root / "docs").glob("*.md"))
     pages = _PAGES | {f"notebooks/{path.name}": f"notebooks/{path.name}" for path in found}
-    for name, page in (("README.md", "README.md"), ("CHANGELOG.md", "changelog.md")):
-        (stage / page).write_text(_fitted((root / name).read_text("utf-8"), "", root, stage, pages), "utf-8")
+    pages |= {f"docs/{path.name}": path.name for path in guides}
+    by_hand = {"README.md": "README.md", "CHANGELOG.md": "changelog.md"}
+    for name, page in (by_hand | {f"docs/{path.name}": path.name for path in guides}).items():
+        text = _fitted((root / name).read_text("utf-8"), posixpath.dirname(name), root, stage, pages, "")
+        (stage / page).write_text(text, "utf-8")
     for path in found:
         read = json.loads(path.read_text("utf-8"))
         for cell in read["cells"]:
@@ -41,28 +44,36 @@ def include(root: Path, stage: Path) -> None:
     (stage / "notebooks/index.md").write_text(about + listed, "utf-8")
 
 
-def _fitted(text: str, folder: str, root: Path, stage: Path, pages: dict[str, str]) -> str:
+def _fitted(text: str, folder: str, root: Path, stage: Path, pages: dict[str, str], shown_in: str | None = None) -> str:
     """A Markdown text that lies in `folder`, with its links pointed at pages and its pictures copied."""
     _copy_pictures(text, folder, root, stage)
-    return relinked(text, folder, pages).replace('"docs/static/', '"_static/')  # in HTML, where Sphinx looks at no path
+    text = relinked(text, folder, pages, shown_in)
+    return re.sub(r'"(?:docs/)?static/', '"_static/', text)  # in HTML, where Sphinx looks at no path
 
 
-def relinked(text: str, folder: str, pages: dict[str, str]) -> str:
+def relinked(text: str, folder: str, pages: dict[str, str], shown_in: str | None = None) -> str:
     """Point the links of a Markdown text that lies in `folder` at pages, and undo those that lead nowhere.
 
-    `pages` maps files of the repository to pages of the site.
+    `pages` maps files of the repository to pages of the site. The text's own page lies in the folder `shown_in` of the
+    site, if that is another.
 
-    >>> pages = {"CHANGELOG.md": "changelog.md"}
+    >>> pages = {"CHANGELOG.md": "changelog.md", "docs/loops.md": "loops.md"}
     >>> relinked("[a](../CHANGELOG.md), [b](https://b.org), [c](../aot/fitting/fit.py)", "notebooks", pages)
     '[a](../changelog.md), [b](https://b.org), c'
+    >>> relinked("[a](loops.md#branches)", "docs", pages, "")
+    '[a](loops.md#branches)'
     """
 
     def replaced(match: re.Match[str]) -> str:
         mark, label, target = match.groups()
         if mark or "://" in target or target.startswith(("#", "mailto:")):
             return match[0]
-        path = posixpath.normpath(posixpath.join(folder, target.partition("#")[0]))
-        return f"[{label}]({posixpath.relpath(pages[path], folder or '.')})" if path in pages else label
+        file, hash_sign, place = target.partition("#")
+        path = posixpath.normpath(posixpath.join(folder, file))
+        if path not in pages:
+            return label
+        page = posixpath.relpath(pages[path], (folder if shown_in is None else shown_in) or ".")
+        return f"[{label}]({page}{hash_sign}{place})"
 
     return _LINK.sub(replaced, text)
 

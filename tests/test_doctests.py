@@ -23,8 +23,3 @@ def test_the_examples_run(name):
     for example in doctest.DocTestFinder().find(import_module(name)):
         runner.run(example, out=report.append)
     assert runner.failures == 0, "".join(report)
-
-
-def test_the_examples_of_the_readme_run():
-    failed, tried = doctest.testfile(str(Path(__file__).parent.parent / "README.md"), module_relative=False)
-    assert tried and not failed
