@@ -1013,9 +1013,10 @@ def _barrier_p() -> Any:
 
     def parted(trace: Any, *tracers: Any) -> list[Any]:
         # A known value waits for no unknown one: JAX would take a residual for linear in the cotangent it waits for.
-        waiting = [t for t in tracers if not t.pval.is_known()]
-        moved = iter(trace.default_process_primitive(prim, waiting, {}))
-        return [t if t.pval.is_known() else next(moved) for t in tracers]
+        is_known = [t.pval.is_known() for t in tracers]
+        groups = {side: [t for t, on in zip(tracers, is_known, strict=True) if on == side] for side in {*is_known}}
+        waited = {side: iter(trace.default_process_primitive(prim, group, {})) for side, group in groups.items()}
+        return [next(waited[side]) for side in is_known]
 
     prim.def_impl(lambda *xs: list(xs))
     prim.def_abstract_eval(lambda *avals: list(avals))
