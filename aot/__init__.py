@@ -86,6 +86,7 @@ from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
 from jointcut.partition.errors import SpillError as SpillError
+from jointcut.partition.errors import UncachedWarning as UncachedWarning
 from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
 from jointcut.wrappers.arguments.containers import register_container as register_container
@@ -119,6 +120,7 @@ __all__ = [
     "Stacked",
     "Taped",
     "Traced",
+    "UncachedWarning",
     "UncheckedWarning",
     "UncutWarning",
     "budget",

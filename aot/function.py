@@ -27,7 +27,7 @@ from jointcut.aot.calls.alone import alone
 from jointcut.aot.calls.cached import CachedCalls
 from jointcut.aot.calls.flow import Differentiability, differentiability
 from jointcut.aot.calls.inside import Inside
-from jointcut.aot.calls.method import Method
+from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.calls.updating import KEPT_UPDATES, Updating
 from jointcut.aot.choices import options as choosing
 from jointcut.aot.choices.conventions import Conventions
@@ -40,7 +40,7 @@ from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import Unchecked, Unmeasured
+from jointcut.aot.run.unchecked import Uncached, Unchecked, Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
@@ -67,18 +67,19 @@ class Function:
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         """Call `aot.function` instead."""
-        self._function = function
-        self._options = choosing.validated(function, options)
-        self._statics = Statics.of(function, self._options.static_argnums, self._options.static_argnames)
+        self._function, self._kind = unwrapped(function)
+        self._options = choosing.validated(self._function, options)
+        statics = Statics.of(self._function, self._options.static_argnums, self._options.static_argnames)
+        self._statics = replace(statics, refuse=refusing_unbound(self, self._function))
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
-        self._name = choosing.name_of(function)
+        self._name = choosing.name_of(self._function)
         self._binder = Binder(self._statics)
         self._uncut = Uncut(self._name)
-        self._unchecked = Unchecked(self._name)
+        self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._unmeasured = Unmeasured(self._name)
-        self._inside = Inside(function, self._options, self._name, self._uncut, self._unmeasured)
-        functools.update_wrapper(self, function)
+        self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
+        functools.update_wrapper(self, self._function)
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
@@ -86,19 +87,18 @@ class Function:
         return f"<aot.function {name}: {choosing.way_of(self._options)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the instance (a pytree, like an Equinox module) becomes the first argument."""
-        return self if instance is None else Method(self, instance)
+        """Bind a method: the instance (a pytree, like an Equinox module) or class becomes the first argument."""
+        return bound_to(self, self._kind, instance, owner)
 
     # ------------------------------------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; no residuals are kept."""
-        if not debug.is_on() and (ready := self._binder.ready("call", args, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            return tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("call", args, kwargs)) is not None:
+            return ran[0]
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing():
-            self._warn_unchecked()
+            self._warn_inside()
             return self._inside(signature, bound)
         return self._runner("call", (), signature, bound).result(bound)
 
@@ -107,13 +107,12 @@ class Function:
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if not debug.is_on() and (ready := self._binder.ready("step", args, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            return tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("step", args, kwargs)) is not None:
+            return ran[0]
         signature, bound = self._binder(args, kwargs)
         if jaxprs.tracing() and has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
-            self._warn_unchecked()
+            self._warn_inside()
             return jax.value_and_grad(self._function, self._options.argnums, self._options.has_aux)(*args, **kwargs)
         return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
@@ -240,7 +239,7 @@ class Function:
     def _runner(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """The runner of a call; `kind` is `call`, `step` or `pair`, `positions` the differentiated arguments."""
         if jaxprs.tracing():
-            self._warn_unchecked()
+            self._warn_inside()
             return self._cut(signature, positions, bound).open
         if debug.is_on():
             return self._cut(signature, positions, bound).checked()
@@ -258,14 +257,15 @@ class Function:
         if self._options.check is None:
             return runner
 
-        def cut() -> Cut:
-            return self._cut(signature, positions if kind != "call" else (), signature.bound)
-
+        chosen = positions if kind != "call" else ()
+        cut = functools.partial(self._cut, signature, chosen, signature.bound)
         return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
 
-    def _warn_unchecked(self) -> None:
+    def _warn_inside(self) -> None:
         if self._options.check is not None:
             self._unchecked()
+        if self._options.cache and self._options.budget is None:  # whose plan would be kept
+            self._uncached()
 
     def _jitted(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, bound: Bound) -> Runner:
         """A runner that compiles at its first call."""
@@ -295,8 +295,7 @@ class Function:
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut
 
-        key = "cut", positions
-        return signature.made.of(key, make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
+        return signature.made.of(("cut", positions), make, keeps=lambda cut: not cut.traced.program.has_traced_consts)
 
 
 def function(
@@ -325,6 +324,7 @@ def function(
     saved_arrays: SavedArrays | None = None,
     spill: str | os.PathLike[str] | None = None,
     error: float | None = None,
+    devices: int | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -347,11 +347,12 @@ def function(
             least possible. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
+        devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.
         cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
         plan: a plan made before for the same program, or its text, instead of a strategy.
         cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
             default is the environment variable `JOINTCUT_CACHE_DIR`, if set. Beyond `JOINTCUT_CACHE_SIZE` ("10GiB"),
-            the least recently used programs are removed.
+            the least recently used programs are removed. Inside a transformation it keeps plans of budgets alone.
         filter: which arrays of the arguments in `argnums` are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
             of the argument (a tuple of trees if `argnums` is a tuple). The gradient of any other array is None.
@@ -378,9 +379,8 @@ def function(
         saved_arrays: `aot.saved_arrays(pack, unpack)`: two functions that every array passes through which the forward
             keeps for the backward, traced into the halves where JAX can trace them.
         spill: a folder in which what is computed and kept for the backward waits in files, in loops step by step, and
-            not in memory. They are removed when the backward is done, also after a crash, by the next call that spills
-            there. The halves run as two programs, one at a time, and a call waits for them; inside a transformation of
-            yours no gradient can be taken.
+            not in memory. They are removed when the backward is done, after a crash by the next call that spills there.
+            The halves run as two programs, for which a call waits. No transformation of yours can take a gradient.
         error: the relative error that the gradient may have under a budget, such as 1e-2. What is saved may then wait
             in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
             the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
@@ -396,5 +396,5 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error, devices)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -6,6 +6,7 @@ ops are those of a few shapes, and XLA's programs for them are kept by JAX.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,10 @@ def _results(eqn: Any, values: list[Any]) -> list[Any]:
     body = next((params[key] for key in _BODIES if key in params), None)
     if body is not None:
         return evaluate(body, values) if hasattr(body, "consts") else _run(body, (), values)
-    found = eqn.primitive.bind(*values, **eqn.params)
+    bind = functools.partial(eqn.primitive.bind, **eqn.params)
+    if any(jaxprs.extends_floats(getattr(v.aval, "dtype", None)) for v in (*eqn.invars, *eqn.outvars)):
+        bind = jax.jit(bind)  # JAX has no such op by itself
+    found = bind(*values)
     return list(found) if eqn.primitive.multiple_results else [found]
 
 

@@ -7,7 +7,9 @@
 Each program (`random_programs`) is cut by the default, by what JAX keeps, by plans from the menu of budgets, by random
 plans that break no rule, and with loops in random segments; the halves are run op by op (`eagerly`) as written for
 each backend. Then the function is called inside one of JAX's transformations, and some programs are compiled as
-well. What plain JAX refuses is not asked. A failing seed is printed with its program.
+well, then with a budget, each next to a twin that differs in one line of a body. One seed in ten also runs a loop whose
+trips are not known (`random_loops`), lane by lane against Python, and one in twenty a module that changes while it is
+called (`random_objects`). What plain JAX refuses is not asked. A failing seed is printed with its program.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 
 from benchmarks.eagerly import evaluate, traced
-from benchmarks.random_programs import Program, program
+from benchmarks.random_loops import Looped, looped, written_out
+from benchmarks.random_objects import Grown, grown
+from benchmarks.random_objects import loss as loss_of_object
+from benchmarks.random_programs import Program, program, twin
 from jointcut import aot
 from jointcut.aot.stages.traced import Traced
 from jointcut.partition.errors import PlanError
@@ -40,6 +46,7 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.graph import OPEN_LOOP, Graph
+from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.split import Strategy
 
 STEADY = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)  # so that a seed gives the same plans everywhere
@@ -50,6 +57,7 @@ MENU, DRAWN = 2, 3  # plans of the menu, and random ones
 FEW = 2  # checks of each program where time is short
 KEPT = 100  # programs after which JAX forgets what it has traced and compiled
 COMPILED = 40  # one program in so many is compiled
+LOOPED, GROWN = 10, 20  # one seed in so many runs a loop, or a module that changes
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Check:
 
     seed: int
     name: str
+    text: str
     fault: str = ""
 
 
@@ -68,7 +77,7 @@ def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, 
     """Plans of a program, as strategies, each with where it comes from."""
     if name == "menu":
         place = draws.random()  # the menu itself is made within the check
-        yield "menu", lambda graph: made.planner.menu[int(place * len(made.planner.menu))].plan
+        yield "menu", lambda graph: followed(made.planner.menu[int(place * len(made.planner.menu))])
     elif name != "random plan":
         yield name, "min_cut" if name == "default" else name
     elif (plan := random_plan(made.graph, draws)) is not None:
@@ -76,6 +85,13 @@ def plans(made: Traced, name: str, draws: random.Random) -> Iterator[tuple[str, 
         in_segments = with_segments(made.graph, plan, draws)
         if in_segments.segments:
             yield "random segments", lambda graph: in_segments
+
+
+def followed(candidate: Candidate) -> Plan:
+    """The plan of a candidate, whose peak can be predicted."""
+    if not candidate.predicted_bytes >= 0:
+        raise AssertionError(f"{candidate.predicted_bytes} bytes are predicted")
+    return candidate.plan
 
 
 def random_plan(graph: Graph, draws: random.Random) -> Plan | None:
@@ -174,6 +190,16 @@ def in_scan(loss: Callable[..., Any]) -> Callable[..., Any]:
     return train
 
 
+def of_transpose(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The transpose of the pullback, which is the derivative along a tangent."""
+
+    def along(w: Any, x: Any, n: Any, key: Any) -> Any:
+        value, pullback = jax.vjp(lambda w, x: loss(w, x, n, key), w, x)
+        return jax.linear_transpose(pullback, value)((jax.tree.map(jnp.cos, w), x))
+
+    return along
+
+
 TRANSFORMATIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "grad": lambda loss: jax.value_and_grad(loss, ARGNUMS),
     "jit": lambda loss: jax.jit(jax.value_and_grad(loss, ARGNUMS)),
@@ -182,6 +208,7 @@ TRANSFORMATIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] =
     "hvp": in_hvp,
     "scan": in_scan,
     "jvp": lambda loss: lambda w, x, n, key: jax.jvp(lambda x: loss(w, x, n, key), (x,), (x,)),
+    "transpose": of_transpose,
 }
 
 
@@ -196,7 +223,7 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
     joint = function.trace(*arguments)
     names = ["default", "save_all", *["menu"] * MENU, *["random plan"] * DRAWN, "transformation", "transformation"]
     if draws.randrange(COMPILED) == 0:
-        names += ["compiled", "method"]
+        names += ["compiled", "method", "budget"]
     draws.shuffle(names)
     plain = Plain(made, {})
     for name in names[:most]:
@@ -206,11 +233,57 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
             yield check(made, name, plain.of("grad"), lambda: joint.partition().compile().value_and_grad(*arguments))
         elif name == "method":
             yield check(made, name, plain.of("grad"), lambda: function.value_and_grad(*arguments))
+        elif name == "budget":
+            yield from budgeted(made)
         else:
             for what, plan in plans(joint, name, draws):
                 form = draws.choice((PORTABLE, CPU))
                 run = functools.partial(run_halves, joint, plan, form, arguments)
                 yield check(made, f"{what}, {form.name}", plain.of("grad"), run)
+
+
+def budgeted(made: Program) -> Iterator[Check]:
+    """The checks of a program under a budget, and of its twin right after it, which must not get its plan."""
+    for each in filter(None, (made, twin(made))):
+        function = aot.function(each.loss, argnums=ARGNUMS, cost=STEADY, budget="1MB")
+        run = functools.partial(function.value_and_grad, *each.arguments)
+        yield check(each, "budget", Plain(each, {}).of("grad"), run)
+
+
+def checks_of_loop(seed: int) -> Iterator[Check]:
+    """The checks of one loop: its first lane alone, and all lanes in one of JAX's ways."""
+    made = looped(seed)
+    w, rows, trips = made.arguments
+    plain, function = written_out(made), aot.function(made.loss, argnums=ARGNUMS, cost=STEADY)
+    each = [jax.value_and_grad(plain, ARGNUMS)(w, row, n) for row, n in zip(rows, trips, strict=True)]
+    lanes = jax.tree.map(lambda *values: jnp.stack(values), *each)
+    value, (for_w, for_rows) = lanes
+    together = jnp.sum(value), (jnp.sum(for_w), for_rows)
+    yield check(made, "loop", each[0], lambda: function.value_and_grad(w, rows[0], trips[0]))
+    yield check(made, "lanes of loops", *random.Random(seed).choice((
+        (lanes, lambda: jax.vmap(jax.value_and_grad(function, ARGNUMS), (None, 0, 0))(w, rows, trips)),
+        (together, lambda: jax.value_and_grad(sum_of_lanes(function), ARGNUMS)(w, rows, trips)),
+        (together, lambda: aot.function(sum_of_lanes(made.loss), argnums=ARGNUMS).value_and_grad(w, rows, trips)),
+    )))  # fmt: skip
+
+
+def sum_of_lanes(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The sum of a loss over lanes."""
+    return lambda w, rows, trips: jnp.sum(jax.vmap(loss, (None, 0, 0))(w, rows, trips))
+
+
+def checks_of_object(seed: int) -> Iterator[Check]:
+    """The check of one module: value, gradients and all that the object holds after two calls."""
+    made, x = grown(seed), jnp.array([0.3, -0.2, 0.9])
+
+    def after_two(gradient: Callable[..., Any]) -> Any:
+        module = made.new()
+        values, gradients = zip(*(gradient(module, x) for _ in range(2)), strict=True)
+        held = nnx.state(module, nnx.Not(nnx.RngKey))
+        return values, [nnx.to_pure_dict(nnx.state(g, nnx.Param)) for g in gradients], nnx.to_pure_dict(held)
+
+    want = after_two(nnx.value_and_grad(loss_of_object))
+    yield check(made, "object", want, lambda: after_two(aot.function(loss_of_object).value_and_grad))
 
 
 @dataclass(frozen=True)
@@ -237,14 +310,14 @@ def transformed(made: Program, function: Any, name: str, plain: Plain) -> Iterat
         yield check(made, name, want, lambda: traced(TRANSFORMATIONS[name](function), made.arguments))
 
 
-def check(made: Program, name: str, want: Any, run: Callable[[], Any]) -> Check:
+def check(made: Program | Looped | Grown, name: str, want: Any, run: Callable[[], Any]) -> Check:
     """One answer compared with plain JAX's."""
     try:
         got = run()
     except Exception as error:  # noqa: BLE001 - whatever it is, plain JAX ran, and that is the finding
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Check(made.seed, name, f"{type(error).__name__} in {where.name}: {error}"[:300])
-    return Check(made.seed, name, difference(got, want, HALF_TOL if "bfloat16" in made.text else RTOL))
+        return Check(made.seed, name, made.text, f"{type(error).__name__} in {where.name}: {error}"[:300])
+    return Check(made.seed, name, made.text, difference(got, want, HALF_TOL if "bfloat16" in made.text else RTOL))
 
 
 def difference(got: Any, want: Any, rtol: float) -> str:
@@ -280,12 +353,11 @@ def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     found, start = [], time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
-        new = list(checks(seed))
+        new = [*checks(seed), *(checks_of_loop(seed) if seed % LOOPED == 0 else ())]
+        new += checks_of_object(seed) if seed % GROWN == 0 else ()
         found += new
         for bad in (c for c in new if c.fault):
-            print(f"program {bad.seed}, {bad.name}: {bad.fault}", flush=True)
-        if any(c.fault for c in new):
-            print(program(seed).text, flush=True)
+            print(f"program {bad.seed}, {bad.name}: {bad.fault}\n{bad.text}", flush=True)
         if len(range(options.seed, seed)) % KEPT == KEPT - 1:
             print(f"{seed + 1 - options.seed:,} programs, {len(found):,} checks", flush=True)
             jax.clear_caches()

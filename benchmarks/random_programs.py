@@ -4,7 +4,7 @@
 
 A program takes weights (a vector, a matrix and a number), an input, a whole number and a random key, and returns a real
 number. What it computes stays small, so that plain JAX's answer can be compared with any other. The same seed gives the
-same text.
+same text. A `twin` is the same program but for one line of a body.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen import fp8_ops
 from jax import lax
 
 SIDE = 3
 #: The types of variables, by name: what a line of a program can read.
 NUMBER, VECTOR, MATRIX, HALF, WHOLE, WHOLES, KEY = "number", "vector", "matrix", "half", "whole", "wholes", "key"
+LARGEST = "largest"  # a number of Flax's type whose gradient is the largest of its parts, not their sum
 FLOATS = (NUMBER, VECTOR, MATRIX)
 
 _PRELUDE = "def loss(weights, x, n, key):\n    v0, v1, v2 = weights['v'], weights['m'], weights['s']\n"
-_INITIAL = {VECTOR: ["v0", "x"], MATRIX: ["v1"], NUMBER: ["v2"], WHOLE: ["n"], WHOLES: [], KEY: ["key"], HALF: []}
+_INITIAL = {VECTOR: ["v0", "x"], MATRIX: ["v1"], NUMBER: ["v2"], WHOLE: ["n"], KEY: ["key"]}
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,26 @@ class Program:
 def program(seed: int) -> Program:
     """The program of a seed."""
     writer = _Writer(random.Random(seed))
-    writer.block(_INITIAL, writer.draws.randint(2, 6), 0)
-    text = _PRELUDE + "\n".join(f"    {line}" for line in writer.lines) + f"\n    return {writer.total()}\n"
+    writer.block({HALF: [], WHOLES: [], LARGEST: []} | _INITIAL, writer.draws.randint(2, 6), 0)
+    return _made(
+        seed, _PRELUDE + "\n".join(f"    {line}" for line in writer.lines) + f"\n    return {writer.total()}\n"
+    )
+
+
+def twin(of: Program) -> Program | None:
+    """The program with a cosine for the first sine in a body, None where no body has one."""
+    lines = of.text.splitlines(keepends=True)
+    inner = (i for i, line in enumerate(lines) if line.startswith(" " * 8) and "jnp.sin(" in line)
+    place = next(inner, None)
+    if place is None:
+        return None
+    lines[place] = lines[place].replace("jnp.sin(", "jnp.cos(", 1)
+    return _made(of.seed, "".join(lines))
+
+
+def _made(seed: int, text: str) -> Program:
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "ruled": ruled, "pulled": pulled}
+    names |= {"masked": masked, "force": force, "scaled": scaled, "largest": largest}
     exec(compile(text, f"<random program {seed}>", "exec"), names)
     return Program(seed, text, names["loss"])
 
@@ -80,6 +99,47 @@ pulled.defvjp(
 )
 
 
+@jax.custom_vjp
+def masked(x: Any, y: Any) -> Any:
+    """A leaky relu and a product, with a rule that keeps a mask."""
+    return jnp.where(x > 0, x, 0.1 * x) * y
+
+
+masked.defvjp(
+    lambda x, y: (masked(x, y), (x > 0, x, y)),
+    lambda kept, ct: (jnp.where(kept[0], ct, 0.1 * ct) * kept[2], jnp.where(kept[0], kept[1], 0.1 * kept[1]) * ct),
+)
+
+
+@jax.custom_vjp
+def largest(x: Any) -> Any:
+    """A number of Flax's type; JAX itself has no transpose of the conversion."""
+    return lax.convert_element_type(x, fp8_ops.fp32_max_grad)
+
+
+largest.defvjp(lambda x: (largest(x), None), lambda _, ct: (lax.convert_element_type(ct, "float32"),))
+
+
+@jax.custom_vjp
+def scaled(x: Any, scale: Any) -> Any:
+    """A product with a number of Flax's type, whose gradient is the largest of those from all its readers."""
+    return x * lax.convert_element_type(scale, "float32")
+
+
+def _scaled_back(kept: Any, ct: Any) -> Any:
+    x, scale = kept
+    largest = jnp.max(jnp.abs(ct * x))
+    return ct * lax.convert_element_type(scale, "float32"), lax.convert_element_type(largest, scale.dtype)
+
+
+scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), _scaled_back)
+
+
+def force(matrix: Any, x: Any) -> Any:
+    """The gradient of a quadratic energy and a well, as models of physics have it inside."""
+    return jnp.tanh(jax.grad(lambda z: 0.5 * z @ matrix @ z + jnp.sum(jnp.cos(z)))(x))
+
+
 class _Writer:
     """Lines of one program, and the variables that the next line can read, by type."""
 
@@ -99,7 +159,7 @@ class _Writer:
         """Write one line, or one with a body."""
         deep = (self.scan, self.scan, self.scan, self.cond, self.repeat, self.each_row, self.again)
         flat = (self.unary, self.binary, self.product, self.reduced, self.moved, self.whole, self.drawn, self.cast,
-                self.rule, self.row, self.barrier)  # fmt: skip
+                self.rule, self.row, self.barrier, self.literal, self.largest)  # fmt: skip
         nests = self.depth < 3 and self.draws.random() < (0.4, 0.35, 0.2)[self.depth]
         self.draws.choice(deep if nests else flat)()
 
@@ -155,7 +215,7 @@ class _Writer:
         kind, text = self.draws.choice((
             (VECTOR, f"jnp.tanh({m} @ {v})"), (MATRIX, f"jnp.tanh({m} @ {self.any(MATRIX)})"),
             (MATRIX, f"jnp.outer({v}, {self.any(VECTOR)})"), (NUMBER, f"jnp.tanh({v} @ {self.any(VECTOR)})"),
-            (VECTOR, f"jnp.einsum('ij,i->j', {m}, {v}) / 3"),
+            (VECTOR, f"jnp.einsum('ij,i->j', {m}, {v}) / 3"), (VECTOR, f"force({m}, {v})"),
         ))  # fmt: skip
         self.new(kind, text)
 
@@ -216,7 +276,28 @@ class _Writer:
 
     def rule(self) -> None:
         kind = self.float()
-        self.new(kind, self.draws.choice((f"ruled({self.any(kind)})", f"pulled({self.any(kind)}, {self.any(kind)})")))
+        a, b = self.any(kind), self.any(kind)
+        self.new(kind, self.draws.choice((f"ruled({a})", f"pulled({a}, {b})", f"jnp.tanh(masked({a}, {b}))")))
+
+    def literal(self) -> None:
+        v, m, n = self.any(VECTOR), self.any(MATRIX), self.any(NUMBER)
+        kind, text = self.draws.choice((
+            (VECTOR, f"jnp.dot(0.7, {v})"), (NUMBER, f"jnp.tanh(jnp.dot({n}, 2.0))"),
+            (VECTOR, f"jnp.clip({v}, -0.5, 0.4)"), (VECTOR, f"lax.pad({v}, 0.5, ((1, -1, 0),))"),
+            (VECTOR, f"{v}.at[1].set(0.3)"), (VECTOR, f"lax.select_n(True, {v}, 2 * {v})"),
+            (MATRIX, f"lax.dynamic_update_slice({m}, jnp.full((1, 2), 0.5), (0, 1))"),
+            (MATRIX, f"lax.reduce_window({m}, 0.0, lax.add, (2, 2), (1, 1), 'SAME') / 4"),
+            (VECTOR, f"jnp.power(1.5, {v})"), (VECTOR, f"lax.scan(lambda c, x: (c, c * x), 0.5, {v})[1]"),
+            (NUMBER, f"jax.grad(lambda z: jnp.dot(2.0, jnp.sin(z)))({n})"),
+            (VECTOR, f"lax.dynamic_slice({m}, (1, 0), (1, {SIDE}))[0]"),
+        ))  # fmt: skip
+        self.new(kind, text)
+
+    def largest(self) -> None:
+        if self.scope[LARGEST] and self.draws.random() < 0.7:
+            self.new(VECTOR, f"jnp.tanh(scaled({self.any(VECTOR)}, {self.any(LARGEST)}))")
+        else:
+            self.new(LARGEST, f"largest(jnp.float32({self.any(NUMBER)}))")
 
     def barrier(self) -> None:
         a, b = self.name(), self.name()
@@ -257,6 +338,10 @@ class _Writer:
         def ends() -> str:
             out = [self.scope[kind][-1] for kind, _ in carried]
             out = [f"jnp.tanh({o})" if k in FLOATS else o for o, (k, _) in zip(out, carried, strict=True)]
+            if over == MATRIX and self.draws.random() < 0.5:  # a number is multiplied by what each step reduces
+                factor = f"jnp.{self.draws.choice(('mean', 'max', 'sum'))}({row})"
+                names_and_ends = zip(names, out, carried, strict=True)
+                out = [f"{name} * {factor}" if k == NUMBER else o for name, o, (k, _) in names_and_ends]
             out = [f"jnp.float32({o})" if k == NUMBER else o for o, (k, _) in zip(out, carried, strict=True)]
             return f"({', '.join(out)},), {self.scope[stacks][-1] if stacks else None}"
 

@@ -77,7 +77,7 @@ def work(store: Any, name: str, starter: int) -> None:
 
 def load_store() -> ModuleType:
     """`jointcut.aot.cache.store`, and what it imports of jointcut, without the folders they lie in."""
-    for name in ("partition.errors", "aot.cache.folder", "aot.cache.store"):
+    for name in ("partition.errors", "wrappers.mark", "aot.cache.folder", "aot.cache.store"):
         spec = importlib.util.spec_from_file_location(f"jointcut.{name}", ROOT / (name.replace(".", "/") + ".py"))
         assert spec is not None and spec.loader is not None
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

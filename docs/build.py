@@ -33,12 +33,20 @@ def build(out: Path) -> int:
         site = Path(made, "site")  # myst-nb leaves a folder of its own beside it
         options = ["--quiet", "--fail-on-warning", "--keep-going", f"--conf-dir={HERE}", f"--doctree-dir={made}/trees"]
         code = sphinx_build(["--builder=html", *options, str(stage), str(site)])
-        shutil.rmtree(out, ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(out)
         shutil.copytree(site, out)
         return code
+
+
+def is_free(out: Path) -> bool:
+    """Whether a folder can be replaced: it is not there or empty, or Sphinx has written it."""
+    return not out.exists() or (out / ".buildinfo").is_file() or (out.is_dir() and not any(out.iterdir()))
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("Usage: python docs/build.py FOLDER")
+    if not is_free(Path(sys.argv[1])):
+        sys.exit(f"{sys.argv[1]} is no folder that this wrote. Give another, or remove it.")
     sys.exit(build(Path(sys.argv[1]).resolve()))

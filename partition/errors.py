@@ -19,8 +19,9 @@ The tree of everything that jointcut raises on its own account::
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
-and two warnings: `UncutWarning`, plain JAX runs where a cut was asked for, and `UncheckedWarning`, a call is not
-checked for NaN, or the error of a gradient is not measured, where that was asked for.
+and three warnings, each where something was asked for: `UncutWarning`, plain JAX runs instead of a cut;
+`UncheckedWarning`, a call is not checked for NaN, or the error of a gradient is not measured; `UncachedWarning`, a
+program is not kept for other processes.
 
 Errors that JAX itself raises for the same mistake (an integer argument to differentiate, a loss that is not a
 scalar) keep JAX's type, so that code which catches them goes on working.
@@ -127,6 +128,10 @@ class UncheckedWarning(UserWarning):
 
     Also: the error of a gradient is not measured, and so no smaller form is used, although `error` permits some.
     """
+
+
+class UncachedWarning(UserWarning):
+    """The programs of a call are not kept for other processes, although `cache` asks for it."""
 
 
 def message(where: str, what: str, cure: str) -> str:

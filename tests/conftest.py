@@ -10,8 +10,8 @@ JAX makes a new MLIR context for each program that it lowers, which is half of t
 programs in a row share one: a program does not depend on what else its context holds.
 
 Where tests ask what programs compute, XLA compiles a text once for a process: many tests make the same small programs,
-and plain JAX's beside them. Names and source lines are not of the text. So where tests may read these, and for what
-calls Python back, it compiles each program.
+and plain JAX's beside them. Names and source lines are not of the text. So where tests may read these, in reports and
+with `compiled_anew`, and for what calls Python back, it compiles each program.
 
 Rates are those of `rates.json`, here and in the processes that tests start: no plan hangs on how busy the machine is.
 No test finds a plan that another searched for, and no stage is shown but where a test asks for it.
@@ -41,7 +41,7 @@ EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
 HERE = Path(__file__).parent
 WRITING = ("emit", "hold", "inner_loops", "segments", "split", "zeros")
 CHECKED = (HERE / "laws/test_equal_to_vjp.py", *(HERE / f"partition/test_{name}.py" for name in WRITING))
-COMPUTING = ("behaviours", "derivatives", "laws", "loops", "partition", "tape", "wrappers")
+COMPUTING = ("aot", "behaviours", "derivatives", "laws", "loops", "partition", "tape", "wrappers")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.environ[RATES] = str(HERE / "rates.json")
 os.environ[PROGRESS] = "0"
@@ -87,7 +87,8 @@ def compiled_once(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 mlir.make_ir_context = shared_contexts(mlir.make_ir_context)
-COMPILED_ONCE = compiled_once(compiler.backend_compile_and_load)
+COMPILED_EACH = compiler.backend_compile_and_load
+COMPILED_ONCE = compiled_once(COMPILED_EACH)
 
 
 def pytest_collection_finish() -> None:
@@ -109,8 +110,15 @@ def nothing_found_before():
 @pytest.fixture(autouse=True)
 def texts_compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Compile each text once in the folders whose tests ask what programs compute."""
-    if request.path.relative_to(HERE).parts[0] in COMPUTING:
+    path = request.path.relative_to(HERE)
+    if (path.parts[0] in COMPUTING or path.name.endswith("_benchmark.py")) and path.parent.name != "report":
         monkeypatch.setattr(compiler, "backend_compile_and_load", COMPILED_ONCE)
+
+
+@pytest.fixture
+def compiled_anew(texts_compiled_once, monkeypatch: pytest.MonkeyPatch):
+    """Compile each program, for a test that reads names or source lines of what XLA made."""
+    monkeypatch.setattr(compiler, "backend_compile_and_load", COMPILED_EACH)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,16 @@ def test_a_law(program): ...
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
 
 from corpus import branches, calls, checkpoints, conventions, draws, loops, networks, numerics
 from corpus.program import TAGS, Program, programs_of
 
-__all__ = ["CORPUS", "EVERY_PROGRAM", "OF_EACH_KIND", "TAGS", "Program", "named", "tagged"]
+__all__ = ["CORPUS", "EVERY_PROGRAM", "OF_EACH_KIND", "TAGS", "Program", "named", "tagged", "undrawn"]
 
 FILES = (networks, loops, branches, numerics, conventions, calls, checkpoints, draws)
 CORPUS: tuple[Program, ...] = tuple(program for file in FILES for program in programs_of(file))
@@ -51,3 +56,10 @@ def tagged(tag: str) -> tuple[Program, ...]:
     """The programs that bear a tag of `TAGS`."""
     assert tag in TAGS, tag
     return tuple(program for program in CORPUS if tag in program.tags)
+
+
+def undrawn(make: Callable[[], Any]) -> Any:
+    """A program of `benchmarks/` with the shapes of its arguments in their place: to draw them takes seconds."""
+    made = []
+    shapes = jax.eval_shape(lambda: (made.append(make()), made[0].arguments)[1])
+    return replace(made[0], arguments=shapes)

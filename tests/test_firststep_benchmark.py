@@ -42,6 +42,12 @@ def as_users_run():
         yield
 
 
+@pytest.fixture(scope="module")
+def mlp():
+    """The least program of the suite, built once."""
+    return programs.load("mlp", "tiny")
+
+
 # ------------------------------------------------------------------------------------------------ models of libraries
 
 
@@ -127,10 +133,9 @@ def test_the_least_that_is_found_is_told_apart_from_more():
         "3.50 (mlp)", "3.50 (mlp)", "1.50 (mlp)"]  # fmt: skip
 
 
-def test_a_first_step_at_what_a_refusal_named_compiles_one_plan():
-    program = programs.load("mlp", "tiny")
+def test_a_first_step_at_what_a_refusal_named_compiles_one_plan(mlp):
     bounds = replace(BOUNDS, least=Size(7_000, 5_000))
-    point = firststep.first_step(program, bounds, None)
+    point = firststep.first_step(mlp, bounds, None)
     assert point.is_named and point.holds and point.taken_bytes == point.limit_bytes > 3_500
     assert point.compilations == 1
 
@@ -139,9 +144,8 @@ def test_of_nothing_measured_there_is_nothing_to_tell():
     assert firststep.summary([Outcome("mlp", "", BOUNDS)])[-1].endswith("the default plan: 0 of 0")
 
 
-def test_a_first_step_is_weighed_and_compiles_what_the_users_own_call_compiles():
-    program = programs.load("mlp", "tiny")
-    point = firststep.first_step(program, BOUNDS, 1_000_000)
+def test_a_first_step_is_weighed_and_compiles_what_the_users_own_call_compiles(mlp):
+    point = firststep.first_step(mlp, BOUNDS, 1_000_000)
     assert point.holds and point.is_reachable and not point.is_between and point.first_fits
     assert (point.limit_bytes, point.least_bytes, point.default_bytes) == (1_000_000, 40, 90)
     assert (
@@ -150,11 +154,11 @@ def test_a_first_step_is_weighed_and_compiles_what_the_users_own_call_compiles()
     )
     firststep.forget()
     before = xla_clock.programs
-    aot.function(program.loss, budget=1_000_000).value_and_grad(*program.arguments)
+    aot.function(mlp.loss, budget=1_000_000).value_and_grad(*mlp.arguments)
     assert xla_clock.programs - before == point.programs
 
 
-def test_a_budget_that_is_refused_has_no_step(monkeypatch):
+def test_a_budget_that_is_refused_has_no_step(mlp, monkeypatch):
     class Traced:
         def trace(self, *_):
             return self
@@ -164,11 +168,11 @@ def test_a_budget_that_is_refused_has_no_step(monkeypatch):
 
     monkeypatch.setattr(aot, "function", lambda *_, **__: Traced())
     monkeypatch.setattr(firststep, "plain_first", lambda _: Seconds(2.0, 2.0))
-    point = firststep.first_step(programs.load("mlp", "tiny"), BOUNDS, 0.5)
+    point = firststep.first_step(mlp, BOUNDS, 0.5)
     assert (point.taken_bytes, point.used, point.holds, point.first_fits) == (None, None, False, False)
     assert (point.is_fraction, point.limit_bytes, point.least_bytes, point.default_bytes) == (True, 40.0, 20, 70)
     smaller = replace(BOUNDS, default=Size(30, 10))
-    assert firststep.first_step(programs.load("mlp", "tiny"), smaller, 0.5).least_bytes == 10
+    assert firststep.first_step(mlp, smaller, 0.5).least_bytes == 10
 
 
 def options(whole, **changed):

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import house, house_plans
 from benchmarks.house import Row
 from benchmarks.programs import load
+from programs import undrawn
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_of_a_program_the_plans_that_rose_most_are_told():
 
 
 def test_plans_are_weighed_at_the_budgets_given_or_at_eight_from_plain_down_to_the_least():
-    program = load("mlp", "tiny")
+    program = undrawn(lambda: load("mlp", "tiny"))
     points = house_plans.points_of(program, [])
     assert [p.budget_bytes is None for p in points] == [True, *[False] * 8]
     assert points[1].budget_bytes == house_plans.plain_peak(program)

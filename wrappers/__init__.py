@@ -15,6 +15,7 @@ Files, in reading order:
 
     table: Keep one value for each key, and make it once for all threads.
     record: Write records as JSON, and read them back.
+    mark: Mark a folder as ours, so that a process removes nothing of anybody else's.
     metadata: Describe each input and output of a function.
     arguments: Flatten the arguments of a call, and rebuild results.
     wrapper: Define a wrapper: one step before compiling, one step after.

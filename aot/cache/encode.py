@@ -14,7 +14,7 @@ import hashlib
 import struct
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.core
@@ -38,7 +38,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "remat2": ("policy",),
 }
 
-_CURE = (
+CURE = (
     "Give it an attribute `cache_key`, a string that changes whenever its behaviour does, or switch the cache off for "
     "this function."
 )
@@ -101,8 +101,8 @@ class Encoder:
         """The bytes of several values in order."""
         return pack(tag, *[_method(type(x))(self, x) for x in xs])
 
-    def refuse(self, what: str, cure: str = _CURE) -> NoReturn:
-        """Raise `IdentityError` with the path, the problem and the cure."""
+    def refuse(self, what: str, cure: str = CURE) -> bytes:
+        """Raise `IdentityError` with the path, the problem and the cure; a subclass may have bytes for it."""
         raise IdentityError(message(known.place(self._path), what, cure))
 
     def once(self, x: Any, write: Callable[[Any], bytes]) -> bytes:
@@ -111,7 +111,7 @@ class Encoder:
         if key in self._known:
             return self._known[key][1]
         if any(x is outer for outer in self._within):
-            self.refuse("holds itself.")
+            return self.refuse("holds itself.")
         numbers_read = self._numbers_read
         self._within.append(x)
         data = write(x)
@@ -147,7 +147,7 @@ class Encoder:
     def choice(self, x: enum.Enum) -> bytes:
         """A member of an enum."""
         if self._in_program and not known.is_own(type(x)):
-            self.refuse(f"is {known.described(x)}, {_NAMELESS}")
+            return self.refuse(f"is {known.described(x)}, {_NAMELESS}")
         return self.once(x, lambda x: pack("enum", known.class_name(type(x)), self.value(x.name), self.value(x.value)))
 
     def dtype(self, x: np.dtype[Any]) -> bytes:
@@ -168,7 +168,7 @@ class Encoder:
         """An array of JAX, by type, sharding and value."""
         if not x.is_fully_addressable:
             what = "is an array of which other processes hold parts."
-            self.refuse(what, "Pass it as an argument, or switch the cache off for this function.")
+            return self.refuse(what, "Pass it as an argument, or switch the cache off for this function.")
         data = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
         placed = self.all("placed", (jax.typeof(x), x.sharding, x.committed))
         return pack("jax array", placed, self.value(np.asarray(data)))
@@ -194,17 +194,17 @@ class Encoder:
 
     def key(self, x: Any) -> bytes | None:
         """The `cache_key` of an object, or None if it has none of its own."""
-        key = getattr(x, "cache_key", None)
-        if key is None:
+        if (key := getattr(x, "cache_key", None)) is None:
             return None
         if not isinstance(key, str):
-            self.refuse(f"has a cache_key that is a {type(key).__name__}.", "Make it a string.")
+            return self.refuse(f"has a cache_key that is a {type(key).__name__}.", "Make it a string.")
         inner, is_own = getattr(x, "__wrapped__", None), known.is_versioned(known.module_of(x))
         if inner is not None and isinstance(x, types.FunctionType) and is_own:
             return None  # a function of JAX around the user's; the user's is written itself
         if inner is not None and not is_own and getattr(inner, "cache_key", None) == key:
             what = f"is {known.described(x)}, whose cache_key is that of the function it wraps."
-            self.refuse(what, "Give the wrapper a `cache_key` of its own, or switch the cache off for this function.")
+            cure = "Give the wrapper a `cache_key` of its own, or switch the cache off for this function."
+            return self.refuse(what, cure)
         return pack("key", known.title(x).encode(), key.encode())
 
     def function(self, x: Any) -> bytes:
@@ -214,7 +214,7 @@ class Encoder:
     def _function(self, x: Any) -> bytes:
         module = known.module_of(x)
         if not known.is_versioned(module):
-            self.refuse(f"is {known.described(x)}, {_NAMELESS}")
+            return self.refuse(f"is {known.described(x)}, {_NAMELESS}")
         cells = [pack(name, self.at(name, content)) for name, content in known.closure(x).items()]
         return pack("function", self.all("code", (module, x.__code__, x.__defaults__, x.__kwdefaults__)), *cells)
 
@@ -255,7 +255,7 @@ class Encoder:
         is_own = known.is_own(type(x))
         key = None if is_own else self.key(x)
         if key is None and not is_own and (self._in_program or callable(x)):
-            self.refuse(f"is {known.described(x)}, {_NAMELESS}")
+            return self.refuse(f"is {known.described(x)}, {_NAMELESS}")
         names = getattr(x, "_fields", ()) if isinstance(x, tuple) else [f.name for f in dataclasses.fields(x)]
         head = (known.class_name(type(x)), key or b"")
         return self.once(x, lambda x: pack("record", *head, *(self.at(n, getattr(x, n)) for n in names)))
@@ -265,29 +265,29 @@ class Encoder:
         return self.once(x, self._other)
 
     def _other(self, x: Any) -> bytes:
-        key = self.key(x)
-        if key is not None:
+        if (key := self.key(x)) is not None:
             return key
         if known.is_named(x):
             return pack("named", x.__module__.encode(), x.__qualname__.encode())
         if not known.is_own(type(x)):
-            self.refuse(f"is {known.described(x)}, {_NAMELESS}")
+            return self.refuse(f"is {known.described(x)}, {_NAMELESS}")
         state = known.pickled(x)
         if state is None:
-            self.refuse(f"is {known.described(x)}, which cannot be written down.")
+            return self.refuse(f"is {known.described(x)}, which cannot be written down.")
         return self.all("object", (type(x), *state))
 
     def note(self, x: Any) -> bytes:
         """Bookkeeping of a trace, by its class alone."""
         return pack("note", known.class_name(type(x)))
 
-    def tracer(self, x: Any) -> NoReturn:
+    def tracer(self, x: Any) -> bytes:
         """Refuse a traced value: it has no content yet."""
-        self.refuse("is a value that is still being traced.", "Take the fingerprint outside of jit, grad and the like.")
+        cure = "Take the fingerprint outside of jit, grad and the like."
+        return self.refuse("is a value that is still being traced.", cure)
 
-    def reference(self, x: Any) -> NoReturn:
+    def reference(self, x: Any) -> bytes:
         """Refuse a reference: its content can change."""
-        self.refuse("is a jax.Ref, whose content can change.", "Pass it as an argument.")
+        return self.refuse("is a jax.Ref, whose content can change.", "Pass it as an argument.")
 
     # -------------------------------------------------------------------------------------------- programs
 
@@ -334,7 +334,7 @@ class Encoder:
         """A variable of the current program, by its number."""
         self._numbers_read += 1
         if x not in self._numbers:
-            self.refuse("is a variable of another program.", "Switch the cache off for this function.")
+            return self.refuse("is a variable of another program.", "Switch the cache off for this function.")
         return b"v%d" % self._numbers[x]
 
     def literal(self, x: Any) -> bytes:

@@ -4,6 +4,9 @@ Names are added and removed only under the folder's lock. A file is written as a
 writer locks. It gets its final name once it is complete and on disk. A lock ends with its process, on any host and in
 any container. Hence a draft that can be locked belongs to a dead writer; its name or age would not show that.
 
+The file `lock` holds our mark. It is written only where nothing in the folder has a name that a cache gives. So what
+has one later is the cache's own, and may be removed.
+
 Windows has no `flock`: only the threads of one process exclude each other, and an open draft is not removed.
 """
 
@@ -24,11 +27,14 @@ from io import BufferedWriter
 from pathlib import Path
 
 from jointcut.partition.errors import CacheError, message
+from jointcut.wrappers.mark import Mark
 
 if sys.platform != "win32":
     import fcntl
 
 _DRAFT = re.compile("writing-[0-9a-f]+[.]tmp")
+_GIVEN = re.compile(rf"{_DRAFT.pattern}|[0-9a-f]{{64}}[.]entry")
+_MARK = Mark("cache")
 _SECRET_BYTES = 32
 _PATIENCE_S = 10.0  # a lock is held for milliseconds; if longer, its process is stopped
 _PAUSE_S = 0.002
@@ -67,6 +73,24 @@ def _lock(descriptor: int, patience_s: float) -> None:
         if time.monotonic() >= end:
             raise TimeoutError(errno.ETIMEDOUT, "Another process holds the lock and does not go on")
         time.sleep(_PAUSE_S)
+
+
+def claim(folder: Path) -> None:
+    """Mark a folder as a cache, unless it is one. Call it under the folder's lock.
+
+    Raises `CacheError` where files of somebody else's have names that a cache gives.
+    """
+    lock, key = folder / "lock", folder / "key"
+    if _MARK.is_in(lock):
+        return
+    sizes = {path: path.lstat().st_size for path in sorted(folder.iterdir())}
+    foreign = [lock] if sizes.get(lock) else []
+    if not foreign and sizes.get(key) != _SECRET_BYTES:  # which a cache has from before there were marks
+        foreign = [path for path in sizes if path == key or _GIVEN.fullmatch(path.name)]
+    if foreign:
+        what = "holds a name that a cache gives, and is not of a cache of this version and user."
+        raise CacheError(message(f"cache file {foreign[0]}", what, "Give a folder that does not exist yet."))
+    lock.write_bytes(_MARK.line)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Compute the key of a program within one process, even if it holds functions without identity.
 
 A callback or a rule of the user's has no identity that could be kept on disk, so `fingerprint` refuses it. It does not
-change which plan is good: neither memory nor predicted time depends on it. A sketch writes an equation that holds one
-as its primitive, its inputs and its outputs.
+change which plan is good: neither memory nor predicted time depends on it. A sketch writes what a message would say of
+it, and all around it in full: the programs inside an equation count, whatever else that equation holds.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from jointcut.aot.cache.encode import Encoder, pack
+import jax
+
+from jointcut.aot.cache.encode import CURE, Encoder, pack
 from jointcut.aot.cache.fingerprint import WithoutRules
-from jointcut.partition.errors import IdentityError
+from jointcut.wrappers.built_in.programs import Plain
+
+_JITTED: Any = type(jax.jit(lambda: None))
 
 
 def sketch(**parts: Any) -> str:
@@ -26,15 +30,21 @@ def sketch(**parts: Any) -> str:
 
 
 class _Sketch(Encoder):
-    """An encoder that accepts equations holding an object without identity."""
+    """An encoder that accepts objects without identity inside a program."""
 
-    def _equation(self, eqn: Any) -> bytes:
-        depths = len(self._path), len(self._within)
-        state = self._numbers, self._in_program
-        try:
-            return super()._equation(eqn)
-        except IdentityError:
-            del self._path[depths[0] :], self._within[depths[1] :]
-            self._numbers, self._in_program = state
-            inputs, outputs = self.all("in", eqn.invars), self.all("out", [v.aval for v in eqn.outvars])
-            return pack("nameless", str(eqn.primitive).encode(), inputs, outputs)
+    def refuse(self, what: str, cure: str = CURE) -> bytes:
+        """What a message would say of an object in a program; elsewhere, raise as any encoder does."""
+        return pack("nameless", what.encode()) if self._in_program else super().refuse(what, cure)
+
+    def _other(self, x: Any) -> bytes:
+        if isinstance(x, Plain):
+            return self._call(x)
+        if isinstance(x, _JITTED):  # what JAX remembers beside the function is not part of it
+            return pack("jitted", self.value(x.__wrapped__))
+        return super()._other(x)
+
+    def _call(self, rules: Plain) -> bytes:
+        """A call of ours: its program, the programs that it runs and how often, and the steps that are cut apart."""
+        step = rules.nested()
+        steps = step and (step.trips, step.checkpoints, step.checkpoint_bytes, step.is_adjustable)
+        return self.all("call", (type(rules), rules.closed, tuple(rules.runs() or ()), steps))

@@ -4,7 +4,7 @@ A store is a folder that any number of processes may use at once. Each may be ki
 
     <key>.entry     one entry: 88 bytes, then the label in UTF-8, then the payload
     key             32 random bytes that sign every entry, made once
-    lock            an empty file, locked while entries are added or removed
+    lock            our mark, locked while entries are added or removed
     writing-*.tmp   an entry while it is written, locked by its writer
 
 The 88 bytes are, in little-endian order: `jointcut`, the version of the format (4 bytes), the sizes of the payload (8)
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
-from jointcut.aot.cache.folder import draft, flush, flush_names, locked, secret_of, sweep, trust_folder
+from jointcut.aot.cache.folder import claim, draft, flush, flush_names, locked, secret_of, sweep, trust_folder
 from jointcut.partition.errors import CacheError, message
 
 _LOG = logging.getLogger("jointcut")
@@ -90,7 +90,8 @@ class Store:
         """Open the store in a folder, which is made (for its owner alone) if missing; remove drafts of dead writers.
 
         Raises `CacheError` if the folder cannot be made, written or locked, if it or its `key` belongs to another user
-        or could have been changed by one, or if `max_bytes` is not positive.
+        or could have been changed by one, if it holds files of somebody else's under names that a cache gives, or if
+        `max_bytes` is not positive.
         """
         path = Path(folder).expanduser().absolute()
         if max_bytes <= 0:
@@ -99,6 +100,7 @@ class Store:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             trust_folder(path)
             with suppress(TimeoutError), locked(path):  # a sweep can wait
+                claim(path)
                 sweep(path)
             secret = secret_of(path)
         except OSError as error:

@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import functools
+import gc
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jointcut.aot.calls.flow import Differentiability
 from jointcut.aot.report.report import Report
 from jointcut.aot.stages.traced import Traced
-from jointcut.partition.errors import TraceError
+from jointcut.partition.errors import CallError, TraceError, message
+
+_KINDS = (classmethod, staticmethod)
+
+
+def unwrapped(given: Any) -> tuple[Any, Any]:
+    """A function, and `classmethod` or `staticmethod` if it was given as one of these, else None."""
+    return (given.__func__, type(given)) if isinstance(given, _KINDS) else (given, None)
+
+
+def bound_to(function: Any, kind: Any, instance: Any, owner: type | None) -> Any:
+    """A `Function` or `Taped` of such a kind as an attribute of an instance, or of its class."""
+    if kind is classmethod:
+        return Method(function, type(instance) if owner is None else owner)
+    return function if kind is staticmethod or instance is None else Method(function, instance)
+
+
+def refusing_unbound(owner: Any, function: Callable[..., Any]) -> Callable[[Sequence[Any]], None] | None:
+    """A check of the arguments of a method whose first is called `cls`; None for any other function.
+
+    Since Python 3.13 a `classmethod` around an object hands on what is called of the object without the class.
+    """
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return None
+    around = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if first != "cls" or not around or around.endswith("<locals>"):
+        return None
+
+    def refuse(args: Sequence[Any]) -> None:
+        is_given = bool(args) and isinstance(args[0], type)
+        if not is_given and any(isinstance(holder, classmethod) for holder in gc.get_referrers(owner)):
+            decorator = repr(owner)[1:].partition(" ")[0]
+            what = f"is a classmethod around {decorator}, which Python hands on without the class."
+            raise CallError(message(function.__qualname__, what, f"Write @{decorator} above @classmethod."))
+
+    return refuse
 
 
 class Method:

@@ -11,7 +11,7 @@ import jax
 from jointcut.aot.choices.options import Options, name_of, refuse_update
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import Unchecked
+from jointcut.aot.run.unchecked import UncachedUpdate, Unchecked
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
@@ -44,7 +44,8 @@ class Updating:
         refuse_update(options)
         self.update, self._sweeps = update, refuse_sweeps(sweeps)
         nums, names = options.donated
-        self._function, self._unchecked = _with_state(function), Unchecked(name_of(function))
+        self._function, name = _with_state(function), name_of(function)
+        self._unchecked, self._uncached = Unchecked(name), UncachedUpdate(name)
         self._options = replace(
             options,
             argnums=0,
@@ -60,9 +61,8 @@ class Updating:
     def __call__(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """The value, and parameters and state after the step."""
         given = (params, state, *args)
-        if not debug.is_on() and (ready := self._binder.ready("step", given, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            value, (params, state) = tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("step", given, kwargs)) is not None:
+            value, (params, state) = ran[0]
             return value, params, state
         signature, bound = self._binder(given, kwargs)
         runner = self._runner(signature, bound)
@@ -78,6 +78,8 @@ class Updating:
     def _runner(self, signature: Signature, bound: Bound) -> Runner:
         if self._is_checked:
             self._unchecked()
+        if self._options.cache and self._options.budget is None:
+            self._uncached()
         if jaxprs.tracing():
             return self._cut(signature, bound).open
         if debug.is_on():
@@ -102,9 +104,10 @@ class Updating:
         if set(params) != set(bound.spans[0]):
             what = "updates parameters that are floating-point arrays with dense gradients."
             raise TraceError(message("value_and_update", what, "Take value_and_grad, and update after it."))
-        if written := plain.program.results.states:
+        results = plain.program.results
+        if written := results.grown.paths if results.grown else [path for _, path in results.states]:
             what = f"belongs to an object that is updated, and {plain.name} writes to it."
-            raise TraceError(message(written[0][1], what, "Take value_and_grad, and update after it."))
+            raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
         options = replace(self._options, argnums=(0, 1))
         paths = bound.paths()
         given, before = _types(bound, 0, params), _types(bound, 1, state)

@@ -37,20 +37,32 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class Conventions(Record):
     """Which derivative is taken at singular points, for `aot.function(derivatives=...)`; `aot.conventions` makes one.
 
-    Each field is "jax", which leaves the derivative to JAX, or says what is taken instead.
+    Each field is "jax", which leaves the derivative to JAX, or says what is taken instead. It holds in all that the
+    function calls: branches, loops, `jax.checkpoint`, `jax.jit`, `jax.vmap`, `jax.shard_map`, functions of a linear
+    solve. But a rule of your own, `jax.custom_jvp` or `jax.custom_vjp`, stays as it is: what it differentiates itself
+    has JAX's slopes. Differentiate `aot.function(f, derivatives=...)` in the rule instead of f.
 
     Attributes:
         zero_cotangent: a product with a cotangent that is exactly zero, as behind a `jnp.where` that did not choose a
             branch: "zero", also with infinity or NaN. JAX gives NaN. Matrix products and convolutions are not changed,
             nor are products behind them, but with "everywhere", which takes more time. But where one factor is made of
             an inverse, a solution or the factors of a matrix, a row or column of zeros in the cotangent gives zeros: so
-            a singular matrix that was not chosen takes no part, also in a batch of others. A gradient that is
+            a singular matrix that was not chosen takes no part, also in a batch of others. A slope that is zero by a
+            choice, as beyond a bound of `jnp.maximum` or `jnp.clip`, is zero for an infinite cotangent too: the
+            function does not move there. A gradient that is
             differentiated again has "everywhere" in its derivative. In forward mode every elementwise product of a
             tangent is zero where the slope, or the tangent, is: so a tangent that became infinite meets a slope of
             zero, as of a bound or a saturated function, and gives what the gradient says.
         norm_at_zero: a root of a sum of squares, or of higher powers of sizes, where the sum is zero: a norm, a
-            distance, a standard deviation, the absolute value of a complex number. "zero" is the middle of the
-            subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN.
+            distance, a standard deviation, `jnp.hypot`, the absolute value of a complex number. "zero" is the middle of
+            the subgradients, as in PyTorch (`linalg_vector_norm_backward`, `std_backward`). JAX gives NaN, and 1/2 for
+            `hypot`. So it is for a root of what is bounded by zero, as `jnp.sqrt(jnp.maximum(x, 0))`, on the bound:
+            its slope is zero on one side. Squares are products of a value with itself, also in `x @ x` and `einsum`.
+            They may be moved, summed up, also by a `lax.scan` that starts at zero, masked, and multiplied with what is
+            seen to be positive: numbers, squares, exponentials. Squared distances may be written out as
+            `x @ x + y @ y - 2 * x @ y`, also for all pairs of rows. Not seen is what an array of weights multiplies, a
+            form `x @ a @ x`, the diagonal or the trace of a product of matrices, and `mean(x**2) - mean(x)**2`. There
+            the slope stays JAX's NaN.
         angle_at_origin: the angle of the point (0, 0): "zero", as in PyTorch (`atan2_backward`). JAX gives NaN.
         power_at_zero: a power of zero: "limit" has the slopes of `aot.derivatives.power`, as PyTorch's `pow_backward`.
             JAX gives NaN at x = 0, y = 0. So have incomplete gamma and beta functions where they have a power of zero
@@ -58,9 +70,11 @@ class Conventions(Record):
         xlogy_at_zero: `jax.scipy.special.xlogy` and `xlog1py` where x is 0 and the logarithm is not finite: "zero" for
             both arguments; PyTorch has it for x alone (`xlogy`). JAX gives -inf and NaN.
         empty_logsumexp: the logarithm of a sum of exponentials that are all zero, as in a row of -inf, and
-            `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN.
+            `jnp.logaddexp` of two -inf: "zero". JAX and PyTorch give NaN. A row with +inf has NaN; where that may be,
+            `aot.derivatives.logsumexp` has the slope.
         arc_at_one: `arccos` and `arcsin` of a cosine or a sine that is 1 or -1: "zero", the middle of the slopes -1 and
-            1. JAX and PyTorch give NaN or infinity.
+            1. So it is on the bound for a number that was clipped there, and for `arccosh` of one that is at least 1:
+            the slope is zero on one side. JAX and PyTorch give NaN or infinity.
         equal_eigenvalues: `eigh` and `svd` where two values are equal to the last bit, or a singular value is 0, and
             `lstsq`, which JAX computes by `svd`. "known" has the derivative in first order where all that is made of
             the vectors is a function of the matrix: v·f(w)·v*, u·f(s)·vh, u·f(s)·u* or v·f(s)·v*, for f that works on

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import jax
 
 from jointcut.partition.errors import BudgetError, choices, message
+from jointcut.partition.plans.plan import PLAIN_JAX
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.record import Record
 
@@ -49,9 +50,18 @@ class Limit(Record):
 
     def __str__(self) -> str:
         """`50% of plain JAX's activations`, or `1,610,612,736 bytes`."""
+        return self.told(PLAIN_JAX)
+
+    def told(self, baseline: str) -> str:
+        """The same for a program that is compared with the `baseline` of its plans."""
         if self.fraction is not None:
-            return f"{100 * self.fraction:g}% of plain JAX's activations"
+            return f"{100 * self.fraction:g}% of {activations(baseline)}"
         return "what the device has free" if self.of_device else f"{self.peak_bytes:,} bytes"
+
+
+def activations(baseline: str) -> str:
+    """The activations that a fraction is of."""
+    return "plain JAX's activations" if baseline == PLAIN_JAX else f"the activations with {baseline}"
 
 
 def limit(budget: Any) -> Limit:

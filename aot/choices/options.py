@@ -13,7 +13,16 @@ from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.hooks.spilling import Spill, read_spill
-from jointcut.partition.errors import CacheError, PlanError, PolicyError, StrategyError, TraceError, choices, message
+from jointcut.partition.errors import (
+    BudgetError,
+    CacheError,
+    PlanError,
+    PolicyError,
+    StrategyError,
+    TraceError,
+    choices,
+    message,
+)
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import Backend
@@ -53,8 +62,10 @@ class Options(Record):
             to `vjp` or to halves compiled as two programs, since the backward may read them.
         sparse_gradients: paths of tables (`args[0]['embedding']`) that the function reads by rows; `value_and_grad`
             and `grad` return their gradients as a `jax.experimental.sparse.BCOO` of the rows that were read.
-        budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0), peak
+        budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0; where
+            plain JAX has no gradient, through a `lax.while_loop`, of those of a step with all saved), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
+        devices: how many devices share the batch where a step is part of a program of the user's.
         cost: the model of the seconds that each op takes. The default for budgets is a roofline of the device's
             measured rates. They are stored for the machine, so that a budget always leads to the same plan
             (`aot.rates` says where, and how to set them). The strategy `"best"` uses fixed rates.
@@ -100,6 +111,7 @@ class Options(Record):
     saved_arrays: SavedArrays | None = None
     spill: str | os.PathLike[str] | Spill | None = None
     error: float | None = None
+    devices: int | None = None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -167,6 +179,7 @@ def validated(function: Any, options: Options) -> Options:
     donated = Statics.of(function, positions or None, donated_names or None, "donate")
     _check(options)
     check_error(options)
+    _check_devices(options.devices)
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -210,6 +223,12 @@ def _check(options: Options) -> None:
         what = "are given together, and a donated argument is gone when a failed call is replayed."
         cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
         raise TraceError(message("check and donate_argnums", what, cure))
+
+
+def _check_devices(devices: Any) -> None:
+    """Raise `BudgetError` for what is no number of devices."""
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+        raise BudgetError(message("devices", f"is {devices!r}.", "Give how many devices share a batch, such as 8."))
 
 
 def check_error(options: Options) -> None:

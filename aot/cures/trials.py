@@ -32,8 +32,6 @@ from jointcut.wrappers.metadata.convention import is_inexact
 if TYPE_CHECKING:
     from jointcut.aot.stages.traced import Traced
 
-_OPTION = 'aot.function(derivatives="finite")'
-
 
 @dataclass(frozen=True)
 class _Trial:
@@ -79,10 +77,12 @@ class FailedCall:
         If nothing does, the first formula after which the op to blame is at another line.
         """
         base = self.traced.options.conventions
-        finite = Conventions(**{**NAMED["finite"].chosen, **base.chosen})
-        plain = _Trial("", self._source, base)
-        guarded = [replace(plain, what=_OPTION, conventions=finite)] if half == "backward" and finite != base else []
-        found = [Cure(trial.what) for trial in guarded if self._outcome(trial).finite]
+        named = {name: Conventions(**{**NAMED[name].chosen, **base.chosen}) for name in ("finite", "pytorch")}
+        plain, finite = _Trial("", self._source, base), named["finite"]
+        options = named.items() if half == "backward" else ()
+        sets = (replace(plain, what=_option(name), conventions=chosen) for name, chosen in options if chosen != base)
+        first = next((trial for trial in sets if self._outcome(trial).finite), None)
+        found = [Cure(first.what)] if first else []
         moved, trials = [], list(self._at(culprit.source, plain, half == "forward"))
         for trial in trials:
             outcome = self._outcome(trial, names_next=not found)
@@ -93,7 +93,9 @@ class FailedCall:
         if not found:
             is_open = self.cotangents is not None and finite != base
             both = (
-                replace(t, what=f"{t.what}, together with {_OPTION},", conventions=finite) for t in trials if is_open
+                replace(t, what=f"{t.what}, together with {_option('finite')},", conventions=finite)
+                for t in trials
+                if is_open
             )
             more = (second for trial, then in moved[:1] for second in self._at(then.source, trial))
             whole = next((trial for trial in (*both, *more) if self._outcome(trial).finite), None)
@@ -166,6 +168,11 @@ class FailedCall:
     def _agrees(self, results: Sequence[Any]) -> bool:
         """Whether the outputs that were finite before are the same, up to rounding."""
         return all(_close(old, new) for old, new in zip(self.outputs, results, strict=False))
+
+
+def _option(derivatives: str) -> str:
+    """How a set of derivatives is chosen."""
+    return f'aot.function(derivatives="{derivatives}")'
 
 
 def _written(closed: Any, formula: Formula, line: str) -> Any | None:

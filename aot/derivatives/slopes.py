@@ -1,9 +1,8 @@
 """Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
 
 A derivative is a linear map. It takes a zero tangent to zero, also where its slope is infinite or not a number; a
-product of floats does not, since `0 * inf` is NaN. `times` writes such a slope as a product of large finite factors, by
-which a tangent that is not zero still becomes infinite, and which JAX transposes as any product. The slope of the slope
-is treated in the same way, so second order keeps zero too, in all combinations of forward and reverse mode.
+product of floats does not, since `0 * inf` is NaN. `times` is such a map. Its transpose is of the same kind, and so are
+the products in its own derivative, so second order keeps zero too, in all combinations of forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -14,96 +13,50 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from jointcut.partition.rewrite.product import Product, along
+
 Rule = Callable[..., jax.Array]
+
+
+_GUARDED = Product(lax.mul_p, (1,))
 
 
 def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
     """Return tangent * slope(*points) elementwise, but zero where the tangent is zero, whatever the slope.
 
-    An infinite slope is the product of three large numbers, by which a tangent above 1e-12 becomes infinite. A slope
-    that is NaN, as those outside a function's domain, counts as positive infinity. A finite slope is multiplied as it
-    is. The backward keeps one array and two masks.
+    No number is made up: a tangent that is not zero is infinite where the slope is, and NaN where the slope is NaN, as
+    those outside a function's domain. So it is for the slope of the slope. The backward keeps one array.
     """
-    points = tuple(jnp.broadcast_arrays(*points))
-    steepness = _calm(slope, *points)
-    finite, fixed = jnp.isfinite(steepness), jax.lax.stop_gradient(steepness)
-    small, large, more = _factors(steepness.dtype)
-    sign = jnp.where(jnp.isnan(fixed), 1, jnp.sign(fixed.real)).astype(steepness.dtype)
-    edge = ~finite | _may_bend(fixed)
-    scaled = jnp.where(finite, jnp.where(edge, steepness / small, steepness), sign * large)
-    product = jnp.where(edge, tangent * small, tangent) * (scaled + _wild(slope, *points))
-    return jnp.where(finite, product, product * more)
-
-
-def _may_bend(slope: jax.Array) -> jax.Array:
-    """Where the slope of a finite slope may be infinite: where it is 0, as that of x^1.5 at 0.
-
-    Numbers of 16 bits with 5 for the exponent have no room for the factors, and are left out.
-    """
-    return (slope == 0) & (jnp.finfo(slope.dtype).maxexp > 16)
-
-
-def _factors(dtype: jnp.dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Powers of two: for the tangent, for the slope, and for the product of both where that is to be infinite."""
-    largest = jnp.finfo(dtype).maxexp
-    small, large, more = largest // 9, largest - largest // 9 + 1, largest // 3
-    return (
-        jnp.asarray(2.0**small, dtype),
-        jnp.asarray(2.0 ** min(large, largest - 1), dtype),
-        jnp.asarray(2.0**more, dtype),
-    )
+    steepness, tangent = jnp.broadcast_arrays(_steepness(slope, *jnp.broadcast_arrays(*points)), tangent)
+    return along(_GUARDED, 1, steepness.astype(tangent.dtype), tangent)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _calm(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
-    """The slope, with its own slope where that is finite."""
+def _steepness(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
+    """The slope, whose tangents are multiplied with its own slopes by `times`."""
     return slope(*points)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _wild(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
-    """Zero, with a large slope where the slope's own slope is infinite, whose product with the factors is infinite."""
-    return jnp.zeros_like(slope(*points))
-
-
-def _calm_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
-    finite = jnp.isfinite(bend)
-    return jnp.where(finite, tangent, 0) * jnp.where(finite, bend, 0)
-
-
-def _wild_slope(tangent: jax.Array, bend: jax.Array) -> jax.Array:
-    infinite = jnp.isinf(bend)
-    sign = jnp.where(infinite, jnp.sign(jax.lax.stop_gradient(bend).real), 0).astype(bend.dtype)
-    return jnp.where(infinite, tangent, 0) * (_factors(bend.dtype)[1] * sign)
-
-
-def _bend(slope: Callable[..., jax.Array], points: tuple[jax.Array, ...], place: int) -> jax.Array:
+def _bend(slope: Callable[..., jax.Array], place: int, *points: jax.Array) -> jax.Array:
     """The slope's own slope, along the point at this place."""
 
-    def along(point: jax.Array) -> jax.Array:
+    def along_point(point: jax.Array) -> jax.Array:
         return slope(*points[:place], point, *points[place + 1 :])
 
-    return jax.jvp(along, (points[place],), (jnp.ones_like(points[place]),))[1]
+    return jax.jvp(along_point, (points[place],), (jnp.ones_like(points[place]),))[1]
 
 
-def _by_bends(function: Any, part: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
-    """Differentiate a function of a slope by the slope's own slope for each point, whose tangents are of its shape."""
-
-    def jvp(slope: Callable[..., jax.Array], points: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        result = function(slope, *points)
-        total = jnp.zeros_like(result)
-        for place, tangent in enumerate(tangents):
-            if not isinstance(tangent, SymbolicZero):
-                total = total + part(tangent, _bend(slope, points, place)).astype(result.dtype)
-        return result, total
-
-    function.defjvp(jvp, symbolic_zeros=True)
+def _steepness_moves(slope: Callable[..., jax.Array], points: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    result = _steepness(slope, *points)
+    moves = ((i, tangent) for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero))
+    parts = [times(tangent, partial(_bend, slope, i), *points).astype(result.dtype) for i, tangent in moves]
+    return result, sum(parts, jnp.zeros_like(result))
 
 
-_by_bends(_calm, _calm_slope)
-_by_bends(_wild, _wild_slope)
+_steepness.defjvp(_steepness_moves, symbolic_zeros=True)
 
 
 def slopes(function: Any, *rules: Rule | None) -> None:

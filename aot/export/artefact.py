@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jointcut.partition.errors import ArtefactError, message
+from jointcut.wrappers.mark import remove
 
 #: The value of `format`, and the newest `version` that can be read.
 FORMAT, VERSION = "jointcut artefact", 1
@@ -63,15 +63,15 @@ def write(
                 _write(draft / name, data)
             _put(draft, place)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            remove(draft, [*files, SIGNATURE])
     return place
 
 
 def free_place(folder: str | os.PathLike[str], overwrite: bool, switch: str = "overwrite=True") -> Path:
     """The absolute path for an artefact; raises `ArtefactError` where it is taken.
 
-    With `overwrite` an earlier artefact may be there, but only with its own files. `switch` names that option in
-    messages.
+    With `overwrite` an earlier artefact may be there, but only with its own files, as they were written. `switch` names
+    that option in messages.
     """
     place = Path(folder).absolute()
     with _or_refused(place):
@@ -79,25 +79,33 @@ def free_place(folder: str | os.PathLike[str], overwrite: bool, switch: str = "o
             place = place.resolve()
         if not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir())):
             return place
-        known = _names(place)
+        known = _listed_in(place)
         if known is None:
             what = "is there already, and is no artefact."
             raise ArtefactError(message(str(place), what, "Give the name of a folder that does not exist yet."))
         if not overwrite:
             cure = f"Give another name, or say {switch}."
             raise ArtefactError(message(str(place), "holds an artefact already.", cure))
-        if foreign := sorted({path.name for path in place.iterdir()} - known):
-            cure = f"Move it elsewhere, or give another name: {switch} replaces the whole folder."
-            raise ArtefactError(message(str(place / foreign[0]), "is no file of the artefact beside it.", cure))
+        cure = f"Move it elsewhere, or give another name: {switch} replaces the whole folder."
+        there = sorted(place.iterdir())
+        if foreign := [path for path in there if path.name not in known]:
+            raise ArtefactError(message(str(foreign[0]), "is no file of the artefact beside it.", cure))
+        if changed := [path for path in there if known[path.name] not in (None, _sha256(path.read_bytes()))]:
+            raise ArtefactError(message(str(changed[0]), "was changed after it was written.", cure))
     return place
 
 
-def _names(place: Path) -> set[str] | None:
-    """The names of an artefact's files, None where the folder holds no artefact."""
+def _listed_in(place: Path) -> dict[str, str | None] | None:
+    """The SHA-256 of each file of an artefact by its name, None where the folder holds no artefact.
+
+    The signature has None if it agrees with itself, and no text of a digest otherwise.
+    """
     try:
         document = json.loads((place / SIGNATURE).read_bytes())
-        return {*document["files"], SIGNATURE} if document["format"] == FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        listed = {name: str(entry["sha256"]) for name, entry in document["files"].items()}
+        itself = None if document["checksum"] == checksum(document) else "changed"
+        return {**listed, SIGNATURE: itself} if document["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -138,14 +146,14 @@ def _put(draft: Path, place: Path) -> None:
     if not place.exists():
         draft.rename(place)
         return
-    old = draft.with_name(f"{draft.name}.old")
+    old, known = draft.with_name(f"{draft.name}.old"), _listed_in(place) or {}
     place.rename(old)
     try:
         draft.rename(place)
     except BaseException:
         old.rename(place)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old, [path.name for path in old.iterdir() if path.name in known])
 
 
 def checksum(document: Mapping[str, Any]) -> str:

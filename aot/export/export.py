@@ -102,6 +102,10 @@ def refuse_what_stays(traced: Traced) -> None:
     if traced.program.has_traced_consts:
         cure = "Export outside of jit, grad and vmap, or pass what it closes over as an argument."
         raise ArtefactError(message(traced.name, "closes over values of a trace that is under way.", cure))
+    cure = "Call the function once, and export after that, if it adds them only once."
+    if traced.program.results.grown is not None:
+        what = "adds parts to objects or takes them away, which an exported program cannot do."
+        raise ArtefactError(message(traced.name, what, cure))
     cure = "Write the function on arrays: take the state as an argument and return the new one."
     for info in traced.inputs:
         if info.is_reference:

@@ -35,6 +35,7 @@ from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.saved import Saved
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.sizes import numbers
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.built_in.autograd import Wrap
 from jointcut.wrappers.metadata.signatures import GraphSignature
@@ -172,13 +173,13 @@ class Pair:
             index += len(self.constants) - len(consts)
         prefix = "primals" if residual.kind == "input" else residual.kind
         value = self.cut.split.graph.values[residual.value]
-        copies = math.prod(aval.shape[: len(aval.shape) - len(value.shape)])  # of a loop in segments, some steps' alone
+        stacked = numbers(aval.shape[: len(aval.shape) - len(value.shape)], self.sizes)  # in segments, some steps alone
         return ResidualInput.like(
             aval,
             name=f"{prefix}_{index + 1}",
             kind=residual.kind,
             index=index,
-            bytes=copies * value.bytes,
+            bytes=math.prod(stacked) * value.bytes,
             op="" if saved is None else saved.op,
             scope="" if saved is None else saved.scope,
             source="" if saved is None else saved.source,

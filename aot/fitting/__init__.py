@@ -17,6 +17,7 @@ Files, in reading order:
     scales: Weigh plans: learn side by side what memory they take, each once.
     notes: Remember on disk which plans held a budget, and what plain JAX takes.
     scopes: Let no plan keep more of a part of a program than its `aot.budget`.
+    shares: Take the bytes of a budget for each of several devices, where a step is part of a program of the user's.
     searches: Search for a plan once for all ways of calling.
     checkpoints: Let the number of checkpoints of a loop follow from a budget, where nobody said how many there are.
     inexact: Let values wait in a smaller form under a budget, as far as a bound on the error of the gradient permits.

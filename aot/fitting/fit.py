@@ -381,7 +381,8 @@ def fit(
             return search.fitted(chosen)
     least = search.tried[id(search.least)]
     found_least(least.plan, least.weighed)
-    raise refusal(budget, search.room, least.weighed, len(search.tried), planner.replay(least.plan))
+    replay = planner.replay(least.plan)
+    raise refusal(budget, search.room, least.weighed, len(search.tried), replay, least.plan.baseline)
 
 
 def _fitting(search: _Search[Any]) -> Iterator[Candidate]:

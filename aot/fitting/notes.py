@@ -8,15 +8,21 @@ that is a fraction needs the bytes of plain JAX's step: these are noted too, for
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.aot.cache.location import store_for
 from jointcut.aot.cache.store import Store
 from jointcut.aot.choices.options import Options
-from jointcut.partition.errors import IdentityError
+from jointcut.partition.errors import IdentityError, PlanError
+from jointcut.partition.plans import planfile
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.program.graph import Graph
+
+_NOTED = ("program", "way", "peak_bytes", "activation_bytes", "compile_ms")
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,14 @@ class Held:
     Attributes:
         program: the name (`sketch`) of the joint program that was planned.
         way: how it was compiled (`searches.way`).
-        plan: its text.
+        within: gives the plan in the graph of a program that was traced anew; None where it does not fit that.
         peak_bytes, activation_bytes: of the step and of its temporaries, as XLA reports them.
         compile_ms: milliseconds of compilation.
     """
 
     program: str
     way: str
-    plan: str
+    within: Callable[[Graph], Plan | None]
     peak_bytes: int
     activation_bytes: int
     compile_ms: float
@@ -60,13 +66,24 @@ class Note:
 
     def read(self) -> tuple[Held, ...]:
         """Plans that other processes noted."""
-        data = self.store.get(self.key)
-        return () if data is None else tuple(Held(**fields) for fields in json.loads(data))
+        return tuple(Held(within=partial(_read, fields.pop("plan")), **fields) for fields in self._entries())
 
-    def add(self, held: Held) -> None:
-        """Note a plan, in place of another of the same program that was compiled in the same way."""
-        others = (plan for plan in self.read() if (plan.program, plan.way) != (held.program, held.way))
-        self.store.put(self.key, json.dumps([asdict(plan) for plan in (*others, held)]).encode(), self.label)
+    def add(self, held: Held, text: str) -> None:
+        """Note a plan by its text, in place of another of the same program that was compiled in the same way."""
+        fields = {name: getattr(held, name) for name in _NOTED}
+        others = (e for e in self._entries() if (e["program"], e["way"]) != (held.program, held.way))
+        self.store.put(self.key, json.dumps([*others, {**fields, "plan": text}]).encode(), self.label)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        data = self.store.get(self.key)
+        return [] if data is None else json.loads(data)
+
+
+def _read(text: str, graph: Graph) -> Plan | None:
+    try:
+        return planfile.loads(text, graph)
+    except PlanError:
+        return None
 
 
 @dataclass(frozen=True)

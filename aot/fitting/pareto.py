@@ -70,7 +70,7 @@ class Pareto:
         A star marks the chosen plan, which comes last where it is not on the front.
         """
         unit, name = self._unit
-        over = "" if self.plain is None else "   ÷ plain"
+        over = "" if self.plain is None else f"   ÷ {self.plain.plan.baseline.removesuffix(' JAX')}"
         lines = [
             f"{self.name}: {counted(len(self.points), 'plan')}",
             f"   peak {name}   extra ms{over}   saved {name}  plan",
@@ -123,8 +123,8 @@ class Pareto:
             axes.set_ylim(bottom=0)
             ylabel = "predicted extra time (ms)"
         else:
-            axes.plot(self.plain.peak_bytes / unit, 1, "X", color="black", markersize=8, label="plain JAX")
-            ylabel = "predicted time of a step ÷ plain JAX's"
+            axes.plot(self.plain.peak_bytes / unit, 1, "X", color="black", markersize=8, label=self.plain.plan.baseline)
+            ylabel = f"predicted time of a step ÷ that of {self.plain.plan.baseline}"
         axes.set(xlabel=f"predicted peak of the step ({name})", ylabel=ylabel, title=self.name)
         axes.grid(alpha=0.3)
         axes.legend()

@@ -76,9 +76,9 @@ def rates(device: Any = None, *, anew: bool = False) -> Roofline:
     """The rates of a device (by default JAX's default device), rounded to decibels.
 
     They are measured once per kind of device, processor, number of host cores and version of jaxlib, in some seconds;
-    then read from memory or from the file, unless `anew`. A file that cannot be written is no error; one that cannot be
-    read, or an entry that holds no rates, is logged and replaced. Raises `JointcutError` where the device cannot run
-    the programs, as when its memory is full.
+    then read from memory or from the file, unless `anew`. A file that cannot be written is no error. An entry that
+    holds no rates is logged and replaced. A file that cannot be read is logged, and left to whoever wrote it. Raises
+    `JointcutError` where the device cannot run the programs, as when its memory is full.
     """
     device = default_device() if device is None else device
     name = device_name(device)
@@ -230,6 +230,17 @@ def on_a_thread(function: Callable[[], _T]) -> _T:
 # --------------------------------------------------------------------------------------------------- the file
 
 
+def _is_free(path: Path) -> bool:
+    """Whether a file may be written anew: it is not there or empty, or it holds entries, of which all others stay."""
+    try:
+        text = path.read_text("utf-8")
+        return not text or isinstance(json.loads(text), dict)
+    except FileNotFoundError:
+        return True
+    except (RecursionError, ValueError):
+        return False
+
+
 def noted(name: str) -> Any:
     """What the file says under a name; None where it says nothing."""
     return _read().get(name)
@@ -253,11 +264,14 @@ def _file() -> Path:
 def _read() -> dict[str, Any]:
     """The entries of the file by name; none where there is no file, or it cannot be read."""
     try:
-        return dict(json.loads(_file().read_text("utf-8")))
+        return dict(json.loads(_file().read_text("utf-8") or "{}"))
     except FileNotFoundError:
         return {}
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        _LOG.warning("Rates are measured anew, since the file that should hold them cannot be read: %s", error)
+        what = (
+            f"the file that should hold them cannot be read: {error}. It is left as it is: remove it, or name another"
+        )
+        _LOG.warning("Rates are measured anew, since %s file by %s.", what, VARIABLE)
         return {}
 
 
@@ -282,6 +296,8 @@ def _write(entries: dict[str, Any]) -> None:
     """Write the file atomically, where that is allowed."""
     try:
         path = _file()
+        if not _is_free(path):
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from jointcut.aot.choices.limits import Limit
+from jointcut.aot.choices.limits import Limit, activations
 from jointcut.aot.fitting.attempts import Weighed
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.figures import counted, human_bytes
@@ -16,15 +16,16 @@ from jointcut.partition.lower.replay import Replay
 _SHOWN = 5  # arrays alive at the peak that the error names
 
 
-def refusal(budget: Limit, room: float, least: Weighed[Any], tried: int, replay: Replay) -> BudgetError:
+def refusal(budget: Limit, room: float, least: Weighed[Any], tried: int, replay: Replay, baseline: str) -> BudgetError:
     """The error that names the smallest peak found and the largest arrays there.
 
     `room` is the budget as bytes of temporaries, `least` and `replay` are of the smallest of the plans that were tried.
+    `baseline` is that of the plans.
     """
     alive = Counter(map(str, replay.alive[:_SHOWN]))
     share = ""
     if budget.fraction and room:
-        share = f" ({math.ceil(100 * least.activation_bytes * budget.fraction / room)}% of plain JAX's activations)"
+        share = f" ({math.ceil(100 * least.activation_bytes * budget.fraction / room)}% of {activations(baseline)})"
     lines = [
         f"The smallest peak found is {least.peak_bytes:,} bytes ({counted(tried, 'plan')} tried): "
         f"{least.fixed_bytes:,} are arguments and results, {least.activation_bytes:,} temporaries.",
@@ -33,7 +34,9 @@ def refusal(budget: Limit, room: float, least: Weighed[Any], tried: int, replay:
         *_alone(replay),
         f"Give at least that much{share}, a smaller batch, or budget=0.0 for the least that is found.",
     ]
-    return BudgetError(message("budget", f"of {budget} cannot be met.", "\n".join(lines)), least.peak_bytes)
+    return BudgetError(
+        message("budget", f"of {budget.told(baseline)} cannot be met.", "\n".join(lines)), least.peak_bytes
+    )
 
 
 def _alone(replay: Replay) -> Iterator[str]:

@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +33,7 @@ from jointcut.aot.choices.options import Options
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, followed
 from jointcut.aot.fitting.fit import fit, prices
 from jointcut.aot.fitting.notes import Held, Note, PlainNote
+from jointcut.aot.fitting.shares import shared, told
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.trace.joint import Joint
@@ -40,6 +41,7 @@ from jointcut.partition.errors import IdentityError, PlanError
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.twins import moved
 from jointcut.partition.prices.cost import CostModel, Roofline
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
@@ -115,6 +117,12 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
 
     Raises `BudgetError` as `fit` does.
     """
+    shared_by = wanted.budget, wanted.program, wanted.options.devices
+    with told(*shared_by):
+        return _settled(replace(wanted, budget=shared(*shared_by)))
+
+
+def _settled(wanted: Wanted[_T]) -> Fitted[_T]:
     lookup = _Lookup.of(wanted)
     known = lookup.place.known
     with lookup.place.lock, Stage("search", wanted.name) as now:
@@ -125,7 +133,7 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
         fitted = known_plan or _searched(wanted, lookup, now)
         chosen = known[lookup.key].held
         if lookup.note is not None and chosen not in noted:
-            lookup.note.add(chosen)
+            lookup.note.add(chosen, planfile.dumps(fitted.plan, wanted.graph))
         return fitted
 
 
@@ -176,15 +184,15 @@ class _Least:
         noted = () if (note := self.note()) is None else note.read()
         return next((held for held in noted if (held.program, held.way) == self.key), None)
 
-    def keep(self, held: Held) -> None:
-        """Keep the plan in place of another."""
+    def keep(self, held: Held, text: Callable[[], str]) -> None:
+        """Keep the plan in place of another; `text` is what stands of it on disk."""
         with _LOCK:
             _SMALLEST.pop(self.name, None)
             _SMALLEST[self.name] = self.model, held
             while len(_SMALLEST) > MOST_KEPT:
                 _SMALLEST.popitem(last=False)
         if (note := self.note()) is not None:
-            note.add(held)
+            note.add(held, text())
 
 
 @dataclass(frozen=True)
@@ -280,7 +288,7 @@ def _taken(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | None
     known = lookup.place.known.get(lookup.key)
     if known is None or known.trail is None:
         return None
-    plan = _read(known.held, wanted.graph)
+    plan = known.held.within(wanted.graph)
     if plan is None:
         return None
     text = f"for {wanted.budget}: {plan.strategy}, {summary(plan)}"
@@ -306,7 +314,7 @@ def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int
     same_way = lookup.place.known.get(lookup.key)
     seen: set[Any] = set()
     for known in sorted(lookup.place.known.values(), key=lambda known: known is not same_way):
-        plan = _read(known.held, wanted.graph)
+        plan = known.held.within(wanted.graph)
         if plan is not None and plan.key not in seen:
             seen.add(plan.key)
             yield plan, known.held.activation_bytes if known is same_way else None
@@ -315,7 +323,7 @@ def _elsewhere(wanted: Wanted[Any], lookup: _Lookup) -> Iterator[tuple[Plan, int
 def _smallest(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T] | None:
     """The smallest plan that a search for another budget found, if this one leaves what it takes or hardly more."""
     held = None if lookup.least is None else lookup.least.read()
-    plan = None if held is None else _read(held, wanted.graph)
+    plan = None if held is None else held.within(wanted.graph)
     if held is None or plan is None:
         return None
     room = _room(wanted, lookup)
@@ -335,7 +343,7 @@ def _searched(wanted: Wanted[_T], lookup: _Lookup, now: Stage) -> Fitted[_T]:
 
     def found_least(plan: Plan, weighed: Weighed[Any]) -> None:
         if lookup.least is not None:
-            lookup.least.keep(_held(wanted, lookup, plan, weighed))
+            lookup.least.keep(_held(wanted, lookup, plan, weighed), lambda: planfile.dumps(plan, wanted.graph))
 
     fitted = fit(planner, wanted.budget, room, wanted.ways, _default(planner), found_least)
     return _kept(wanted, lookup, fitted, now, f"searched {counted(planner.num_replayed, 'plan')} in")
@@ -345,14 +353,6 @@ def _default(planner: Planner) -> Plan | None:
     """The plan that is taken without a budget; None where the rules of cost leave none."""
     try:
         return best(planner.problem)
-    except PlanError:
-        return None
-
-
-def _read(held: Held, graph: Graph) -> Plan | None:
-    """The plan in this graph; None where it does not fit the graph."""
-    try:
-        return planfile.loads(held.plan, graph)
     except PlanError:
         return None
 
@@ -385,5 +385,12 @@ def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, h
 
 
 def _held(wanted: Wanted[Any], lookup: _Lookup, plan: Plan, weighed: Weighed[Any]) -> Held:
-    text = planfile.dumps(plan, wanted.graph)
-    return Held(*lookup.key, text, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)
+    bare, there = replace(plan, problem=None, nested=(), overruled=(), packed=None), wanted.graph.bare
+
+    def within(graph: Graph) -> Plan | None:
+        try:
+            return moved(bare, there, graph)
+        except PlanError:
+            return None
+
+    return Held(*lookup.key, within, weighed.peak_bytes, weighed.activation_bytes, weighed.compile_ms)

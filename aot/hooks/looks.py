@@ -56,7 +56,8 @@ def identity(function: Callable[..., Any]) -> Any:
         return id(function)
     cells = [cell for cell in function.__closure__ or () if _is_full(cell)]
     read = tuple(jax.typeof(c.cell_contents) if _holds_array(c) else id(c.cell_contents) for c in cells)
-    return function.__code__, read, id(function.__globals__), tuple(map(id, function.__defaults__ or ()))
+    defaults = tuple(map(id, function.__defaults__ or ())), _items(function.__kwdefaults__ or {})
+    return function.__code__, read, id(function.__globals__), defaults
 
 
 def arrays_read(function: Callable[..., Any]) -> tuple[Any, ...]:

@@ -4,10 +4,10 @@ A `Spill` is a form of what is saved, as a user's functions are (see `saving`). 
 running halves, in loops at each step: no stack is ever whole in memory. An array waits as its number, four bytes.
 
 Each run of a forward has a file of its own, of which all blocks are reserved before it starts: a full disk is an error
-then, and not a crash later. Files lie in a folder of this process, `jointcut-*`, in the folder that the user gave. The
-process holds a lock on the file `lock` in it for as long as it lives. So a folder whose lock is free was left by a
-process that crashed, and the next one that spills removes it. Without `fcntl`, on Windows, nothing tells the two apart,
-and such a folder stays.
+then, and not a crash later. Files lie in a folder of this process, `jointcut-*`, in the folder that the user gave. Its
+file `lock` holds our mark, and the process locks it for as long as it lives. So a folder with the mark whose lock is
+free was left by a process that crashed, and the next one that spills removes it. Without `fcntl`, on Windows, nothing
+tells the two apart, and such a folder stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -33,6 +32,7 @@ import numpy as np
 from jointcut.partition.errors import SpillError, TraceError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.program import jaxprs
+from jointcut.wrappers.mark import Mark, remove
 from jointcut.wrappers.record import Record
 
 if sys.platform != "win32":
@@ -44,7 +44,8 @@ LEAST_BYTES = 4096
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT} if sys.platform != "win32" else {errno.ENOSPC, errno.EFBIG}
 
 _NUMBER = jax.ShapeDtypeStruct((), "int32")
-_PREFIX = "jointcut-"
+_PREFIX, _LOCK, _FILE = "jointcut-", "lock", "spilled-"  # how names of folders begin, and of the files in them
+_MARK = Mark("spill")
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class Disk:
             own, _ = self._own = self._own or self._made()
             descriptor, name = -1, ""
             try:
-                descriptor, name = tempfile.mkstemp(".bin", dir=own)
+                descriptor, name = tempfile.mkstemp(".bin", _FILE, own)
             finally:
                 if descriptor < 0:
                     self._leave()
@@ -271,7 +272,7 @@ class Disk:
         """Remove the folder of this process if it holds no file."""
         if self._own is not None and not self._files:
             folder, descriptor = self._own
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             os.close(descriptor)
             self._own = None
 
@@ -279,20 +280,12 @@ class Disk:
         """A new folder of this process, and its locked file; folders of processes that crashed are removed."""
         for left in Path(self.folder).glob(f"{_PREFIX}*"):
             _remove_if_left(left)
-        while True:  # another process may take a folder for one that was left, between these lines
-            own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
-            with suppress(FileNotFoundError, BlockingIOError):
-                descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-                try:
-                    _lock(descriptor)
-                    if (own / "lock").exists():
-                        return own, descriptor
-                except OSError as error:
-                    os.close(descriptor)
-                    if not isinstance(error, BlockingIOError):
-                        shutil.rmtree(own, ignore_errors=True)
-                    raise
-                os.close(descriptor)
+        own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
+        try:
+            return own, _marked(own)
+        except OSError:
+            _remove(own)
+            raise
 
     def _refused(self, name: str, size: int, error: OSError) -> SpillError:
         where, cause = f"spill={self.folder!r}", error.strerror or str(error)
@@ -310,18 +303,31 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def _marked(own: Path) -> int:
+    """Mark a new folder; returns its locked file. From then on another process may remove it, once that is free."""
+    descriptor = os.open(own / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        _lock(descriptor)
+        os.write(descriptor, _MARK.line)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _remove_if_left(folder: Path) -> None:
-    """Remove the folder of a process that is not there any more."""
-    if sys.platform == "win32":
+    """Remove a folder with our mark whose process is not there any more."""
+    if sys.platform == "win32" or not _MARK.is_in(folder / _LOCK):
         return
     with suppress(OSError):
-        try:
-            descriptor = os.open(folder / "lock", os.O_RDWR)
-        except FileNotFoundError:
-            folder.rmdir()
-            return
+        descriptor = os.open(folder / _LOCK, os.O_RDWR)
         try:
             _lock(descriptor)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         finally:
             os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of ours and our files in it."""
+    remove(folder, [*(path.name for path in folder.glob(f"{_FILE}*.bin")), _LOCK])

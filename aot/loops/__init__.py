@@ -8,6 +8,7 @@ Files, in reading order:
     memory: Read how much memory the derivative of a loop may have, and count its checkpoints.
     parts: Hold a loop as two jaxprs, and derive other loops from it: its tangent, its form under `jax.vmap`.
     expected: Tell how often a loop is expected to run.
+    counters: Prove where the counters of a loop begin, how they change, and how many trips they allow.
     buffers: Prove that a loop writes an array row by row, so that its earlier states follow from the last one.
     sweep: Leave checkpoints behind while a loop runs, and run it back from them.
     rules: Differentiate a loop, to any order and in both modes.

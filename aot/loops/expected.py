@@ -21,8 +21,9 @@ def trips(count: int) -> AbstractContextManager[object]:
     """Say how often the loops that are traced under it are expected to run.
 
     It changes no result. The cost model takes the loops to run so often, where it would else count one trip: in
-    reports, in plans, and in the search for a budget. The innermost number counts. Raises `CallError` for what is no
-    whole number.
+    reports, in plans, and in the search for a budget. A loop that says nothing about its memory keeps so many
+    checkpoints at most; where it runs more often, its steps run again more often. The innermost number counts. Raises
+    `CallError` for what is no whole number.
 
     >>> from jax import lax
     >>> def root(a):

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jointcut.aot.loops.buffers import known_numbers
+from jointcut.aot.loops.counters import known_numbers
 from jointcut.aot.loops.parts import Parts
+from jointcut.aot.loops.plain import looped
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.cells import call_text
@@ -54,6 +55,7 @@ def traced_loop(
     given, leaves = leaves, [jnp.asarray(x) for x in leaves]
     where = place_of(called, blamed)
     out, leaves = _traced_body(body_fun, where, init, leaves, depth)
+    out = looped(out)
     cond = _traced_cond(cond_fun, tree, leaves)
     consts = _same([*_consts(cond), *_consts(out)])
     for name, closed in ((place_of("cond_fun", cond_fun), cond), (where, out)):

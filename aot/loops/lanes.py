@@ -25,6 +25,32 @@ class _Mixed(Exception):
     """An equation may mix lanes."""
 
 
+def of_inputs(programs: Sequence[Any], avals: Sequence[Any], num_consts: int) -> list[int | None] | None:
+    """Which inputs of a mapped loop have the lanes, as their first axis: all of the carry, and some constants.
+
+    The programs keep the lanes of all of these apart. Returns None where they mix those of the carry.
+    """
+    programs = [simplify.inlined(closed) for closed in programs]
+    carry = avals[num_consts:]
+
+    def are_apart(dims: Sequence[int | None]) -> bool:
+        return all(apart(closed, [*dims, *[0] * len(carry)], 0) for closed in programs)
+
+    dims: list[int | None] = [None] * num_consts
+    if not are_apart(dims):
+        return None
+    for i in may_have(avals, num_consts):
+        more = [0 if i == j else d for j, d in enumerate(dims)]
+        dims = more if are_apart(more) else dims
+    return [*dims, *[0] * len(carry)]
+
+
+def may_have(avals: Sequence[Any], num_consts: int) -> list[int]:
+    """The constants of a mapped loop whose first axis is as long as that of the carry."""
+    lanes = avals[-1].shape[:1]
+    return [i for i, aval in enumerate(avals[:num_consts]) if getattr(aval, "shape", ())[:1] == lanes]
+
+
 def apart(closed: Any, dims: Sequence[int | None], outs: int) -> bool:
     """Whether all results have the lanes at `outs`, each from that lane of the inputs alone.
 

@@ -59,8 +59,9 @@ def while_loop(
             raised if it is called outside of all of JAX's transformations. Inside, results and gradients are
             right nevertheless, and the backward takes longer.
         memory: what reverse mode may keep: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
-            which is `max_trips` checkpoints; `"sqrt"`, their square root. By default what fits into 64 MiB, but
-            at least 16 checkpoints and at most 1024.
+            which is `max_trips` checkpoints; `"sqrt"`, their square root. By default as many as the loop makes trips,
+            where that is known: by `max_trips`, by a predicate that compares a counter with a known number, or by
+            `aot.trips`; within 64 MiB. Else what fits into 2 MiB. At least 16 by bytes, and at most 1024.
 
     >>> def halved(x):
     ...     return while_loop(lambda x: x > 1.0, lambda x: x / 2, x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.aot.choices.limits import limit
@@ -20,7 +20,9 @@ from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.sizes import is_symbolic
 
-DEFAULT_BYTES = 64 * 2**20
+#: Bytes of checkpoints where nobody says: of a loop that is known to run often enough to fill them, and of any other.
+#: All are allocated and cleared before the first step, and most loops that end by themselves end soon.
+FILLED_BYTES, DEFAULT_BYTES = 64 * 2**20, 2 * 2**20
 FEWEST, MOST = 16, 1024  # checkpoints, where nobody says
 _CURE = (
     "Give a number of checkpoints (an int), bytes (a text such as '64MiB'), 'stack' or 'sqrt' (both with max_trips), "
@@ -36,17 +38,20 @@ class Memory:
         checkpoints: so many.
         num_bytes: as many as fit into so many bytes, with the row that the reverse sweep needs beside them.
         most: no more than this, because the loop makes no more trips; None if that is not known.
+        expected: no more than this, because the loop is expected to make so many trips; it may make more. None if
+            nothing is expected. It says nothing where `checkpoints` does.
     """
 
     checkpoints: int | None = None
     num_bytes: int | None = None
     most: int | None = None
+    expected: int | None = None
 
     @classmethod
     def read(cls, memory: Any, max_trips: int | None, carry_bytes: int) -> Memory:
         """Read the argument `memory` of a loop whose carry takes `carry_bytes`. Raises `BudgetError`."""
         if memory is None:
-            return cls(most=max_trips)
+            return cls(most=max_trips, expected=max_trips)
         if isinstance(memory, str):
             return cls._of_text(memory, max_trips, carry_bytes)
         if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
@@ -83,12 +88,22 @@ class Memory:
 
     def within(self, num_bytes: int) -> Memory:
         """So many bytes for checkpoints, for as many trips."""
-        return Memory(num_bytes=num_bytes, most=self.most)
+        return Memory(num_bytes=num_bytes, most=self.most, expected=self.expected)
+
+    def fixed(self, slots: int) -> Memory:
+        """So many checkpoints, for as many trips."""
+        return Memory(slots, most=self.most)
+
+    def bounded(self, most: int | None, expected: int | None) -> Memory:
+        """The same memory of a loop that makes at most so many trips, and is expected to make so many."""
+        bounds = [n for n in (self.most, most) if n is not None]
+        return replace(self, most=min(bounds, default=None), expected=self.expected if expected is None else expected)
 
     def slots(self, kept: Sequence[Any]) -> int:
         """The number of checkpoints of arrays of these types; the fewest, where only an export's caller knows sizes."""
         row = sum(map(jaxprs.aval_bytes, kept))
         row = row if is_symbolic((row,)) else max(1, row)
+        ends = [n for n in (self.most, None if self.checkpoints else self.expected) if n is not None]
         if self.checkpoints is not None:
             found = self.checkpoints
         elif is_symbolic((row,)):
@@ -96,8 +111,9 @@ class Memory:
         elif self.num_bytes is not None:
             found = self.num_bytes // row - 1
         else:
-            found = min(max(DEFAULT_BYTES // row, FEWEST), MOST)
-        return max(1, found if self.most is None else min(found, self.most))
+            num_bytes = DEFAULT_BYTES if self.expected is None else FILLED_BYTES
+            found = min(max(num_bytes // row, FEWEST), MOST)
+        return max(1, min(found, *ends) if ends else found)
 
 
 def steps_again(trips: int, slots: int) -> int:

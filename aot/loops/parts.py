@@ -16,7 +16,8 @@ from jax import lax
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
 from jointcut.partition.rewrite import simplify
-from jointcut.wrappers.built_in.programs import Mask, pushed
+from jointcut.partition.rewrite.slopes import sloped
+from jointcut.wrappers.built_in.programs import Mask, pushed_through
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
@@ -92,8 +93,8 @@ class Parts:
                 return sorted(reached)
             reached |= found
 
-    def tangent(self, mask: Mask) -> Parts:
-        """The loop that also carries tangents.
+    def tangent(self, mask: Mask, guards: bool = False) -> Parts:
+        """The loop that also carries tangents; with `guards` zero times infinity is zero in their products.
 
         Its constants are those of this loop, then the tangents of those in `mask`; its carry that of this loop, then
         the tangents of the `moving` parts.
@@ -105,7 +106,7 @@ class Parts:
 
         def push(*flat: Any) -> list[Any]:
             primals, tangents = self._split(flat, moved)
-            outs, moves = pushed(functools.partial(jaxprs.evaluate, self.body), marks, primals, tangents)
+            outs, moves = pushed_through(self.body, marks, primals, tangents, guards)
             pairs = zip(moving, avals[moved:], strict=True)
             return [*outs, *(jaxprs.typed(moves[i], aval) for i, aval in pairs)]
 
@@ -113,7 +114,8 @@ class Parts:
             return jaxprs.evaluate(self.cond, *self._split(flat, moved)[0])
 
         order = [*self.avals[:count], *avals[:moved], *self.carry, *avals[moved:]]
-        return Parts(traced(alive, order), traced(push, order), count + moved)
+        body = traced(push, order)
+        return Parts(traced(alive, order), sloped(body) if guards else body, count + moved)
 
     def _split(self, flat: Sequence[Any], moved: int) -> tuple[list[Any], list[Any]]:
         """Values and tangents of the operands of the tangent loop, which has `moved` tangents of constants."""
@@ -141,7 +143,7 @@ class Parts:
         Each lane makes its own number of trips. A lane that has finished keeps its values. The body runs on with it,
         but on the inputs of a lane that has not: these are inputs that the body was made for, so no infinity or NaN
         arises that would be multiplied by zero in a derivative. Where the body communicates along the axis, it sees
-        the lane's own values, as in JAX.
+        the lane's own values, as in JAX; then the products of its derivative are guarded (`rules.Loop.over`).
         """
         consts, has = list(dims[: self.num_consts]), [d is not None for d in dims[self.num_consts :]]
         while True:
@@ -168,13 +170,13 @@ class Parts:
         avals, count = self._mapped_avals(axis, dims), self.num_consts
         alive = over(axis, functools.partial(jaxprs.evaluate, self.cond), dims, [0])
         step = over(axis, functools.partial(jaxprs.evaluate, self.body), dims, [0] * len(self.carry))
-        talks = _talks(self.body, axis)
+        is_shared = talks(self.body, axis)
 
         def body(*flat: Any) -> list[Any]:
             lives = alive(*flat)[0]
             one = jnp.argmax(lives)
             pairs = zip(flat, dims, strict=True)
-            safe = flat if talks else [x if d is None else _safe(lives, one, x, d) for x, d in pairs]
+            safe = flat if is_shared else [x if d is None else _safe(lives, one, x, d) for x, d in pairs]
             return [_chosen(lives, new, old, 0) for new, old in zip(step(*safe), flat[count:], strict=True)]
 
         return Parts(traced(lambda *flat: [jnp.any(alive(*flat)[0])], avals), traced(body, avals), count)
@@ -207,7 +209,7 @@ def _lead(axis: Any, x: Any, dim: int | None) -> Any:
     return lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
-def _talks(closed: Any, axis: Any) -> bool:
+def talks(closed: Any, axis: Any) -> bool:
     """Whether a jaxpr communicates along an axis."""
     return any(axis.name == getattr(effect, "name", None) for effect in jaxprs.opened(closed)[0].effects)
 

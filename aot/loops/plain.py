@@ -10,26 +10,28 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.aot.loops import lanes
-from jointcut.aot.loops.buffers import number_in
+from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, traced
-from jointcut.aot.loops.rules import Loop
+from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import LOOP_OF_JAX
 from jointcut.partition.rewrite import simplify
 
 _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
 
 
-def looped(closed: Any) -> Any:
+def looped(closed: Any, guards: str = "jax") -> Any:
     """The same program with our loops in the place of JAX's, also in the bodies of other equations.
 
+    `guards` is as in `rules.Loop`.
     A loop that reads or writes a reference stays JAX's, and so without a reverse mode.
     """
 
     def change(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
-        return eqn if _has_references(eqn) else _loop(eqn, scope)
+        return eqn if _has_references(eqn) else _loop(eqn, scope, guards)
 
     return simplify.replaced(closed, "while", change)
 
@@ -59,10 +61,10 @@ def _has_references(eqn: jaxprs.Equation) -> bool:
 
 
 def _name(eqn: jaxprs.Equation) -> str:
-    return f"the lax.while_loop at {jaxprs.source_of(eqn)}"
+    return f"{LOOP_OF_JAX} at {jaxprs.source_of(eqn)}"
 
 
-def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
+def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     count = num_cond + num_body
@@ -80,10 +82,10 @@ def _loop(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
     avals = [*own, *rest]
     parts = Parts(jaxprs.pure(traced(alive, avals)), jaxprs.pure(traced(step, avals)), count)
     if jaxprs.opened(cond)[0].outvars[0].aval.shape:
-        return _mapped(eqn, parts, expected_trips(scope))
+        return _mapped(eqn, parts, expected_trips(scope), guards)
     numbers = ((i, number_in(v)) for i, v in enumerate(eqn.invars))
     known = {i: n for i, n in numbers if n is not None}
-    return _program(eqn, eqn.invars, Loop(parts, Memory(), _name(eqn), known, expected_trips(scope)))
+    return _program(eqn, eqn.invars, Loop(parts, Memory(), _name(eqn), known, expected_trips(scope), guards))
 
 
 def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxprs.Equation:
@@ -91,40 +93,59 @@ def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxpr
     return eqn.replace(invars=list(operands), primitive=loop.prim, params=params)
 
 
-def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None) -> jaxprs.Equation:
+def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) -> jaxprs.Equation:
     """A loop that `jax.vmap` has mapped: its predicate says of each lane whether it goes on; others keep their values.
 
     The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane, or
-    of another, if it makes no trip: no infinity or NaN arises that would be multiplied by zero in a derivative.
+    if it makes no trip, on all values of another: no infinity or NaN arises that would be multiplied by zero in a
+    derivative. Else the products of its derivative are guarded.
     """
     count, carry = parts.num_consts, parts.carry
-    dims = [None] * count + [0] * len(carry)
-    is_apart = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1 and all(
-        lanes.apart(program, dims, 0) for program in (parts.cond, parts.body)
-    )
-    first = parts.avals[count:] if is_apart else []
+    is_one_axis = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1
+    dims = lanes.of_inputs((parts.cond, parts.body), parts.avals, count) if is_one_axis else None
+    first = [] if dims is None else parts.avals[count:]
+    if dims is None or any(dims[i] is None for i in lanes.may_have(parts.avals, count)):
+        guards, parts = "everywhere", Parts(parts.cond, _guarded(parts.body), count)
     shift = count + len(first)
 
     def alive(*flat: Any) -> list[Any]:
         return [jnp.any(parts.alive(flat[:count], flat[shift:]))]
 
     def step(*flat: Any) -> list[Any]:
-        consts, old = flat[:count], flat[shift:]
+        consts, safe, old = flat[:count], flat[shift:], flat[shift:]
         lives = parts.alive(consts, old)
-        safe = old
-        if is_apart:
+        if dims is not None:
+            begins = parts.alive(consts, flat[count:shift])
             starts = [lax.stop_gradient(x) for x in flat[count:shift]]
-            begins = parts.alive(consts, starts)
-            spare = jnp.argmax(begins)
-            spares = (lax.dynamic_index_in_dim(x, spare, 0) for x in starts)
-            starts = [_chosen(begins, x, jnp.broadcast_to(y, x.shape)) for x, y in zip(starts, spares, strict=True)]
-            safe = [_chosen(lives, x, start) for x, start in zip(old, starts, strict=True)]
+            starts = _filled(begins, [*consts, *starts], dims)
+            consts, safe = starts[:count], [_chosen(lives, *pair) for pair in zip(old, starts[count:], strict=True)]
         return [_chosen(lives, new, x) for new, x in zip(parts.step(consts, safe), old, strict=True)]
 
     avals = [*parts.avals[:count], *first, *carry]
     over = Parts(traced(alive, avals), traced(step, avals), shift)
-    operands = [*eqn.invars[:count], *(eqn.invars[count:] if is_apart else ()), *eqn.invars[count:]]
-    return _program(eqn, operands, Loop(over, Memory(), _name(eqn), trips=trips))
+    operands = [*eqn.invars[:count], *(eqn.invars[count:] if first else ()), *eqn.invars[count:]]
+    return _program(eqn, operands, Loop(over, Memory(), _name(eqn), None, trips, guards))
+
+
+def _guarded(body: Any) -> Any:
+    """A body whose inner loops are guarded as well."""
+
+    def change(eqn: jaxprs.Equation, _: str) -> jaxprs.Equation:
+        loop = eqn.params["rules"].under("everywhere", _guarded)
+        return _program(eqn, eqn.invars, loop)
+
+    return simplify.replaced(body, LOOP, change)
+
+
+def _filled(begins: Any, values: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """The values, where lanes that do not begin have those of one that does."""
+    one = jnp.argmax(begins)
+    spares = (
+        x if d is None else lax.stop_gradient(lax.dynamic_index_in_dim(x, one, 0))
+        for x, d in zip(values, dims, strict=True)
+    )
+    pairs = zip(values, spares, dims, strict=True)
+    return [x if d is None else _chosen(begins, x, jnp.broadcast_to(spare, x.shape)) for x, spare, d in pairs]
 
 
 def _chosen(lives: Any, new: Any, old: Any) -> Any:

@@ -19,9 +19,11 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.loops.buffers import Buffer, buffers
+from jointcut.aot.choices.conventions import CHOICES
+from jointcut.aot.loops.buffers import Buffer, buffers, without_gaps
+from jointcut.aot.loops.counters import Counters
 from jointcut.aot.loops.memory import Memory, steps_again
-from jointcut.aot.loops.parts import Parts, led, over, traced
+from jointcut.aot.loops.parts import Parts, led, over, talks, traced
 from jointcut.aot.loops.sweep.cutting import has_sizes
 from jointcut.aot.loops.sweep.reverse import runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
@@ -32,7 +34,9 @@ from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
 
-_loop_p = jaxprs.call_primitive("while_loop")
+LOOP = "while_loop"  # the name of a loop's primitive
+
+_loop_p = jaxprs.call_primitive(LOOP)
 _pull_p = jaxprs.call_primitive("while_loop_backward")
 _linear_p = jaxprs.linear_primitive("while_loop_linear")
 
@@ -41,17 +45,43 @@ class Loop(Program):
     """A loop that JAX can differentiate; `name` is that of its body, for errors.
 
     `known` are the values of inputs that are known integers, by their places; `trips` is how often it is expected to
-    run, None where nobody said.
+    run, None where nobody said. `guards` is the `zero_cotangent` of the `Conventions` under which it is differentiated.
     """
 
     def __init__(
-        self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None, trips: int | None = None
-    ) -> None:
+        self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None, trips: int | None = None,
+        guards: str = "jax",
+    ) -> None:  # fmt: skip
         """Take a loop, how much memory its derivative may have, its name, and what is known of its inputs and trips."""
-        super().__init__(_loop_p, traced(parts.run, parts.avals))
+        super().__init__(_loop_p, traced(parts.run, parts.avals), guards != "jax")
         self.parts, self.memory, self.name, self.known, self.trips = parts, memory, name, known or {}, trips
+        self.zero_cotangent = guards
         self._derivatives: Table[Derivative] = Table()
         self._mapped: Table[tuple[Loop, list[bool]]] = Table()
+
+    def like(
+        self, parts: Parts, memory: Memory | None = None, known: Mapping[int, int] | None = None,
+        guards: str | None = None,
+    ) -> Loop:  # fmt: skip
+        """Another loop, with all that is not given as in this one; of its inputs nothing is known but `known`."""
+        guards = self.zero_cotangent if guards is None else guards
+        return Loop(parts, memory or self.memory, self.name, known, self.trips, guards)
+
+    def under(self, guards: str, change: Callable[[Any], Any]) -> Loop:
+        """The same loop with its body changed, under the stricter of these conventions and its own."""
+        parts = Parts(self.parts.cond, change(self.parts.body), self.parts.num_consts)
+        return self.like(parts, known=self.known, guards=stricter(guards, self.zero_cotangent))
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The counters of the loop."""
+        return Counters.of(self.parts, self.known)
+
+    @cached_property
+    def bounded(self) -> Memory:
+        """The memory of its derivative, given how often the program shows it to run, or is expected to."""
+        exact = self.counters.trips if self.counters.is_exact else None
+        return self.memory.bounded(self.counters.trips, exact if self.trips is None else self.trips)
 
     def derivative(self, mask: Mask) -> Derivative:
         """What belongs to the derivative with respect to the inputs in `mask`."""
@@ -90,19 +120,28 @@ class Loop(Program):
         moves = dict(zip(derivative.moving, outs[len(carry) :], strict=True))
         return outs[: len(carry)], [moves.get(i) for i in range(len(carry))]
 
-    def over(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Loop, list[bool]]:
-        """The loop over one more axis, and which parts of its carry have it; made once for each axis."""
+    def over(self, axis: Any, dims: tuple[int | None, ...], slots: int | None = None) -> tuple[Loop, list[bool]]:
+        """The loop over one more axis, and which parts of its carry have it; made once for each axis.
+
+        It has so many checkpoints, or where nobody says as many as there is memory for with all lanes.
+        """
 
         def make() -> tuple[Loop, list[bool]]:
             parts, has = self.parts.mapped(axis, dims)
-            return Loop(parts, self.memory, self.name, trips=self.trips), has
+            memory = self.bounded if slots is None else self.bounded.fixed(slots)
+            return self.like(parts, memory, guards="everywhere" if talks(self.parts.body, axis) else None), has
 
-        return self._mapped.of((axis, dims), make)
+        return self._mapped.of((axis, dims, slots), make)
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
         """As `CallRules.mapped`: another such loop."""
         loop, has = self.over(axis, dims)
         return lambda *flat: loop(*led(axis, self.parts.num_consts, dims, has, flat)), [0 if on else None for on in has]
+
+
+def stricter(one: str, other: str) -> str:
+    """Of two choices for `zero_cotangent` that which guards more."""
+    return max(one, other, key=CHOICES["zero_cotangent"].index)
 
 
 class Derivative:
@@ -128,8 +167,8 @@ class Derivative:
         moving = parts.moving(mask)
         if not moving:
             return cls(loop, mask, [], [])
-        written = buffers(parts, loop.known)
-        used = set(Step.of(parts, mask, moving, written).carry)
+        written = buffers(parts, loop.counters)
+        used = set(Step.of(parts, mask, moving, without_gaps(written), loop.zero_cotangent).carry)
         while True:
             used |= {written[i].counter for i in used if i in written}
             kept = sorted(used - written.keys())
@@ -145,9 +184,14 @@ class Derivative:
         return [self.loop.parts.carry[i] for i in self.kept]
 
     @cached_property
+    def slots(self) -> int:
+        """The number of checkpoints."""
+        return self.loop.bounded.slots(self.types)
+
+    @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
-        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled])
+        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled], self.slots)
 
     def pull(self, given: tuple[int, ...]) -> Pull:
         """The sweep from cotangents of these parts of the carry; made once."""
@@ -156,12 +200,14 @@ class Derivative:
     def within(self, num_bytes: int) -> Derivative:
         """The derivative of the same loop with so many bytes for its checkpoints."""
         loop = self.loop
-        return Loop(loop.parts, loop.memory.within(num_bytes), loop.name, loop.known, loop.trips).derivative(self.mask)
+        return loop.like(loop.parts, loop.memory.within(num_bytes), loop.known).derivative(self.mask)
 
     @cached_property
     def tangent(self) -> Loop:
-        """The loop that also carries tangents."""
-        return Loop(self.loop.parts.tangent(self.mask), self.loop.memory, self.loop.name, trips=self.loop.trips)
+        """The loop that also carries tangents; where products are guarded, all of them are in its own derivative."""
+        loop = self.loop
+        guards = "everywhere" if loop.guards else None
+        return loop.like(loop.parts.tangent(self.mask, loop.guards), loop.bounded, guards=guards)
 
     def linear(self, residuals: Sequence[Any]) -> Callable[..., list[Any | None]]:
         """The linear map from tangents of the inputs in `mask` to those of the loop's results."""
@@ -203,7 +249,7 @@ class Pull(Program):
         linear: Callable[[Mask], jaxprs.LinearRules] | None = None, laned: bool = False, step: Step | None = None,
     ) -> None:  # fmt: skip
         """As `of` and `mapped` make it. `linear` is the derivative with respect to some inputs, `step` one step."""
-        super().__init__(_pull_p, closed_for(laned))
+        super().__init__(_pull_p, closed_for(laned), derivative.loop.guards)
         self.derivative, self.given, self.sources = derivative, given, sources
         self._closed_for, self._laned, self._step = closed_for, laned, step
         self._linear = linear or self._second
@@ -213,7 +259,13 @@ class Pull(Program):
     def of(cls, derivative: Derivative, given: tuple[int, ...]) -> Pull:
         """The sweep from cotangents of these parts of the carry."""
         parts, mask = derivative.loop.parts, derivative.mask
-        step = Step.of(parts, mask, parts.moved_by(set(given), derivative.moving), derivative.written)
+        step = Step.of(
+            parts,
+            mask,
+            parts.moved_by(set(given), derivative.moving),
+            without_gaps(derivative.written),
+            derivative.loop.zero_cotangent,
+        )
         refuse_sums(step, parts, derivative.loop.name)
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
         saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
@@ -237,8 +289,8 @@ class Pull(Program):
             return None
         split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
         row = sum(map(jaxprs.aval_bytes, kept))
-        memory = loop.memory
-        return Nested(loop.trips, split.graph, split.plan, loop.name, memory.slots(kept), row, memory.is_default)
+        slots, is_default = self.derivative.slots, loop.memory.is_default
+        return Nested(loop.trips, split.graph, split.plan, loop.name, slots, row, is_default)
 
     def runs(self) -> Sequence[tuple[Any, int]] | None:
         """As `CallRules.runs`: each step back, and those that run again between checkpoints."""
@@ -248,7 +300,7 @@ class Pull(Program):
         back = (self._step.program, 1 if loop.trips is None else loop.trips)
         if loop.trips is None:
             return [back]
-        return [back, *runs_of(loop.parts, steps_again(loop.trips, loop.memory.slots(self.derivative.types)))]
+        return [back, *runs_of(loop.parts, steps_again(loop.trips, self.derivative.slots))]
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the outputs by the sweep, their tangents as in `_second`."""

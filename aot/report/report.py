@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,7 @@ from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.plans.plan import ALL_SAVED, PLAIN_JAX, Plan, in_segments
 from jointcut.partition.program.bodies import Nested
 
 JSON = dict[str, Any]
@@ -173,7 +174,9 @@ class Report:
     @property
     def subtitle(self) -> str:
         """The plan's strategy, the backend and the version of JAX."""
-        how = "what jax.vjp keeps" if self.is_plain else f"cut by {self.plan.strategy}"
+        how = f"cut by {self.plan.strategy}"
+        if self.is_plain:
+            how = "what jax.vjp keeps" if self.plan.baseline == PLAIN_JAX else self.plan.baseline
         return f"{how}; on {self.backend}, JAX {version('jax')}"
 
     @property
@@ -199,7 +202,7 @@ class Report:
     def verdict(self) -> str:
         """A sentence on the bytes that the forward keeps."""
         ours = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
-        return ours if self.is_plain else f"{ours}, plain JAX {human_bytes(self.plain.saved_bytes)}"
+        return ours if self.is_plain else f"{ours}, {self.plan.baseline} {human_bytes(self.plain.saved_bytes)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -219,11 +222,15 @@ class Report:
     def bounds(self) -> tuple[str, ...]:
         """Remarks on the saved bytes: loops in segments, what the plan says, the bound, jointcut's default plan."""
         lines = [*in_segments(self.plan.loops_in_segments), *self.plan.remarks]
+        for loop in [loop for loop in self.plan.nested if loop.is_of_jax][:1]:
+            lines.insert(0, f"plain JAX has no gradient through {loop.name}: {ALL_SAVED} is this step with nothing cut")
         if self.plan.bound_bytes is not None and not self.is_plain:
             rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
             lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}")
         if self._is_held_less:
-            lines.append("plain JAX's backward reads more than its step holds: XLA computes the rest twice")
+            lines.append(
+                f"the backward of {self.plan.baseline} reads more than its step holds: XLA computes the rest twice"
+            )
         if self.is_plain and self.default_saved_bytes is not None:
             default = human_bytes(self.default_saved_bytes)
             lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
@@ -235,7 +242,8 @@ class Report:
         return self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes
 
     def _figures(self) -> RenderableType:
-        columns = ("plain JAX",) if self.is_plain else ("jointcut", "plain JAX", "ratio")
+        baseline = self.plan.baseline
+        columns = (baseline,) if self.is_plain else ("jointcut", baseline, "ratio")
         first = [(self._peak_name, self._cells(self.peak_bytes, self.plain_peak_bytes))]
         if self.time_share is not None:
             first.append(("time of a step, by the model", ("", "", f"{self.time_share:.2f}")))
@@ -279,22 +287,22 @@ class Report:
         """Peak and time, which the page shows large."""
         ours, plain = self.peak_bytes, self.plain_peak_bytes
         how = PEAKS if self.account is None else "of the compiled step, as XLA tells it"
-        detail = how if self.is_plain or plain is None else f"plain JAX: {self._against(ours, plain)}; {how}"
+        detail = how if self.is_plain or plain is None else f"{self._against(ours, plain)}; {how}"
         yield {"label": self._peak_name, "value": human_bytes(ours), "detail": detail, "main": True}
         if self.time_share is not None:
-            value = f"{self.time_share:.2f} × plain JAX"
+            value = f"{self.time_share:.2f} × {self.plan.baseline}"
             yield {"label": "time of a step, by the model", "value": value, "detail": TIMES, "main": True}
 
     def _rest(self) -> Iterator[JSON]:
         """The other figures, which the page shows small."""
         for name, ours, plain in self.compared():
-            detail = _WHAT[name] if self.is_plain else f"plain JAX: {self._against(ours, plain)}. {_WHAT[name]}"
+            detail = _WHAT[name] if self.is_plain else f"{self._against(ours, plain)}. {_WHAT[name]}"
             yield {"label": name, "value": human_bytes(ours), "detail": detail}
         if not self.is_plain:
             yield {"label": "computed again", "value": counted(self.totals.again_ops, "op"), "detail": self._price}
 
     def _against(self, ours: int, plain: int) -> str:
-        return human_bytes(plain) + (f", ratio {ours / plain:.2f}" if plain else "")
+        return f"{self.plan.baseline}: {human_bytes(plain)}" + (f", ratio {ours / plain:.2f}" if plain else "")
 
     @functools.cached_property
     def html(self) -> str:
@@ -350,7 +358,7 @@ class Report:
         path = Path(path)
         if path.suffix not in FORMATS:
             raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
-        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{os.getpid()}")
+        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             draft.write_bytes(content)
             draft.replace(path)

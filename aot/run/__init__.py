@@ -17,5 +17,5 @@ Files, in reading order:
     spilled: Run programs that keep what the backward needs in files.
     meshed: Measure a program inside `jax.shard_map`, compiled for all devices of the mesh.
     uncut: Warn, once per function, that plain JAX runs instead of a cut.
-    unchecked: Warn, once per function, that a call is not checked for NaN, or that an error is not measured.
+    unchecked: Warn, once per function, that an option has no effect on a call: it is not checked, measured or kept.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program import jaxprs
-from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates
+from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates, refuse_given_up
 from jointcut.wrappers.table import Table
 
 KEPT_SIGNATURES = 256
@@ -85,6 +85,20 @@ class Binder:
         if latest.classes is not None and latest.classes != tuple(map(type, leaves)):
             return None
         return ready, leaves
+
+    def ran(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """What the program for a call like the latest one returns, alone in a tuple; None if the call must be bound.
+
+        Raises `CallError` for an array that was given up to an earlier call.
+        """
+        if (ready := self.ready(name, args, kwargs)) is None:
+            return None
+        (program, consts, tree), leaves = ready
+        try:
+            return (tree.unflatten(program(*consts, *leaves)),)
+        except (RuntimeError, ValueError):  # as JAX says it
+            refuse_given_up(bind(args, kwargs, self.statics))
+            raise
 
     def keep(self, name: str, bound: Bound, ready: Ready | None) -> None:
         """Use a program for the next calls like this one, until one with another tree comes."""

@@ -17,6 +17,7 @@ from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program import jaxprs
+from jointcut.wrappers.arguments.tree import is_given_up
 from jointcut.wrappers.metadata.convention import slot
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
@@ -100,9 +101,13 @@ class Pullback:
         """The gradients of a cotangent of the output.
 
         The pullback of a `Compiled` overwrites the residuals unless `keep_residuals` is true. Raises `CallError` if the
-        cotangent does not fit the output, or if the residuals have been overwritten.
+        cotangent does not fit the output, or if the residuals have been overwritten or given up.
         """
         backward, residuals = self.backward, self.residuals
+        if any(map(is_given_up, residuals)):
+            what = "reads an argument or a result of its call whose memory was given up to another call since."
+            cure = "Call the pullback first, or give the other call a copy: jax.tree.map(jnp.copy, ...)."
+            raise CallError(message(repr(self), what, cure))
         call, keep = backward.call, keep_residuals or not backward.overwrites
         cotangents = call.cotangents(cotangent)
         flat = backward.run(residuals, cotangents if backward.takes_zeros else call.filled(cotangents), keep)

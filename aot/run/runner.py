@@ -23,7 +23,7 @@ from jointcut.aot.trace.trees import Call
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
 from jointcut.partition.program import jaxprs
-from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.arguments.tree import Bound, is_given_up, refuse_given_up
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.metadata.schemas import TensorAlias
 from jointcut.wrappers.metadata.signatures import GraphSignature
@@ -126,7 +126,7 @@ class Runner:
     def _result_tree(self) -> Any:
         """The tree of the function's result, if its leaves are exactly a program's outputs, else None."""
         results = self.call.results
-        holds_more = results.states or results.holds_objects or results.holds_fixed
+        holds_more = results.states or results.grown or results.holds_objects or results.holds_fixed
         return None if self.handed_back or holds_more or self.call.order is not None else results.tree
 
     @cached_property
@@ -138,8 +138,10 @@ class Runner:
         return treedef_tuple((self._result_tree, gradients))
 
     def flat(self, bound: Bound) -> list[Any]:
-        """The inputs of the programs: constants, then leaves."""
+        """The inputs of the programs: constants, then leaves; raises `CallError` for one that was given up."""
         leaves = bound.leaves
+        if any(map(is_given_up, leaves)):
+            refuse_given_up(bound)
         if self.call.enters_as_it_is:
             return [*self.consts, *leaves]
         return [*self.consts, *(leaves[i] for i in self.call.entering)]

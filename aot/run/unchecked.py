@@ -1,4 +1,4 @@
-"""Warn, once per function, that a call is not checked for NaN, or that an error is not measured."""
+"""Warn, once per function, that an option has no effect on a call: it is not checked, measured or kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jointcut.aot.run.uncut import warn
-from jointcut.partition.errors import UncheckedWarning, message
+from jointcut.partition.errors import UncachedWarning, UncheckedWarning, message
 
 
 @dataclass
@@ -18,12 +18,13 @@ class Once:
 
     what: ClassVar[str]
     cure: ClassVar[str]
+    kind: ClassVar[type[UserWarning]] = UncheckedWarning
 
     def __call__(self) -> None:
         """Warn at the user's line."""
         if not self.told:
             self.told = True
-            warn(UncheckedWarning(message(self.name, self.what, self.cure)))
+            warn(self.kind(message(self.name, self.what, self.cure)))
 
 
 class Unchecked(Once):
@@ -31,6 +32,27 @@ class Unchecked(Once):
 
     what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap): its results are not checked there."
     cure = "Call its own value_and_grad, grad or vjp outside of it, or look at one call with aot.first_nonfinite."
+
+
+class Uncached(Once):
+    """Programs are not kept for other processes."""
+
+    kind = UncachedWarning
+    what = (
+        "is called inside a transformation (jax.jit, jax.grad, jax.vmap), where it is part of a program of yours: the "
+        "cache does not keep that."
+    )
+    cure = (
+        "Call its own value_and_grad, grad or vjp outside of it, or let JAX keep your program: "
+        "jax.config.update('jax_compilation_cache_dir', folder)."
+    )
+
+
+class UncachedUpdate(Uncached):
+    """The program of a step with its update is not kept for other processes."""
+
+    what = "is updated by value_and_update, whose program the cache does not keep."
+    cure = "Update after value_and_grad, or let JAX keep it: jax.config.update('jax_compilation_cache_dir', folder)."
 
 
 class Unmeasured(Once):

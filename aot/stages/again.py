@@ -34,5 +34,5 @@ def differentiated_again(conventions: Conventions, name: str) -> Wrap:
             made = split(program.to_cut, program.roles, "min_cut")
         return made.graph, made.halves, program.consts
 
-    wrap = Wrap(lambda flat: half(flat, sloped, cut, wrap), guards=True)
+    wrap = Wrap(lambda flat, constants: half(flat, constants, sloped, cut, wrap), guards=True)
     return wrap

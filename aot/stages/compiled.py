@@ -125,9 +125,8 @@ class Compiled:
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.value_and_grad` of the function; raises `CallError` if the arguments do not fit."""
-        if not debug.is_on() and (ready := self._binder.ready("step", args, kwargs)) is not None:
-            (program, consts, tree), leaves = ready
-            return tree.unflatten(program(*consts, *leaves))
+        if not debug.is_on() and (ran := self._binder.ran("step", args, kwargs)) is not None:
+            return ran[0]
         runner, bound = self._bound(args, kwargs)
         if debug.is_on():
             return runner.value_and_grad(bound)

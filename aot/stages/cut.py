@@ -224,7 +224,7 @@ class Cut:
         """The runner of programs that are compiled at the first call."""
         make = self._running
         return self._runners.of(
-            "jitted", lambda: make(jitted(self.jits, self._open(self._own).backward), self.is_apart)
+            "jitted", lambda: make(jitted(self.jits, self._open(self._own, self._again).backward), self.is_apart)
         )
 
     @property

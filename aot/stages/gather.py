@@ -196,7 +196,7 @@ def _budgets(report: Report, marks: list[tuple[str, ParetoPoint]]) -> JSON:
         {**p, "saved": table(_explained(report), shown=8)} if i == section["chosen"] else p
         for i, p in enumerate(section["points"])
     ]
-    place = None if plain is None else report.front.place(plain)
+    place = None if plain is None else {**report.front.place(plain), "name": report.plan.baseline}
     lead = section["lead"] + _POLICIES + ("" if report.account is None else _SCALED)
     if not report.less:
         lead = " ".join([lead, *map(sections.sentence, sections.promises(report.less, report.tried))])
@@ -210,7 +210,7 @@ def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) 
     graph = graph_view(planner.graph, _explained(report), planner.problem.seconds, root=report.name, **heading)
     memory = timeline(
         report.life,
-        None if report.is_plain else ("plain JAX", report.plain_life),
+        None if report.is_plain else (report.plan.baseline, report.plain_life),
         id="memory",
         title="Memory over a step",
         lead=f"Every array that is alive while the step runs, by what made it. {_sum(report)}",

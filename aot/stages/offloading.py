@@ -33,9 +33,10 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.bounds import bounds_of
 from jointcut.partition.prices.policies import without_effect
+from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.search.forms.exact import kept_exact, without_form
+from jointcut.partition.search.forms.exact import chosen_from, kept_exact, without_form
 from jointcut.partition.search.mincut import save_all
 from jointcut.partition.split import Split, halved
 from jointcut.partition.stored.packing import Hooks
@@ -65,8 +66,9 @@ def problem_for(
     asked = demands(options, graph)
     if not is_exact:
         plain = Problem.of(graph)
-        asked = (*kept_exact(plain), *asked)
-        left_out = without_form(plain)
+        again = frozenset(c.value for c in asked if c.demand is CheckpointPolicy.MUST_RECOMPUTE)
+        asked = (*kept_exact(plain, again), *asked)
+        left_out = without_form(plain) | chosen_from(plain, again)
         forms = tuple((v, form) for v, form in forms if v not in left_out)
     problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
     problem = bounded(problem, bounds_of(read_policy(options.policy), graph))

@@ -269,7 +269,15 @@ class Traced:
         """The planning problem of the joint program on JAX's default backend, under the options' policy."""
         places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
         differentiated = sorted({places[i] - count for i in self.program.differentiated})
-        return problem_for(self.graph, self.options, differentiated, self.forms)
+        problem = problem_for(self.graph, self.options, differentiated, self.forms)
+        placed = (getattr(x, "sharding", None) for x in (*self.consts, *self.bound.leaves))
+        count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
+        if count == 1 or jaxprs.tracing():
+            return problem
+        line = (
+            f"what is saved, arguments and results are bytes of all {count} devices together; peaks are of one device"
+        )
+        return replace(problem, remarks=(*problem.remarks, line))
 
     @cached_property
     def planner(self) -> Planner:

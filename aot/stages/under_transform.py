@@ -10,7 +10,7 @@ from typing import Any
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.aot.choices.options import Options, wanted_plan
 from jointcut.aot.choices.policies import has_forms
-from jointcut.aot.fitting.attempts import Ways, Weighed
+from jointcut.aot.fitting.attempts import Fitted, Ways, Weighed
 from jointcut.aot.fitting.checkpoints import in_budget
 from jointcut.aot.fitting.fit import planner_for
 from jointcut.aot.fitting.notes import Held
@@ -47,7 +47,8 @@ def cut_inside(program: Joint, options: Options, name: str) -> Split:
         problem = problem_for(graph, options, program.differentiated, () if how.keeps_forms else None)
         return halved(problem, how.strategy, options.passes)
     budget = limit(how.budget)
-    return in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.plain.closed))
+    fitted = in_budget(program, budget, lambda form: _fitted(form, options, name, budget, program.plain.closed))
+    return fitted.measured.made
 
 
 def _formed(program: Joint, options: Options, keeps_forms: bool = False) -> Graph:
@@ -56,7 +57,7 @@ def _formed(program: Joint, options: Options, keeps_forms: bool = False) -> Grap
     return formed(read(program.to_cut, program.roles), is_exact, options.cost_of_forms)
 
 
-def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Split:
+def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: Any) -> Fitted[Split]:
     """The cut of a joint program whose compiled step holds a budget; `plain` is what a fraction is of."""
     problem = problem_for(_formed(program, options), options, program.differentiated)
     primals = program.roles.inputs.count(Role.PRIMAL)
@@ -90,7 +91,7 @@ def _fitted(program: Joint, options: Options, name: str, budget: Limit, plain: A
         take=take,
         plain=lambda: _plain_memory(plain, len(program.roles.inputs) - primals),
     )
-    return settled(wanted).measured.made
+    return settled(wanted)
 
 
 def _plain_memory(plain: Any, num_cotangents: int) -> Future[ProgramMemory]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.calls.method import Method
+from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.choices.options import NONFINITE, name_of
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
@@ -59,10 +59,12 @@ class Taped:
         roll: bool = False,
     ) -> None:
         """Call `aot.tape` instead."""
+        function, self._kind = unwrapped(function)
         if not callable(function):
             cure = "Pass a function: aot.tape(f), or @aot.tape above its definition."
             raise TraceError(message("aot.tape", f"was given a {type(function).__name__}, not a function.", cure))
         self._function, self._has_aux = function, has_aux
+        self._refuse = refusing_unbound(self, function)
         self._argnums = argnums if isinstance(argnums, int) else tuple(argnums)
         if check not in (None, NONFINITE):
             raise TraceError(message("check", f"{check!r} is unknown.", choices(check, [NONFINITE])))
@@ -76,8 +78,8 @@ class Taped:
         return f"<aot.tape {repr(self.captures).splitlines()[0]}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind a method: the instance (a pytree) becomes the first argument."""
-        return self if instance is None else Method(self, instance)
+        """Bind a method: the instance (a pytree) or class becomes the first argument."""
+        return bound_to(self, self._kind, instance, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; nothing is recorded."""
@@ -167,6 +169,8 @@ class Taped:
     # ------------------------------------------------------------------------------------------- helpers
 
     def _ran(self, positions: Sequence[int] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Ran:
+        if self._refuse is not None:
+            self._refuse(args)
         return ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check)
 
     def _value(self, made: Ran) -> Any:

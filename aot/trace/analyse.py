@@ -20,7 +20,6 @@ from jointcut.partition.program.primitives import DRAWING
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments import containers
-from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias, refs
 from jointcut.wrappers.metadata.schemas import (
@@ -42,7 +41,7 @@ def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> Vi
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
-    returned = program.results.avals[: program.results.num_returned]
+    returned = program.results.avals[: program.results.num_in_tree]
     outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
     states = {place for place, _ in program.results.states}
     inputs = [jaxpr.invars[start + place] for place in bound.places]
@@ -170,7 +169,7 @@ def _output_infos(
     chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outputs, dict(results.repeated))
     handed_back = alias.handed_back(returnable, outputs, results.repeated)
     carrying = _carrying(program, jaxpr, read)
-    for i, path in enumerate(tree_paths("result", results.tree)):
+    for i, path in enumerate(results.paths[: results.num_returned]):
         root, views = chains.of_outputs[i]
         kind, base = OutputType.non_alias, None
         if i in handed_back:

@@ -42,7 +42,7 @@ class Results:
 
     `out_tree` is the tree of the outputs, `aux_tree` that of the `num_aux` outputs of `aux` (None without `has_aux`). A
     state is a value that the function wrote to an object among its arguments: `states` has the flat position and path
-    of that argument.
+    of that argument. If it changed more than arrays, `grown` has the new structure; the arrays are the last of `aux`.
     """
 
     avals: tuple[Any, ...]
@@ -51,11 +51,13 @@ class Results:
     num_aux: int
     repeated: tuple[tuple[int, int], ...] = ()  # an output, and the earlier output that is the same object
     states: tuple[tuple[int, str], ...] = ()
+    grown: objects.Grown | None = None
 
     @classmethod
     def flat(cls, out: Any, has_aux: bool) -> tuple[list[Any], Results]:
         """Flatten the result of the user's function; raises `TraceError` if it is not a pair despite `has_aux`."""
-        out, states, paths = (out.result, out.states, out.paths) if isinstance(out, Outcome) else (out, {}, ())
+        outcome = out if isinstance(out, Outcome) else Outcome(out)
+        out, states = outcome.result, outcome.states
         if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
             cure = "Return (output, aux), or leave has_aux out."
             raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
@@ -64,11 +66,11 @@ class Results:
         main, aux = fixed.fixed_results((main, aux)) if has_aux else (fixed.fixed_results(main), None)
         main_leaves, main_tree = jax.tree.flatten(main)
         aux_leaves, aux_tree = jax.tree.flatten(aux)
-        leaves = [*main_leaves, *aux_leaves]
+        leaves = [*main_leaves, *aux_leaves, *outcome.parts]
         repeated = alias.repeated(leaves)
         avals = tuple(map(jax.typeof, (*leaves, *states.values())))
-        written = tuple(zip(states, paths, strict=True))
-        results = cls(avals, main_tree, aux_tree if has_aux else None, len(aux_leaves), repeated, written)
+        written, aux_tree = tuple(zip(states, outcome.paths, strict=True)), aux_tree if has_aux else None
+        results = cls(avals, main_tree, aux_tree, len(leaves) - len(main_leaves), repeated, written, outcome.grown)
         refs.refuse_results(results.tree, leaves)
         return [*leaves, *states.values()], results
 
@@ -76,6 +78,11 @@ class Results:
     def num_returned(self) -> int:
         """The number of outputs without the states."""
         return len(self.avals) - len(self.states)
+
+    @property
+    def num_in_tree(self) -> int:
+        """The number of outputs that the caller gets: without the states, and the arrays of objects that have grown."""
+        return self.num_returned - (len(self.grown.paths) if self.grown else 0)
 
     @property
     def main(self) -> tuple[Any, ...]:
@@ -102,7 +109,8 @@ class Results:
     @property
     def paths(self) -> tuple[str, ...]:
         """The user's path of each output, `result['loss']`, and of each state, `args[0].count.value`."""
-        return (*tree_paths("result", self.tree), *(path for _, path in self.states))
+        grown = self.grown.paths if self.grown else ()
+        return (*tree_paths("result", self.tree), *grown, *(path for _, path in self.states))
 
     @property
     def tree(self) -> Any:
@@ -126,10 +134,12 @@ class Results:
         if self.states:
             places = (place for place, _ in self.states)
             bound.write(dict(zip(places, outputs[self.num_returned :], strict=True)))
+        if self.grown is not None:
+            bound.refill(self.grown, outputs[self.num_in_tree : self.num_returned])
         main = jax.tree.unflatten(self.out_tree, outputs[:count])
         aux = None
         if self.aux_tree is not None:
-            aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_returned])
+            aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_in_tree])
         main, aux = objects.built((main, aux))[0] if self.holds_objects else (main, aux)
         return fixed.released((main, aux)) if self.holds_fixed else (main, aux)
 
@@ -278,7 +288,7 @@ def joint(
                 return replace(program, differentiated=differentiated)
             unopened = program
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions))
+    closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions), conventions.zero_cotangent)
     count = len(source.consts)
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]
@@ -296,11 +306,11 @@ def _as_traced(source: Primal, closed: Any, has_aux: bool) -> Callable[..., Any]
 
     def again(*xs: Any) -> Any:
         out = jaxprs.evaluate(closed, *xs)
-        main, end = len(results.main), results.num_returned
+        main, tree, end = len(results.main), results.num_in_tree, results.num_returned
         trees = jax.tree.unflatten(results.out_tree, out[:main])
-        whole = (trees, jax.tree.unflatten(results.aux_tree, out[main:end])) if has_aux else trees
+        whole = (trees, jax.tree.unflatten(results.aux_tree, out[main:tree])) if has_aux else trees
         written = dict(zip((place for place, _ in results.states), out[end:], strict=True))
-        return Outcome(whole, written, tuple(path for _, path in results.states))
+        return Outcome(whole, written, tuple(path for _, path in results.states), results.grown, out[tree:end])
 
     return again
 

@@ -217,7 +217,7 @@ class _Scheduler:
         roots = tuple(v for v in reads if not progress.is_near(v))
         if not whole and self.is_fused(op, again, roots):
             return ()
-        late = (self.repeated(v) for v in demands if roots and self.sides.is_late(v))
+        late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
         return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
 
@@ -367,13 +367,16 @@ class _Scheduler:
         scan = self.graph.regions[op.region].holder
         return None if scan is None else self.graph.ops[scan]
 
-    def repeated(self, v: int) -> int:
+    def repeated(self, v: int, region: int) -> int:
         """The value that a cotangent repeats, or the cotangent: a barrier would write all repetitions out.
 
-        In the place of a reference, which no barrier takes, the value that it was made with.
+        In the place of a reference, which no barrier takes, the value that it was made with. What another region makes
+        is taken as it is: of a loop's body only its stacks are at hand here, not what they were made of.
         """
         graph, maker = self.graph, self.graph.maker_of(v)
-        while maker is not None and maker.inputs and (maker.name in REPEATING or is_reference(graph.values[v].payload)):
+        while maker is not None and maker.region == region and maker.inputs:
+            if maker.name not in REPEATING and not is_reference(graph.values[v].payload):
+                break
             v = maker.inputs[0]
             maker = graph.maker_of(v)
         return v

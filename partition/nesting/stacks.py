@@ -18,7 +18,7 @@ from jointcut.partition.nesting.scans import Steps, operands_of, struct_of, trac
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
-from jointcut.partition.program.primitives import REGION
+from jointcut.partition.program.primitives import REGION, REORDERING
 from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite.simplify import renamed, with_bodies
 
@@ -40,14 +40,19 @@ def is_held(region: Equation | None) -> bool:
 
 
 def _late(jaxpr: Jaxpr, late: Sequence[Var], left: Sequence[Atom] = ()) -> Jaxpr:
-    """A jaxpr in which stacks wait for what it computes, and for inputs that are `late`; those `left` out do not."""
-    inputs, made = {*jaxpr.invars, *jaxpr.constvars}, set(late)
+    """A jaxpr in which stacks wait for what it computes, and for inputs that are `late`; those `left` out do not.
+
+    They wait for no array in another order where they wait for something else: XLA would hold a copy for the barrier,
+    and one for the loop.
+    """
+    inputs, made, moved = {*jaxpr.invars, *jaxpr.constvars}, set(late), set[Var]()
     names, eqns = dict[Var, Atom](), list[Equation]()
     for eqn in jaxpr.eqns:
         if names:
             eqn = jaxprs.rebound(eqn, [_read(names, v) for v in eqn.invars], eqn.outvars)
         reads = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
         waited = [v for v in reads if v in made and jaxprs.is_plain(v.aval)]
+        waited = [v for v in waited if v not in moved] or waited
         if eqn.primitive.name == SCAN and waited and (places := _places(eqn, left)):
             more, results = _carrying(eqn, places, waited)
             eqns += more
@@ -59,6 +64,7 @@ def _late(jaxpr: Jaxpr, late: Sequence[Var], left: Sequence[Atom] = ()) -> Jaxpr
             eqn, barriers = _held(eqn) if is_held(eqn) else (eqn, [])
             eqns += barriers
         eqns.append(eqn)
+        moved.update(eqn.outvars if eqn.primitive.name in REORDERING else ())
         if any(v in made or v in inputs for v in reads):
             made.update(eqn.outvars)
     return jaxpr.replace(eqns=eqns, outvars=[_read(names, v) for v in jaxpr.outvars])

@@ -38,6 +38,10 @@ PlanKey = tuple[
 ]
 
 
+#: What plans of a program are compared with.
+PLAIN_JAX, ALL_SAVED = "plain JAX", "all saved"
+
+
 def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
     """A text for each loop that runs in segments, given as in `Plan.loops_in_segments`."""
     for loop, steps, kept in loops:
@@ -119,6 +123,11 @@ class Plan(Shown):
     def stored(self) -> dict[int, str]:
         """The saved values that wait in a smaller form, each with the form's name."""
         return {s.value: s.form for s in self.saved if s.form}
+
+    @property
+    def baseline(self) -> str:
+        """What plans are compared with: plain JAX, or this program with all saved where plain JAX has no gradient."""
+        return ALL_SAVED if any(loop.is_of_jax for loop in self.nested) else PLAIN_JAX
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:

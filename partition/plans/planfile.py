@@ -39,10 +39,9 @@ from jointcut.partition.errors import GraphError, PlanError, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import DEVICE, Saved
-from jointcut.partition.plans.twins import in_order, twins
+from jointcut.partition.plans.twins import in_order, moved
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jaxprs import HOST
-from jointcut.partition.program.roles import Side
 from jointcut.partition.program.text import parse, show
 from jointcut.partition.stored.forms import FORMS
 
@@ -278,31 +277,10 @@ def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
         raise other from None
     if _difference(document["written_for"], there) is not None:
         raise other
-    plan = _completed(document, there)
-    moved = twins((*plan.values, *plan.dropped), there, graph)
-    if moved is None:
+    found = moved(_completed(document, there), there, graph)
+    if found is None:
         raise other
-    loops = dict(zip(_loops(there), _loops(graph), strict=True))
-    reasons = {moved[s.value]: s.reason for s in plan.saved}
-    segments, kept_steps = ([(loops[i], steps) for i, steps in pairs] for pairs in (plan.segments, plan.kept_steps))
-    return Plan.of(
-        graph,
-        [moved[v] for v in plan.values],
-        strategy=plan.strategy,
-        reasons=reasons,
-        seconds=plan.seconds,
-        segments=segments,
-        kept_steps=kept_steps,
-        dropped=[moved[v] for v in plan.dropped],
-        offloaded=[moved[v] for v in plan.offloaded],
-        stored={moved[v]: form for v, form in plan.stored.items()},
-    )
-
-
-def _loops(graph: Graph) -> list[int]:
-    """The loops of a program's forward, in order."""
-    bodies = [graph.bodies[i] for i in in_order(graph) if i in graph.bodies]
-    return [body.loop for body in bodies if graph.ops[body.op].origin is Side.FORWARD]
+    return found
 
 
 def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
@@ -345,14 +323,28 @@ def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
 def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
     """The op or input on line n of a graph's text, and where it stands in the user's program."""
     words = lines[n].split() if n < len(lines) else []
-    if "=" in words:
-        op = graph.ops[in_order(graph)[sum("=" in line.split() for line in lines[:n])]]
+    count, is_apart = _ops_until(lines[: n + 1])
+    if "=" in words or is_apart:
+        op = graph.ops[in_order(graph)[count - 1]]
         return f"op {op.id}", f" at {op.source}" if op.source else ""
     if words and words[0] in {role.value for _, role in graph.inputs}:
         index = n - (len(graph.loops) - 1)
         label = graph.values[graph.inputs[index][0]].label
         return f"input {index}", f" ({label})" if label else ""
     return f"line {n + 1} of the program", ""
+
+
+def _ops_until(lines: Sequence[str]) -> tuple[int, bool]:
+    """How many ops of a program these lines have, and whether the last is of a step that is cut on its own."""
+    count, depth, is_apart = 0, 0, False
+    for line in lines:
+        is_apart = bool(depth)
+        count += not is_apart and "=" in line.split()
+        if line.endswith("{") and (is_apart or " steps x" in line):
+            depth += 1
+        elif is_apart and line.strip() == "}":
+            depth -= 1
+    return count, is_apart
 
 
 def _can_be_saved(entries: Sequence[Mapping[str, Any]], problem: Problem) -> None:

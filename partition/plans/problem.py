@@ -13,7 +13,7 @@ from typing import Any, Self
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.bounds import Allowance
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded
+from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded, told_to_keep
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
@@ -72,7 +72,8 @@ class Problem:
         Raises `GraphError` where an output of the user needs a cotangent, and `PlanError` where the model gives a price
         that is negative, infinite or not a number.
         """
-        sides, demands = classify(graph), tuple(constraints)
+        demands = tuple(constraints)
+        sides = told_to_keep(graph, classify(graph), demands)
         verdicts = judge(graph, sides, demands)
         made = cls(graph, sides, (), tuple(verdicts), demands, backend)._with(tuple(forms))
         return made if model is None else made.timed(model)

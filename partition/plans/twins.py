@@ -3,7 +3,8 @@
 A function can have several joint programs: `vjp` differentiates every argument, and inside a transformation JAX may
 list the backward in another order. The forward stays the same, and so do the values that a plan can save. Two values
 are *twins* if the same ops make them from the same inputs. Where several values look alike, as slices of one array do
-in graph text, the first is the twin of the first, the second of the second, and so on.
+in graph text, the first is the twin of the first, the second of the second, and so on. A plan is `moved` to a program
+by way of the twins of its values.
 """
 
 from __future__ import annotations
@@ -12,9 +13,44 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import OPEN_LOOP, TOP, Graph, Op
 from jointcut.partition.program.roles import Role, Side
 from jointcut.partition.program.sides import Sides, classify
+
+
+def moved(plan: Plan, there: Graph, here: Graph) -> Plan | None:
+    """The plan of the program `there` in the program `here`; None where the forwards differ.
+
+    Unless both are one program, only `seconds` is kept of its figures. Raises `PlanError` where it does not close here.
+    """
+    is_same = there.bare == here.bare
+    twin_of = (
+        {v: v for v in (*plan.values, *plan.dropped)} if is_same else twins((*plan.values, *plan.dropped), there, here)
+    )
+    if twin_of is None:
+        return None
+    names = ("bound_bytes", "bound_seconds", "peak_bytes", "bytes_spared") if is_same else ()
+    loops = dict(zip(_loops(there), _loops(here), strict=True))
+    return Plan.of(
+        here,
+        [twin_of[v] for v in plan.values],
+        strategy=plan.strategy,
+        reasons={twin_of[s.value]: s.reason for s in plan.saved},
+        seconds=plan.seconds,
+        segments=[(loops[i], steps) for i, steps in plan.segments],
+        kept_steps=[(loops[i], steps) for i, steps in plan.kept_steps],
+        dropped=[twin_of[v] for v in plan.dropped],
+        offloaded=[twin_of[v] for v in plan.offloaded],
+        stored={twin_of[v]: form for v, form in plan.stored.items()},
+        **{name: getattr(plan, name) for name in names},
+    )
+
+
+def _loops(graph: Graph) -> list[int]:
+    """The loops of a program's forward, in order."""
+    bodies = [graph.bodies[i] for i in in_order(graph) if i in graph.bodies]
+    return [body.loop for body in bodies if graph.ops[body.op].origin is Side.FORWARD]
 
 
 def twins(values: Iterable[int], there: Graph, here: Graph) -> dict[int, int] | None:

@@ -11,8 +11,9 @@ of its key together (see `bounds`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +22,9 @@ from jointcut.partition.figures import counted
 from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.keys import Array, Key, arrays_of, how_named, names_nothing, renames, shown, title
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, KeepAtMost, Verdict, judge, not_offloaded
-from jointcut.partition.program.graph import Graph, Value
+from jointcut.partition.program.graph import Graph, Op, Value
 from jointcut.partition.program.jaxprs import HOST, Jaxpr, asked, build, inner_jaxprs, opened
+from jointcut.partition.program.primitives import CALLS, WITH_BODIES
 from jointcut.partition.program.roles import Role, Roles, Side
 from jointcut.partition.program.sides import Sides, classify
 from jointcut.partition.stored.forms import FORMS, SaveAs
@@ -33,6 +35,8 @@ Rule = tuple[Key, CheckpointPolicy | SaveAs | KeepAtMost]
 Policy = tuple[Rule, ...] | Callable[..., Any]
 
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+_HOLDING = CALLS | WITH_BODIES | {"shard_map"}
 
 _CURES = {
     CheckpointPolicy.MUST_SAVE: "Ask for MUST_RECOMPUTE or nothing there, or take the value out of what forbids it.",
@@ -53,8 +57,9 @@ def constraints_of(
     Raises `PolicyError` where a key names nothing, where two MUSTs demand different things of a value, and where a MUST
     demands what a rule forbids: saving a value that the user's `jax.checkpoint` keeps out, or computing again one that
     is made by an effect, by devices that talk to each other, or by a loop for what lies outside it. No MUST may name a
-    value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. JAX's
-    policies yield to such rules.
+    value in a step of `aot.while_loop` and the like, which computes again what its checkpoints do not hold. An op that
+    holds a value closed which must be saved is not run again; what must wait in host memory may not be inside one.
+    JAX's policies yield to such rules.
     """
     arrays = _Arrays(graph, classify(graph), is_part, in_nested)
     if callable(policy):
@@ -67,7 +72,8 @@ def constraints_of(
         inner = list(_inside(graph))
         if all(how_named(key, array, body) is None for array, body in inner):
             names_nothing(key, [*arrays.all, *(array for array, _ in inner)])
-    return tuple(c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule))
+    demanded = [c for array, rule in found if rule is not None for c in arrays.demanded(array, *rule)]
+    return *arrays.closed(policy, demanded), *demanded
 
 
 def forms_of(policy: Policy | None, graph: Graph, *, is_part: bool = False) -> tuple[tuple[int, str], ...]:
@@ -141,14 +147,41 @@ def _refuse_musts(policy: Sequence[Rule], graphs: Iterable[Graph], where: str) -
                     raise PolicyError(message(f"policy: {graph.where(array.values[-1])}", what, cure))
 
 
+@dataclass(frozen=True)
+class _Closed:
+    """An array in a program that an op holds closed, that program, and the results of the op that it is."""
+
+    array: Array
+    body: Graph
+    results: tuple[int, ...]
+
+
+def _closed_in(graph: Graph, op: Op) -> Iterator[_Closed]:
+    """The arrays in the programs that an op of a graph holds closed; a call returns some of them."""
+    for body in map(_read, inner_jaxprs(op.payload)):
+        outputs = body.role_outputs(Role.OUTPUT) if op.name in CALLS else ()
+        result_of = dict(zip(outputs, op.outputs, strict=True)) if len(outputs) == len(op.outputs) else {}
+        for array in arrays_of(body, classify(body)):
+            yield _Closed(array, body, tuple(result_of[v] for v in array.values if v in result_of))
+        for inner in _closed_ops(body):
+            for found in _closed_in(body, inner):
+                yield replace(found, results=tuple(result_of[v] for v in found.results if v in result_of))
+
+
+def _closed_ops(graph: Graph) -> Iterator[Op]:
+    """The ops of the forward that hold a program of the user's closed, which a kernel is not."""
+    for op in graph.ops:
+        if op.name in _HOLDING and op.origin is Side.FORWARD and op.payload is not None and op.id not in graph.nested:
+            yield op
+
+
 def _inside(graph: Graph) -> Iterator[tuple[Array, Graph]]:
     """The arrays in programs that ops of the forward hold closed, each with its program."""
-    closed = [op for op in graph.ops if op.origin is Side.FORWARD and op.inner and op.payload is not None]
-    inner = [step.graph for step in graph.nested.values()]
-    inner += [_read(body) for op in closed if op.id not in graph.nested for body in inner_jaxprs(op.payload)]
-    for body in inner:
+    for body in (step.graph for step in graph.nested.values()):
         yield from ((array, body) for array in arrays_of(body, classify(body)))
         yield from _inside(body)
+    for op in _closed_ops(graph):
+        yield from ((found.array, found.body) for found in _closed_in(graph, op))
 
 
 def _read(body: Jaxpr) -> Graph:
@@ -189,13 +222,57 @@ class _Arrays:
         """The rules without any demand."""
         return judge(self.graph, self.sides)
 
+    @cached_property
+    def held(self) -> list[tuple[Op, _Closed]]:
+        """The arrays that ops of the forward hold closed, each with its op."""
+        return [(op, found) for op in _closed_ops(self.graph) for found in _closed_in(self.graph, op)]
+
+    @cached_property
+    def returned(self) -> dict[int, list[_Closed]]:
+        """The arrays that calls hold closed, by the result of the call that they are."""
+        found: dict[int, list[_Closed]] = defaultdict(list)
+        for _, closed in self.held:
+            for v in closed.results:
+                found[v].append(closed)
+        return dict(found)
+
     def keys_of(self, array: Array, policy: Sequence[Rule]) -> Iterator[tuple[int, int]]:
-        """How each key names an array, and the key's place; keys that do not name it are left out."""
+        """How each key names an array, and the key's place; keys that do not name it are left out.
+
+        The result of a call has the names of the array that it is inside the call, too.
+        """
+        inner = [closed for v in array.values for closed in self.returned.get(v, ())]
         for place, (key, demand) in enumerate(policy):
-            how = how_named(key, array, self.graph) if array.is_forward or demand in _RECOMPUTE else None
-            if how is not None:
-                self.met.add(place)
-                yield how, place
+            if array.is_forward or demand in _RECOMPUTE:
+                ways = [how_named(key, array, self.graph), *(how_named(key, c.array, c.body) for c in inner)]
+                known = [how for how in ways if how is not None]
+                if known:
+                    self.met.add(place)
+                    yield min(known), place
+
+    def closed(self, policy: Sequence[Rule], others: Iterable[Constraint]) -> Iterator[Constraint]:
+        """The constraints of MUSTs on arrays that stay inside of closed ops: such an op is not run again.
+
+        What must be computed again is so, since it is never saved. A key that names the op as well means its results.
+        `others` are the constraints on other values.
+        """
+        musts = [(k, d) for k, d in policy if isinstance(d, CheckpointPolicy) and d.is_must_keep]
+        again = {c.value: c.reason for c in others if c.demand is CheckpointPolicy.MUST_RECOMPUTE}
+        mine = {array.op.id: array for array in self.all}
+        for op, closed in self.held if musts else ():
+            for key, demand in musts:
+                if closed.results or how_named(key, closed.array, closed.body) is None:
+                    continue
+                if op.id in mine and how_named(key, mine[op.id], self.graph) is not None:
+                    continue
+                reason = f"holds a value that is {demand.name} by {shown(key)}"
+                for v in op.outputs:
+                    why = "which stays inside" if demand.is_for_host else f"and is {again[v]}" if v in again else ""
+                    if why:
+                        where = f"policy: {self.graph.where(v)}"
+                        raise PolicyError(message(where, f"{reason}, {why}.", _CURES[demand]))
+                    if not self.forbidden(v, demand):
+                        yield Constraint(v, demand, f"it {reason}", is_asked=False)
 
     def demanded(self, array: Array, demand: CheckpointPolicy, key: str) -> Iterator[Constraint]:
         """The constraints that a rule puts on an array."""
@@ -210,9 +287,9 @@ class _Arrays:
 
     def bound(self, array: Array, demand: CheckpointPolicy) -> tuple[int, ...]:
         """The values of an array that a demand is on: all must not be saved, but only one is to be."""
-        if demand in _RECOMPUTE:
-            return array.values
-        return (self.last(array),)
+        if demand not in _RECOMPUTE:
+            return (self.last(array),)
+        return *array.values, *(form.source for form in self.graph.forms if self.graph.is_packed(form, array.values))
 
     def last(self, array: Array) -> int:
         """The value of an array that is read by more than its names."""

@@ -139,6 +139,21 @@ class Constraint:
     is_costly: bool = False
 
 
+def told_to_keep(graph: Graph, sides: Sides, constraints: Iterable[Constraint]) -> Sides:
+    """The sides with what a user wants kept among what the backward reads, wherever the backward has a use for it.
+
+    That is: it reads the value, or computes something from it without another that is to be kept.
+    """
+    asked = {c.value for c in constraints if c.demand.is_must_keep and c.is_asked}
+    kept = asked.union(form.source for form in graph.forms if graph.is_packed(form, asked))
+    useful = set(sides.wanted)
+    for op in reversed(graph.ops) if asked else ():
+        is_ours = op.name != OPEN_LOOP and op.id not in sides.backward
+        if is_ours and any(v in useful and v not in kept for v in op.outputs):
+            useful.update(op.inputs)
+    return replace(sides, wanted=sides.wanted | (useful & kept))
+
+
 def judge(graph: Graph, sides: Sides, constraints: Iterable[Constraint] = ()) -> list[Verdict]:
     """Return the verdict on every value; one that exists in the backward only gets an empty verdict."""
     rules = _Rules(_too_dear(graph, sides), rerunnable(graph), frozenset(v for v, _ in graph.outputs if v is not None))

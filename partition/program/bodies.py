@@ -97,6 +97,10 @@ class Body:
         return region
 
 
+#: What the user calls a loop of JAX's that has no reverse mode there; its place follows.
+LOOP_OF_JAX = "the lax.while_loop"
+
+
 @dataclass(frozen=True)
 class Nested:
     """The step of a loop that is cut on its own: a joint program, whose halves run one after the other in each step.
@@ -120,6 +124,11 @@ class Nested:
     checkpoints: int = field(default=0, compare=False)
     checkpoint_bytes: int = field(default=0, compare=False)
     is_adjustable: bool = field(default=False, compare=False)
+
+    @property
+    def is_of_jax(self) -> bool:
+        """Whether the user wrote a loop of JAX's, through which plain JAX has no gradient."""
+        return self.name.startswith(LOOP_OF_JAX)
 
 
 class Kind(ABC):

@@ -15,8 +15,8 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -199,6 +199,19 @@ class Graph(Shown):
     forms: tuple[Form, ...] = field(default=(), compare=False)
     replaced: frozenset[int] = field(default=frozenset(), compare=False)
 
+    @property
+    def bare(self) -> Graph:
+        """The same program without JAX's objects, labels and prices: what tells it from others, and holds no array."""
+        return replace(
+            self,
+            values=tuple(replace(v, label="", payload=None) for v in self.values),
+            ops=tuple(replace(op, seconds=None, payload=None) for op in self.ops),
+            regions=tuple(replace(region, names={}) for region in self.regions),
+            literals=(),
+            bodies={i: replace(body, repeated=(), inside=None) for i, body in self.bodies.items()},
+            nested={i: replace(step, graph=step.graph.bare, plan=None) for i, step in self.nested.items()},
+        )
+
     def role_inputs(self, role: Role) -> tuple[int, ...]:
         """Ids of the inputs that play a role, in order."""
         return tuple(v for v, r in self.inputs if r is role)
@@ -273,6 +286,11 @@ class Graph(Shown):
         """The stack that a step was taken from; any other value itself."""
         maker = self.values[value_id].maker
         return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
+
+    def is_packed(self, form: Form, values: Container[int]) -> bool:
+        """Whether a form keeps one of some values itself, in another dtype."""
+        maker = self.maker_of(form.source)
+        return form.value in values and maker is not None and form.value in maker.inputs
 
     def outermost(self, value_id: int) -> int:
         """The stack that a value is a step of, or a step of a step; any other value itself."""

@@ -169,11 +169,18 @@ def aval_bytes(aval: Any) -> int:
     return math.prod(aval.shape) * dtype_bytes(aval.dtype)
 
 
+def extends_floats(dtype: Any) -> bool:
+    """Whether a dtype of a library has tangents, such as Flax's numbers whose gradients are not summed up."""
+    return (
+        jnp.issubdtype(dtype, jax.dtypes.extended) and _core.primal_dtype_to_tangent_dtype(dtype) != jax.dtypes.float0
+    )
+
+
 @functools.cache
 def dtype_bytes(dtype: Any) -> int:
-    """Bytes of one element of a dtype; a random key counts as its raw data."""
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    """Bytes of one element of a dtype; one that stands for arrays of another, as random keys do, counts as these."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        data = _core.physical_aval(_core.ShapedArray((), dtype))
         return math.prod(data.shape) * data.dtype.itemsize
     return 0 if dtype == jax.dtypes.float0 else dtype.itemsize
 
@@ -707,6 +714,9 @@ class CallRules(abc.ABC):
     def forward(self) -> CallRules:
         """The rules for `jax.linearize`, which asks for no backward."""
 
+    #: How many leading inputs the call is not linear in; None where it is not known to be linear in the others.
+    constants: int | None = None
+
     def halves(self, mask: tuple[bool, ...]) -> tuple[Any, Sequence[Any]] | None:
         """The forward and backward for some differentiated inputs, and the constants that they take first.
 
@@ -835,15 +845,18 @@ def _call_mapped(prim: Any, axis: Any, operands: Any, dims: Any, *, rules: CallR
 
 
 def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
-    del rules
     asked = [ad.is_undefined_primal(x) for x in operands]
 
     def linear(*xs: Any) -> list[Any]:
         given = iter(xs)
         return evaluate(jaxpr, *(next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True)))
 
-    avals = [struct(x.aval) for x, wanted in zip(operands, asked, strict=True) if wanted]
-    back = iter(jax.linear_transpose(linear, *avals)([ad.instantiate_zeros(ct) for ct in cts]))
+    avals = [x.aval for x, wanted in zip(operands, asked, strict=True) if wanted]
+    if rules.constants is None or any(asked[: rules.constants]):
+        transposed = jax.linear_transpose(linear, *map(struct, avals))
+    else:  # it may test its inputs for zero: JAX transposes the derivative of that, but not the test
+        transposed = jax.vjp(linear, *(full(aval, 0) for aval in avals))[1]
+    back = iter(transposed([ad.instantiate_zeros(ct) for ct in cts]))
     return [next(back) if wanted else None for wanted in asked]
 
 
@@ -998,9 +1011,17 @@ def _barrier_p() -> Any:
         call = mlir.lower_fun(_not_inlined(optimization_barrier), multiple_results=True)
         return call(ctx.replace(avals_in=plain), *operands)
 
+    def parted(trace: Any, *tracers: Any) -> list[Any]:
+        # A known value waits for no unknown one: JAX would take a residual for linear in the cotangent it waits for.
+        is_known = [t.pval.is_known() for t in tracers]
+        groups = {side: [t for t, on in zip(tracers, is_known, strict=True) if on == side] for side in {*is_known}}
+        waited = {side: iter(trace.default_process_primitive(prim, group, {})) for side, group in groups.items()}
+        return [next(waited[side]) for side in is_known]
+
     prim.def_impl(lambda *xs: list(xs))
     prim.def_abstract_eval(lambda *avals: list(avals))
     ad.primitive_jvps[prim] = jvp
+    pe.custom_partial_eval_rules[prim] = parted
     ad.primitive_transposes[prim] = lambda cts, *_: held([ad.instantiate_zeros(ct) for ct in cts])
     batching.primitive_batchers[prim] = lambda xs, dims: (held(xs), dims)
     mlir.register_lowering(prim, lowering)

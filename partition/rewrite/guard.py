@@ -15,6 +15,10 @@ have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. B
 it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the
 derivative rules of foreign calls.
 
+A slope that is a mask, as that of a maximum or of a clip, is zero where the function does not move. There an infinite
+cotangent is made zero too: `sqrt(maximum(x, 0))` is flat below 0. A slope that is zero by its value gives NaN with
+infinity: it may stand for a small number that was rounded to zero, or have a limit with what it meets.
+
 Inverses, solutions and factors of matrices are NaN as a whole where the matrix is singular. What is computed from them
 is guarded wherever it meets a cotangent: matrix products, in which a row or a column of zeros gives zeros, and
 solutions of systems, where a right side is zero. So a matrix that was not chosen, alone or among others, takes no part.
@@ -46,7 +50,7 @@ from jointcut.partition.program.primitives import MOVEMENT, OPENED, SOLVING
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.matrices import Dot, Solve
 from jointcut.partition.rewrite.numbers import Number, number_of, numbers_in
-from jointcut.partition.rewrite.product import Product, named
+from jointcut.partition.rewrite.product import Masked, Product, named
 
 #: Primitives that are linear in one operand at a time, and the operands that may be it.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
@@ -61,19 +65,34 @@ _SUMS = frozenset({"add", "add_any", "sub"})
 #: What gives NaN for a singular matrix, or solves a system with one.
 _SOLVES = SOLVING | {"custom_linear_solve", "tridiagonal_solve"}
 
-#: What makes a mask of masks and numbers.
-_OF_MASKS = MOVEMENT | {"convert_element_type", "mul", "add", "sub", "neg", "max", "min", "stop_gradient"}
+#: What makes a mask of masks, numbers and truth values.
+_OF_MASKS = MOVEMENT | {
+    "abs",
+    "add",
+    "convert_element_type",
+    "copy",
+    "div",
+    "max",
+    "min",
+    "mul",
+    "neg",
+    "reduce_sum",
+    "select_n",
+    "sign",
+    "stop_gradient",
+    "sub",
+}
 
 #: What runs its one body once.
-_CALLS = OPENED | {"remat2", "checkpoint"}
+_CALLS = OPENED | {"remat2", "checkpoint", "shard_map"}
 
 
 class Known(IntEnum):
     """What is known of a value in a backward.
 
-    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, which may have zeros, or made of a `SOLUTION`, which may
-    be NaN as a whole. With one, it is a `COTANGENT` that is not taken to have zeros, or one `WITH_LINES` of zeros along
-    its last axis, or `WITH_ZEROS`.
+    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, or made of a `SOLUTION`, which may be NaN as a whole. A
+    mask may have zeros, and what is differentiated moves it in jumps at most. With a cotangent, it is a `COTANGENT`
+    that is not taken to have zeros, or one `WITH_LINES` of zeros along its last axis, or `WITH_ZEROS`.
     """
 
     CONSTANT = 0
@@ -104,6 +123,14 @@ def guarded(
     references = sum(is_reference(v.aval) for v in jaxpr.invars)
     inputs = [*residuals, *[Known.CONSTANT] * references, *[Known.WITH_ZEROS] * (count - references)]
     return ClosedJaxpr(guarding.jaxpr(jaxpr, inputs, kept)[0], consts)
+
+
+def guarded_together(joint: ClosedJaxpr, num_cotangents: int, moved: Collection[int], everywhere: bool) -> ClosedJaxpr:
+    """As `guarded`, of a forward and its backward as one program, whose last inputs are cotangents."""
+    jaxpr, consts = opened(joint)
+    primals = range(len(jaxpr.invars) - num_cotangents)
+    given = [*(Known.CONSTANT if i in moved else Known.MASK for i in primals), *[Known.WITH_ZEROS] * num_cotangents]
+    return ClosedJaxpr(_Guarding(everywhere).jaxpr(jaxpr, given)[0], consts)
 
 
 def guarded_tangents(pushed: ClosedJaxpr, num_tangents: int) -> ClosedJaxpr:
@@ -141,7 +168,8 @@ class _Guarding:
         for eqn in jaxpr.eqns:
             now = [read(v) for v in eqn.invars]
             if max(now, default=Known.CONSTANT) < Known.COTANGENT:
-                known.update(dict.fromkeys(eqn.outvars, _constant(eqn, now)))
+                fixed = [number_of(v, numbers) for v in eqn.invars]
+                known.update(zip(eqn.outvars, self._constants(eqn, now, fixed), strict=True))
                 eqns.append(eqn)
                 continue
             fixed = [number_of(v, numbers) for v in eqn.invars]
@@ -151,6 +179,12 @@ class _Guarding:
             eqns += new
             known.update(zip(eqn.outvars, ends, strict=True))
         return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
+
+    def _constants(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> list[Known]:
+        """What is known of the results of an equation that reads no cotangent."""
+        is_solution = eqn.primitive.name == "custom_linear_solve"
+        nested = None if is_solution else self._nested(eqn, now)
+        return nested[1] if nested else [_constant(eqn, now, fixed)] * len(eqn.outvars)
 
     def _moved(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
         """What is known of the results of an equation that reads a cotangent, given the numbers that it reads."""
@@ -229,15 +263,13 @@ class _Guarding:
             now[carries] = after
 
 
-def _constant(eqn: Equation, now: Sequence[Known]) -> Known:
-    """What is known of the results of an equation that reads no cotangent."""
-    name, is_mask = eqn.primitive.name, False
-    if name == "convert_element_type":
-        is_mask = not _is_inexact(eqn.invars[0])
-    if name in _OF_MASKS:
-        pairs = zip(eqn.invars, now, strict=True)
-        is_mask |= all(isinstance(v, Literal) or one is Known.MASK for v, one in pairs) and any(now)
-    if is_mask:
+def _constant(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
+    """What is known of the results of an equation that reads no cotangent, given the numbers that it reads."""
+    name, operands = eqn.primitive.name, eqn.invars
+    moves = [_is_inexact(v) and not isinstance(v, Literal) for v in operands]
+    moves = [does and number is None for does, number in zip(moves, fixed, strict=True)]
+    is_of_masks = all(one is Known.MASK for one, does in zip(now, moves, strict=True) if does)
+    if name in _OF_MASKS and is_of_masks and (any(moves) or not all(map(_is_inexact, operands))):
         return Known.MASK
     solves = Known.SOLUTION in now or name in _SOLVES or bool(_SOLVES & inner_primitives(eqn))
     return Known.SOLUTION if solves and _is_inexact(eqn.outvars[0]) else Known.CONSTANT
@@ -265,18 +297,21 @@ def _product(
         return [simplify.instead(eqn, named(Solve(eqn.primitive, params)))]
     if name == "dot_general" and is_solution:
         return [simplify.instead(eqn, named(Dot(eqn.primitive, (0, 1) if everywhere else (place,), params)))]
-    may_be_zero = place in _LINEAR_IN.get(name, ()) and (now[place] > Known.COTANGENT or is_solution)
-    if not may_be_zero or _is_harmless(fixed[1 - place], name, by_slopes):
+    is_masked = name == "mul" and (Known.MASK in now or fixed[1 - place] == 0)
+    if place not in _LINEAR_IN.get(name, ()) or (_is_harmless(fixed[1 - place]) and not is_masked):
         return [eqn]
-    of_lines = now[place] is not Known.WITH_ZEROS
     zeros = (0, 1) if by_slopes and name == "mul" else (place,)
-    return simplify.in_place(eqn, named(Product(eqn.primitive, zeros, params, of_lines)))
+    may_be_zero = now[place] > Known.COTANGENT or is_solution
+    product = Product(eqn.primitive, zeros, params, now[place] is not Known.WITH_ZEROS) if may_be_zero else None
+    if is_masked:
+        return simplify.in_place(eqn, Masked(eqn.primitive, place, params, product))
+    return [eqn] if product is None else simplify.in_place(eqn, named(product))
 
 
 def _is_inexact(v: Any) -> bool:
     return jax.numpy.issubdtype(v.aval.dtype, np.inexact)
 
 
-def _is_harmless(number: Number | None, name: str, by_slopes: bool) -> bool:
-    """Whether a factor, or a divisor, is a number that gives no NaN with zero, and `by_slopes` with infinity."""
-    return number is not None and math.isfinite(number) and (number != 0 or (name == "mul" and not by_slopes))
+def _is_harmless(number: Number | None) -> bool:
+    """Whether a factor, or a divisor, is a number that gives no NaN with zero or infinity."""
+    return number is not None and math.isfinite(number) and number != 0

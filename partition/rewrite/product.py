@@ -40,7 +40,7 @@ class Product:
 
         Zero is put for what a zero meets, not for the product, which XLA can then still add in the same instruction.
         """
-        result = self.primitive.bind(*factors, **dict(self.params))
+        result = self._bound(*factors)
         is_guarded, zero = self._is_guarded(factors, result), lax.full_like(result, 0)
         if self.primitive is lax.div_p:
             return lax.select(is_guarded, zero, result)
@@ -48,17 +48,42 @@ class Product:
         for i in range(len(factors)):
             if any(place != i for place in self.zeros):
                 calm[i] = lax.select(is_guarded, zero, jnp.broadcast_to(factors[i], result.shape))
-        return self.primitive.bind(*calm, **dict(self.params))
+        return self._bound(*calm)
 
     def is_guarded(self, *factors: Any) -> Any:
         """Where the product is zero in the place of NaN."""
-        return self._is_guarded(factors, self.primitive.bind(*factors, **dict(self.params)))
+        return self._is_guarded(factors, self._bound(*factors))
+
+    def _bound(self, *factors: Any) -> Any:
+        """The product without a guard; without parameters it has JAX's own."""
+        if not self.params:
+            return (lax.mul if self.primitive is lax.mul_p else lax.div)(*factors)
+        return self.primitive.bind(*factors, **dict(self.params))
 
     def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
         zeros = [lax.eq(factors[i], lax.full_like(factors[i], 0)) for i in self.zeros]
         if self.of_lines and result.ndim:
             zeros = [jnp.broadcast_to(jnp.all(zero, axis=-1, keepdims=True), zero.shape) for zero in zeros]
         return lax.bitwise_and(lax.ne(result, result), functools.reduce(lax.bitwise_or, zeros))
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A product of a cotangent, at this place, and a mask: where the mask is zero, so is it, whatever the cotangent.
+
+    It is written as a choice, which is linear in the cotangent. `product` is how the rest is guarded, if it is.
+    """
+
+    primitive: Any
+    place: int
+    params: tuple[tuple[str, Any], ...] = ()
+    product: Product | None = None
+
+    def __call__(self, *factors: Any) -> Any:
+        """The product."""
+        calm, mask, moved = list(factors), factors[1 - self.place], factors[self.place]
+        calm[self.place] = jnp.where(lax.eq(mask, lax.full_like(mask, 0)), lax.full_like(moved, 0), moved)
+        return named(self.product)(*calm) if self.product else self.primitive.bind(*calm, **dict(self.params))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,17 +122,20 @@ def with_slopes(product: Product) -> Callable[..., Any]:
         result, is_guarded = guarded_product(*factors), product.is_guarded(*factors)
         first, second = (jnp.broadcast_to(factor, result.shape) for factor in factors)
         moves = [jnp.where(is_guarded, 0, tangent) for tangent in tangents]
-        of_first = _along(product, 0, second, moves[0])
+        of_first = along(product, 0, second, moves[0])
         if product.primitive is lax.mul_p:
-            return result, of_first + _along(product, 1, first, moves[1])
+            return result, of_first + along(product, 1, first, moves[1])
         quotient = guarded_product(result, second)
-        return result, of_first - _along(Product(lax.mul_p, (0,)), 1, quotient, moves[1])
+        return result, of_first - along(Product(lax.mul_p, (0,)), 1, quotient, moves[1])
 
     return guarded_product
 
 
-def _along(product: Product, place: int, other: Any, tangent: Any) -> Any:
-    """The product with a tangent in one place, as a linear map of the tangent."""
+def along(product: Product, place: int, other: Any, tangent: Any) -> Any:
+    """The product of a tangent in one place with another number, as a linear map of the tangent.
+
+    It is zero where the tangent is, and where the other number is at one of the places at which a zero counts.
+    """
     zeros = tuple(sorted({*product.zeros, place}))
     rules = _rules(replace(product, zeros=zeros), place)
     return linear_p.bind(other, tangent, rules=rules, num_residuals=1)[0]

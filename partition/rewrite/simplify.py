@@ -227,7 +227,7 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
     leading = 0
     for place, eqn in enumerate(eqns):
         invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
-        key = None if eqn.effects else _fingerprint(eqn, invars)
+        key = None if eqn.effects else fingerprint(eqn, invars)
         twin = seen.get(key) if key is not None else None
         if twin is not None:
             rename.update(zip(eqn.outvars, twin, strict=True))
@@ -240,7 +240,7 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
     return kept, [v if isinstance(v, Literal) else rename.get(v, v) for v in outvars], leading
 
 
-def _fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
+def fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:
     """A key that is equal only for equations that compute the same; None where no such key can be made."""
     operands = tuple(_literal_key(v) if isinstance(v, Literal) else v for v in invars)
     key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), eqn.ctx)

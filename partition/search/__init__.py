@@ -18,6 +18,6 @@ Files, in reading order:
     between: Make plans from others: mixtures of two, and loops that run in segments, for all of their steps or a part.
     candidates: Hold a plan with the figures of the model, rank such plans, and replay those that a budget needs.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
-    best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
+    best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower, or JAX's own.
     forms: Let the backward read a cheaper form of a value: its bits, another value's, or those of one step before.
 """

@@ -1,9 +1,12 @@
-"""Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower.
+"""Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower, or JAX's own.
 
 The minimum cut computes no product twice. On a CPU that is not always best: a program gets fresh memory for its
 temporaries at each call, and the system hands out large buffers page by page, so that less memory also takes less time.
 Where the model finds a plan that is clearly smaller and no slower, this plan is taken, even if it computes products
 again.
+
+To compute something again takes more than the model knows: XLA cannot fuse it with the forward, and may copy what it
+reads once more. Where the model sees no clear gain in what the minimum cut computes again, JAX's own plan is taken.
 
 The rates are fixed, not measured: one program has one plan, in every process and on every machine. They lie between the
 rates that were measured on two cores in several hours, which for fresh memory were from 3.9 to 6.3 GB in a second.
@@ -57,19 +60,40 @@ LEAST_PEAK = 0.25
 #: How many plans of the front are replayed.
 TRIED = 3
 
+#: The shares of the peak and of the step's time that count as a gain over JAX's own plan. Programs for which JAX keeps
+#: fewer bytes than `NOTICED` are too small for either.
+GAIN_BYTES, GAIN_SECONDS, NOTICED = 0.05, 0.01, 1 << 16
+
 
 def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
-    """Return the best plan known: clearly less memory than the minimum cut in no more time, or the minimum cut.
+    """Return the best plan known.
 
-    The plan of a graph is for JAX's default backend. `cost` prices ops instead of the fixed rates. Raises the errors of
-    `min_cut`, and `PlanError` where `cost` gives a price that is negative, infinite or not a number.
+    That is one of clearly less memory than the minimum cut in no more time, or the minimum cut, or JAX's own plan where
+    that one is no clear gain over it. The plan of a graph is for JAX's default backend. `cost` prices ops instead of
+    the fixed rates. Raises the errors of `min_cut`, and `PlanError` where `cost` gives a price that is negative,
+    infinite or not a number.
     """
     problem = as_problem(program, Backend.here())
     plan = mincut.min_cut(problem)
     model = cost or RATES.get(problem.backend.name)
-    if model is None or plan.bytes_saved < REUSED_BYTES / 2:
+    if model is None:
         return plan
-    return better(Planner(problem.timed(model)), plan) or plan
+    planner = Planner(problem.timed(model))
+    if plan.bytes_saved >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
+        return smaller
+    whole = mincut.save_all(problem)
+    if not plan.recomputed or whole.bytes_saved < NOTICED or is_gain(planner, plan, whole):
+        return plan
+    return whole
+
+
+def is_gain(planner: Planner, plan: Plan, whole: Plan) -> bool:
+    """Whether a plan is clearly faster than JAX's own, the `whole` one, or clearly smaller, by the model."""
+    spared = planner.weighed_seconds(planner.priced(whole)) - planner.weighed_seconds(planner.priced(plan))
+    if spared > GAIN_SECONDS * planner.common_seconds:
+        return True
+    peak_bytes, most_bytes = (planner.candidate(planner.priced(p)).predicted_bytes for p in (plan, whole))
+    return peak_bytes < (1 - GAIN_BYTES) * most_bytes
 
 
 def better(planner: Planner, default: Plan) -> Plan | None:

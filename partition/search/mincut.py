@@ -163,7 +163,7 @@ def save_all(program: Graph | Problem) -> Plan:
     """
     problem = as_problem(program)
     told = {c.value: c.reason for c in problem.constraints if c.demand.is_must_keep}
-    kept = saveable(problem, residuals_of_jax(problem))
+    kept = saveable(problem, residuals_of_jax(problem)) | (problem.sides.wanted & told.keys())
     reasons = {v: f"not recomputed: {told[v]}" if v in told else "the backward reads it" for v in kept}
     strategy = f"save_all{', but for what must not be' * (kept != residuals_of_jax(problem))}"
     return Plan.of(problem, reasons, strategy=strategy, reasons=reasons)

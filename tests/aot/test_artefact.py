@@ -102,6 +102,18 @@ def test_a_place_that_is_taken_is_left_as_it_is(tmp_path, folder):
     assert everything(tmp_path) == sorted([*before, "loss/notes.txt"])
 
 
+def test_a_file_of_an_artefact_that_was_changed_is_not_overwritten(folder):
+    cure = "Move it elsewhere, or give another name: overwrite=True replaces the whole folder."
+    for name in ("README.md", "signature.json"):
+        before = (folder / name).read_text()
+        (folder / name).write_text(before.replace("loss", "mine"))
+        assert told(lambda: loss.export(folder, X, X, overwrite=True)) == (
+            f"{folder / name} was changed after it was written.\n{cure}"
+        )
+        assert "mine" in (folder / name).read_text()
+        (folder / name).write_text(before)
+
+
 def test_overwrite_replaces_an_artefact_also_behind_a_link(tmp_path, folder):
     (tmp_path / "link").symlink_to(folder)
     aot.function(lambda w: jnp.sum(w**2)).export(tmp_path / "link", X, platforms="cpu", overwrite=True)

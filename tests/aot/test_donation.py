@@ -151,3 +151,51 @@ def test_an_unknown_name_to_donate_is_refused():
     with pytest.raises(CallError) as caught:
         aot.function(loss, donate_argnames="params")
     assert str(caught.value) == "donate_argnames holds 'params'.\nKnown names: 'p', 'scale', 'x'."
+
+
+# ---------------------------------------------------------------------------------------- what was given up is refused
+
+
+def step(gradients, state, params):
+    return jax.tree.map(lambda p, g: p - g, params, gradients), state
+
+
+def given_up_by_update():
+    given = params()
+    aot.function(loss).value_and_update(given, params(), BATCH, update=step)
+    return given
+
+
+LATER = {
+    "call": lambda f, p: f(p, BATCH),
+    "value_and_grad": lambda f, p: f.value_and_grad(p, BATCH),
+    "vjp": lambda f, p: f.vjp(p, BATCH),
+    "value_and_update": lambda f, p: f.value_and_update(p, params(), BATCH, update=step),
+    "compiled": lambda f, p: f.trace(p, BATCH).partition().compile().value_and_grad(p, BATCH),
+}
+
+
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER)
+def test_an_array_that_was_given_up_is_named_with_what_happened_and_the_cure(later):
+    function = aot.function(loss)
+    for _ in range(3):  # the first call is compiled, the third takes the quick way
+        with pytest.raises(CallError) as error:
+            later(function, given_up_by_update())
+        assert str(error.value) == (
+            "args[0]['b'] holds nothing any more: its memory was given up to an earlier call, which donates that "
+            "argument.\nPass what that call returned in its place, as value_and_update returns new params and state, "
+            "or give it a copy: jax.tree.map(jnp.copy, ...)."
+        )
+        later(function, params())
+
+
+def test_a_pullback_says_that_an_argument_of_its_call_was_given_up():
+    given = params()
+    _, pullback = aot.function(loss).vjp(given, BATCH)
+    aot.function(loss).value_and_update(given, params(), BATCH, update=step)
+    with pytest.raises(CallError) as error:
+        pullback(jnp.float32(1))
+    assert str(error.value) == (
+        f"{pullback!r} reads an argument or a result of its call whose memory was given up to another call since.\n"
+        "Call the pullback first, or give the other call a copy: jax.tree.map(jnp.copy, ...)."
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax import export
+from jax import export, lax
 
 from jointcut import aot
 from jointcut.aot.export.export import PLATFORMS
@@ -386,3 +386,20 @@ def test_a_state_of_nnx_is_told_without_boxes_and_given_as_a_state_or_as_its_pur
     with pytest.raises(CallError) as refused:
         loaded(plainly, X)
     assert str(refused.value) == "args[0]['layers'][1]['bias'] is missing.\nGive it too: float32[2]."
+
+
+@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
+def test_a_loop_may_run_as_often_as_the_caller_has_rows(strategy, tmp_path):
+    def loss(weights, rows):
+        def step(h, row):
+            return jnp.tanh(h @ weights + row), h
+
+        return jnp.sum(lax.scan(step, jnp.zeros(3), rows)[0])
+
+    rows = aot.shapes("n, 3", "float32")
+    function = aot.function(loss, strategy=strategy)
+    loaded = aot.load(function.export(tmp_path / "model", jnp.eye(3), rows, sizes={"n": 7}, platforms="cpu"))
+    planned = function.trace(jnp.eye(3), jnp.ones((7, 3))).partition().plan
+    assert loaded.contract.saved_bytes == planned.bytes_saved > 0
+    arguments = jnp.eye(3), jnp.ones((5, 3))
+    same(loaded.value_and_grad(*arguments), jax.value_and_grad(loss)(*arguments))

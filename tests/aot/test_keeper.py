@@ -292,6 +292,25 @@ def test_a_cache_that_is_no_folder_is_refused():
     )
 
 
+def test_where_the_cache_keeps_nothing_it_says_so_once(tmp_path):
+    function = aot.function(lambda w: jnp.sum(w**2), cache=tmp_path)
+    with pytest.warns(aot.UncachedWarning) as caught:
+        for _ in range(2):
+            jax.grad(lambda w: function(w))(jnp.ones(3))
+            jax.jit(lambda w: function.grad(w))(jnp.ones(3))
+    assert [str(warning.message) for warning in caught] == [
+        "<lambda> is called inside a transformation (jax.jit, jax.grad, jax.vmap), where it is part of a program of "
+        "yours: the cache does not keep that.\nCall its own value_and_grad, grad or vjp outside of it, or let JAX keep "
+        "your program: jax.config.update('jax_compilation_cache_dir', folder)."
+    ]
+    with pytest.warns(aot.UncachedWarning) as caught:
+        function.value_and_update(jnp.ones(3), (), update=lambda g, s, p: (p - g, s))
+    assert [str(warning.message) for warning in caught] == [
+        "<lambda> is updated by value_and_update, whose program the cache does not keep.\nUpdate after value_and_grad, "
+        "or let JAX keep it: jax.config.update('jax_compilation_cache_dir', folder)."
+    ]
+
+
 def test_without_a_cache_nobody_asks(monkeypatch):
     monkeypatch.delenv("JOINTCUT_CACHE_DIR", raising=False)
     assert store_for(None) is None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jointcut import aot
 from jointcut.aot.choices import limits
 from jointcut.aot.choices.limits import Limit, limit
 from jointcut.partition.errors import BudgetError
@@ -168,3 +169,10 @@ def test_the_default_device_is_the_users_where_there_is_one(monkeypatch):
         assert limits.default_device() == "the first, cpu"
     with jax.default_device(here):
         assert limits.default_device() is here
+
+
+@pytest.mark.parametrize("devices", [0, -1, True, 2.0, "4"])
+def test_a_number_of_devices_is_a_positive_integer(devices):
+    with pytest.raises(BudgetError) as error:
+        aot.function(jnp.sum, budget="1MB", devices=devices)
+    assert str(error.value) == f"devices is {devices!r}.\nGive how many devices share a batch, such as 8."

@@ -13,6 +13,8 @@ import numpy as np
 import optax
 import pytest
 from flax import linen
+from flax.linen import fp8_ops
+from jax import lax
 
 from jointcut import aot
 
@@ -173,3 +175,51 @@ def test_a_method_of_a_module_is_made_a_function_of_ours():
     value, gradient = model.loss.value_and_grad(ROWS)
     assert isinstance(gradient, Squared)
     assert_near((value, gradient.weight), jax.value_and_grad(lambda w: jnp.sum((ROWS @ w) ** 2))(model.weight))
+
+
+def of_largest(x, scale):
+    """A product with a number of Flax's type, whose gradient is the largest of those from all its readers."""
+    return x * lax.convert_element_type(scale, "float32")
+
+
+def of_largest_back(kept, ct):
+    x, scale = kept
+    largest = lax.convert_element_type(jnp.max(jnp.abs(ct * x)), scale.dtype)
+    return ct * lax.convert_element_type(scale, "float32"), largest
+
+
+scaled = jax.custom_vjp(of_largest)
+scaled.defvjp(lambda x, scale: (scaled(x, scale), (x, scale)), of_largest_back)
+
+
+def read_twice(scale, x):
+    """A number of Flax's type that each step of a loop reads, and the last line."""
+    hidden, rows = lax.scan(lambda h, _: (jnp.sin(scaled(h, scale)), h), jnp.sin(x), None, length=3)
+    return jnp.sum(scaled(hidden, scale)) + jnp.sum(rows)
+
+
+def from_float(function):
+    """The function as one of a float: JAX has numbers of Flax's type inside of `jit` alone."""
+    return lambda s, x: function(lax.convert_element_type(s, fp8_ops.fp32_max_grad), x)
+
+
+@pytest.mark.parametrize("options", [{}, {"budget": "1MB"}, {"budget": 0.0}, {"strategy": "save_all"}])
+def test_numbers_whose_gradients_are_not_summed(options):
+    arguments = jnp.float32(1.3), jnp.arange(3.0)
+    want = jax.jit(jax.grad(from_float(read_twice), (0, 1)))(*arguments)
+    called = aot.function(from_float(read_twice), argnums=(0, 1), **options)
+    inside = from_float(aot.function(read_twice, argnums=(0, 1), **options))
+    for got in (called.grad(*arguments), jax.jit(jax.grad(inside, (0, 1)))(*arguments)):
+        jax.tree.map(np.testing.assert_allclose, got, want)
+
+
+def test_arguments_whose_gradients_are_not_summed():
+    def gradients(function):
+        def run(scale, x):
+            out, pullback = jax.vjp(function, scale, x)
+            return lax.convert_element_type((cts := pullback(jnp.ones_like(out)))[0], "float32"), cts[1]
+
+        return jax.jit(from_float(run))(jnp.float32(1.3), jnp.arange(3.0))
+
+    for function in (aot.function(read_twice, argnums=(0, 1)), aot.tape(read_twice)):
+        jax.tree.map(np.testing.assert_allclose, gradients(function), gradients(read_twice))

@@ -101,7 +101,7 @@ def test_with_plain_jax_beside_it_a_front_tells_the_time_of_a_step_over_plains()
         "      20.0       8.00      2.40        0.0  -"
     )
     axes = front.plot(apart((4, 3)))
-    assert axes.get_ylabel() == "predicted time of a step ÷ plain JAX's"
+    assert axes.get_ylabel() == "predicted time of a step ÷ that of plain JAX"
     assert {float(line.get_ydata()[0]) for line in axes.lines if line.get_label() in ("chosen", "plain JAX")} == {
         1.2,
         1,

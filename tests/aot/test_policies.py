@@ -152,11 +152,41 @@ def test_a_preference_holds_where_nothing_forbids_it_and_else_says_what_it_would
 
 
 def test_a_plan_says_which_must_it_has_no_use_for():
-    """The result of `tanh` is saved, from which its derivative is computed: nothing reads what goes into it."""
-    plan = traced({"dot_general": aot.MUST_SAVE}).partition("min_cut").plan
-    (line,) = (line for line in plan.summary() if line.startswith("MUST_SAVE by 'dot_general': none is saved, "))
+    """Nothing reads the loss."""
+    plan = traced({"reduce_sum": aot.MUST_SAVE}).partition("min_cut").plan
+    (line,) = (line for line in plan.summary() if line.startswith("MUST_SAVE by 'reduce_sum': none is saved, "))
     assert line.endswith("as the backward reads none of these values and computes nothing from them")
-    assert not any("none is saved" in line for line in traced({"hidden": aot.MUST_SAVE}).partition().plan.summary())
+    for key in ("hidden", "dot_general"):
+        assert not any("none is saved" in line for line in traced({key: aot.MUST_SAVE}).partition().plan.summary())
+
+
+def test_what_must_be_saved_is_though_something_computed_from_it_would_do():
+    """Beside masks that are kept exactly, nothing but the mask would be read of what goes into a relu."""
+
+    def function(w, x):
+        h = checkpoint_name(jnp.sin(x) @ w[0], "z1")
+        return jnp.sum(jnp.sin(jax.nn.relu(h)))
+
+    for policy in ({"z1": aot.MUST_SAVE}, {"z1": aot.MUST_SAVE, "sin": aot.SAVE_AS("float8_e4m3fn")}):
+        for strategy in ("min_cut", "save_all"):
+            assert "name" in saved(policy, strategy, function)
+    assert "name" in [s.op for s in traced({"z1": aot.MUST_SAVE}, function).partition(budget=0.0).plan.saved]
+
+
+def test_a_form_gives_way_to_a_demand():
+    """Of what a mask is computed from again nothing waits in a smaller form, so it is the same mask."""
+
+    def function(w, x):
+        with jax.named_scope("block"):
+            h = jax.nn.relu(jnp.sin(x) @ w[0])
+        return jnp.sum(jnp.sin(h @ w[1]) @ w[2])
+
+    want = aot.function(function).grad(W, X)
+    both = {"block": aot.MUST_RECOMPUTE, "dot_general": aot.SAVE_AS("bfloat16")}
+    made = traced(both, function).partition()
+    assert [(s.op, s.form) for s in made.plan.saved] == [("dot_general", "bfloat16")]
+    np.testing.assert_allclose(made.compile().value_and_grad(W, X)[1], want, rtol=1e-2, atol=1e-3)
+    assert "gt" not in saved({"gt": aot.MUST_RECOMPUTE}, None, function)
 
 
 def test_a_preference_is_a_price_among_the_plans_of_a_budget():
@@ -250,6 +280,22 @@ def test_a_must_against_a_rule_is_refused():
         refused({"rows": aot.MUST_RECOMPUTE}, seen)
         .splitlines()[0]
         .endswith("is MUST_RECOMPUTE by 'rows', but it is read outside the loop that makes it.")
+    )
+
+
+def test_a_must_on_what_a_closed_op_holds_is_refused_where_it_cannot_hold():
+    def function(w, x):
+        y = lax.cond(x[0, 0] > 0, lambda x: checkpoint_name(jnp.tanh(x), "inner") ** 2, jnp.sin, x @ w[0])
+        n = lax.while_loop(lambda h: jnp.sum(h) > 9.0, lambda h: jnp.floor(h) - 1, lax.stop_gradient(x))
+        return jnp.sum(jnp.exp(y) * n)
+
+    assert refused({"inner": aot.MUST_SAVE, "cond": aot.MUST_RECOMPUTE}, function) == (
+        "policy: %:float32[2,4] (cond) holds a value that is MUST_SAVE by 'inner', and is MUST_RECOMPUTE by 'cond'.\n"
+        "Ask for MUST_RECOMPUTE or nothing there, or take the value out of what forbids it."
+    )
+    assert refused({"floor": aot.MUST_OFFLOAD}, function) == (
+        "policy: %:float32[2,4] (while) holds a value that is MUST_OFFLOAD by 'floor', which stays inside.\n"
+        "Ask for MUST_SAVE, MUST_RECOMPUTE or nothing there."
     )
 
 

@@ -385,6 +385,10 @@ def test_what_belongs_to_somebody_else_is_refused(store, monkeypatch):
     )
     monkeypatch.setattr(sharing, "trust_folder", lambda _: None)
     monkeypatch.setattr(storing, "trust_folder", lambda _: None)
+    assert refusal(store.folder).startswith(
+        f"cache file {store.folder / 'lock'} holds a name that a cache gives, and is"
+    )
+    monkeypatch.setattr(storing, "claim", lambda _: None)
     assert refusal(store.folder).startswith(f"cache file {store.folder / 'key'} belongs to user {owner}, and you are")
 
 
@@ -417,6 +421,22 @@ def test_a_key_of_the_wrong_length_is_refused(store):
             f"cache file {store.folder / 'key'} is no key: it does not have 32 bytes.\n"
             "Remove it; the entries are then made again."
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("lock", b"1234"), ("key", b"my key"), (f"{A}.entry", b"mine"), ("writing-01ab.tmp", b"")]
+)
+def test_files_of_somebody_elses_under_the_names_of_a_cache_are_left_and_the_folder_is_refused(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text)
+    what = "holds a name that a cache gives, and is not of a cache of this version and user."
+    assert refusal(tmp_path) == f"cache file {tmp_path / name} {what}\nGive a folder that does not exist yet."
+    assert (tmp_path / name).read_bytes() == text
+
+
+def test_a_cache_of_before_there_were_marks_is_one(store):
+    store.put(A, b"a")
+    (store.folder / "lock").write_bytes(b"")
+    assert Store.at(store.folder).get(A) == b"a" and (store.folder / "lock").read_bytes()
 
 
 def test_a_folder_that_cannot_be_made_or_written_is_refused_at_once(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from flax import linen, nnx
 from jax import lax
 
 from jointcut import aot
+from programs import EVERY_PROGRAM
 
 STEPS = 4
 WIDTH = 8
@@ -301,10 +302,10 @@ def its_vjp(loss):
     return run
 
 
-# As one program, as two, and inside somebody's own: the first for all trainings, the others for one of two each. That
-# compiled stages, and calls of its own gradient inside jit, carry state as well is asked of one network in
-# `laws/test_objects.py`.
-OTHER_WAYS = (its_vjp, jax_value_and_grad_of_it_in_jit)
+# As one program, as two, and inside somebody's own: one of them for each training in turn, and all three with
+# JOINTCUT_EVERY_PROGRAM. That compiled stages, and calls of its own gradient inside jit, carry state as well is asked
+# of one network in `laws/test_objects.py`.
+WAYS = (its_value_and_grad, its_vjp, jax_value_and_grad_of_it_in_jit)
 
 # Not Adam, which blows the rounding of a gradient that is zero up to a full step.
 OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9, nesterov=True))
@@ -363,11 +364,10 @@ def known(request):
     return request.param, want
 
 
-@pytest.mark.parametrize("is_other", [False, True], ids=["its value_and_grad", "another way"])
-def test_losses_parameters_and_state_are_those_of_plain_jax(known, is_other):
+def test_losses_parameters_and_state_are_those_of_plain_jax(known):
     make, want = known
-    way = OTHER_WAYS[TRAININGS.index(make) % 2] if is_other else its_value_and_grad
-    assert_near(trained(make(), way), want)
+    for way in WAYS if EVERY_PROGRAM else [WAYS[TRAININGS.index(make) % 3]]:
+        assert_near(trained(make(), way), want)
 
 
 # ---------------------------------------------------------------- whole steps

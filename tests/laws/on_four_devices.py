@@ -21,7 +21,7 @@ from jointcut import aot
 from jointcut.aot.report.inexact import relative_error
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.weigh import weigh
-from jointcut.partition.errors import TraceError
+from jointcut.partition.errors import BudgetError, TraceError
 
 ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 EXPLICIT = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
@@ -173,6 +173,43 @@ def calls_that_differ_in_what_varies_have_cuts_of_their_own():
 
     apart, alike = jax.grad(summed)(W, X)["in"], jax.grad(summed)(W, jnp.sum(X.reshape(4, 4, 8), 0))["in"]
     near(mapped(both)(W, X), (apart, alike, apart, alike))
+
+
+def a_plan_says_which_bytes_are_of_all_devices():
+    x = jax.device_put(X, NamedSharding(ROWS, P("d")))
+    (line,) = aot.function(layers).trace(W, x).partition().plan.remarks
+    assert line.startswith("what is saved, arguments and results are bytes of all 4 devices together;"), line
+    assert not aot.function(layers).trace(W, X).partition().plan.remarks
+
+
+def a_budget_inside_a_jit_is_for_each_of_the_devices_that_it_names():
+    w, x = (
+        jax.device_put(W["in"], NamedSharding(ROWS, P())),
+        jax.device_put(np.ones((4096, 8)), NamedSharding(ROWS, P("d"))),
+    )
+
+    def deep(w, x):
+        for _ in range(6):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    def step(**options):
+        function = aot.function(deep, budget="250kB", **options)
+        return jax.jit(jax.grad(lambda w, x: function(w, x)))
+
+    try:
+        step()(w, x)
+        raise AssertionError("one device would hold it all")
+    except BudgetError as error:
+        assert error.__notes__[0].endswith("say how many they are: aot.function(..., devices=4).")
+    made = step(devices=4).lower(w, x).compile()
+    assert ProgramMemory.of(made).peak_bytes <= 250_000
+    near(made(w, x), jax.jit(jax.grad(deep))(w, x))
+    try:
+        step(devices=2)(w, x)
+        raise AssertionError("each of two would hold too much")
+    except BudgetError as error:
+        assert "for 250,000 bytes on each of 2 devices" in error.__notes__[0]
 
 
 def a_budget_is_measured_on_the_mesh():
@@ -362,6 +399,8 @@ CLAIMS = [
     the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s,
     weights_in_parts_and_meshes_that_are_manual_in_part,
     calls_that_differ_in_what_varies_have_cuts_of_their_own,
+    a_plan_says_which_bytes_are_of_all_devices,
+    a_budget_inside_a_jit_is_for_each_of_the_devices_that_it_names,
     a_budget_is_measured_on_the_mesh,
     a_program_takes_what_it_was_weighed_at,
     pmap_is_as_ever,

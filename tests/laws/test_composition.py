@@ -62,7 +62,7 @@ def test_jax_value_and_grad_of_it_under_jit(program, strategy):
     check(program, strategy, value_and_grad)
 
 
-@over(SCALARS)
+@over(SCALARS if EVERY_PROGRAM else SCALARS[1::2])
 def test_its_value_and_grad_under_jit(program, strategy):
     with program.precision():
         got = jax.jit(compiled(program, strategy).value_and_grad)(*program.args, **program.kwargs)
@@ -119,7 +119,7 @@ def batched(program, function):
     return transformed
 
 
-@over(CORPUS, lacking="vmap", strategies=("min_cut",))
+@over(CORPUS if EVERY_PROGRAM else CORPUS[1::2], lacking="vmap", strategies=("min_cut",))
 def test_vmap_of_it_and_of_its_gradient_and_the_gradient_of_its_vmap(program, strategy):
     check(program, strategy, batched)
 
@@ -156,7 +156,7 @@ def pushed_forward(program, function):
     return transformed
 
 
-@over(LOSSES, lacking="jvp", strategies=("min_cut",))
+@over(LOSSES if EVERY_PROGRAM else LOSSES[::2], lacking="jvp", strategies=("min_cut",))
 def test_jvp(program, strategy):
     check(program, strategy, pushed_forward)
 
@@ -185,7 +185,7 @@ def looped(program, function):
     return transformed
 
 
-@over(LOSSES if EVERY_PROGRAM else LOSSES[1::2], strategies=("min_cut",))
+@over(LOSSES if EVERY_PROGRAM else LOSSES[1::4], strategies=("min_cut",))
 def test_use_inside_scan(program, strategy):
     check(program, strategy, looped, slack=3)
 

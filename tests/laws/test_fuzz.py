@@ -15,12 +15,16 @@ from jax import lax
 
 from benchmarks import fuzz
 from benchmarks.eagerly import traced
-from benchmarks.random_programs import program
+from benchmarks.random_loops import looped
+from benchmarks.random_objects import grown
+from benchmarks.random_programs import program, twin
 from jointcut import aot
 from jointcut.partition.plans.backend import PORTABLE
 from programs import EVERY_PROGRAM
 
-PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 60), 10
+PROGRAMS, TOGETHER = (200 if EVERY_PROGRAM else 30), 10
+LOOPS = range(100) if EVERY_PROGRAM else (19, 27, 35)  # an index that wraps around, slopes that are infinite at the end
+OBJECTS = range(50) if EVERY_PROGRAM else (4, 9, 11)  # random streams, an array sown twice, a new attribute
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,15 +34,33 @@ def unchecked() -> Iterator[None]:
         yield
 
 
-def faults(seeds, most=None):
+def faults(checks):
     """What was wrong, with the seed and the program."""
-    found = [check for seed in seeds for check in fuzz.checks(seed, most) if check.fault]
-    return [f"program {c.seed}, {c.name}: {c.fault}\n{program(c.seed).text}" for c in found]
+    return [f"program {c.seed}, {c.name}: {c.fault}\n{c.text}" for c in checks if c.fault]
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, TOGETHER), ids="from {}".format)
 def test_random_programs_answer_as_plain_jax(first):
-    found = faults(range(first, first + TOGETHER), fuzz.FEW)
+    found = faults(check for seed in range(first, first + TOGETHER) for check in fuzz.checks(seed, fuzz.FEW))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("seed", LOOPS)
+def test_random_loops_answer_as_python(seed):
+    found = faults(fuzz.checks_of_loop(seed))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("seed", OBJECTS)
+def test_random_modules_change_as_under_nnx(seed):
+    found = faults(fuzz.checks_of_object(seed))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("seed", [4, 8] if EVERY_PROGRAM else [4])
+def test_a_budget_gives_no_program_the_plan_of_its_twin(seed):
+    assert twin(program(seed)) is not None
+    found = faults(fuzz.budgeted(program(seed)))
     assert not found, "\n".join(found)
 
 
@@ -80,9 +102,25 @@ def test_a_seed_always_writes_the_same_program_of_every_kind_of_line():
     texts = [program(seed).text for seed in range(300)]
     assert texts[:3] == [program(seed).text for seed in range(3)]
     words = "lax.scan fori_loop lax.cond lax.switch jax.vmap lax.map jax.checkpoint bfloat16 ruled( pulled( jax.random"
-    for word in [*words.split(), "optimization_barrier", "stop_gradient", "reverse=True", "int32"]:
+    words += " masked( force( largest( jnp.dot(0.7, select_n(True"
+    for word in [*words.split(" "), "optimization_barrier", "stop_gradient", "reverse=True", "int32"]:
         assert sum(word in text for text in texts) >= 10, word
     assert sum("        def " in text for text in texts) >= 30  # one body within another
+
+
+def test_so_do_loops_and_modules():
+    loops, modules = [looped(seed).text for seed in range(200)], [grown(seed).text for seed in range(100)]
+    assert (loops[:3], modules[:3]) == ([looped(n).text for n in range(3)], [grown(n).text for n in range(3)])
+    for word in ("int8", "uint8", "int16", "mode='drop'", "memory=", "max_trips=", "fori_loop", "jnp.log", "float32"):
+        assert sum(word in text for text in loops) >= 10, word
+    for word in ("sow", "dropout(h)", "self.last =", "self.count[...] =", "noise()"):
+        assert sum(word in text for text in modules) >= 10, word
+
+
+def test_a_twin_differs_in_one_line_of_a_body():
+    one, other = program(4), twin(program(4))
+    changed = [pair for pair in zip(one.text.splitlines(), other.text.splitlines(), strict=True) if len(set(pair)) > 1]
+    assert len(changed) == 1 and changed[0][0].startswith(" " * 8)
 
 
 @pytest.mark.parametrize(

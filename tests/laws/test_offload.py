@@ -21,7 +21,7 @@ from jointcut.partition.split import halved
 from oracle import assert_same, cotangents, plain_vjp
 from programs import CORPUS, EVERY_PROGRAM
 
-SOME = CORPUS[:: 1 if EVERY_PROGRAM else 6]
+SOME = CORPUS[:: 1 if EVERY_PROGRAM else 10]
 
 
 def away(problem, plan):

@@ -17,7 +17,9 @@ from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 from benchmarks.policies import broken, musts
 from jointcut import aot
 from jointcut.partition import Plan, Problem
+from jointcut.partition.errors import PolicyError
 from jointcut.partition.prices.policies import constraints_of
+from jointcut.partition.program import jaxprs
 from jointcut.partition.search.best import RATES, STRATEGIES
 from jointcut.partition.search.budget import Planner
 from oracle import assert_same
@@ -49,6 +51,70 @@ def test_a_must_holds_in_every_plan(program):
         assert broken(problem, plan) == []
     times = [planner.fastest(most).step_seconds for most in sorted({c.peak_bytes for c in planner.menu})]
     assert times == sorted(times, reverse=True), "more budget is slower"
+
+
+# ---------------------------------------------------------------------------------------------- wherever it stands
+
+
+def marked(h):
+    """What is marked is 1 for all numbers above 6, which nothing else here is."""
+    with jax.named_scope("part"):
+        y = checkpoint_name(lax.erf(h), "here")
+    return h + jnp.sin(y) * y
+
+
+def ruled(h):
+    """The forward rule calls the function itself, which then stays closed."""
+    mark = jax.custom_vjp(lambda h: checkpoint_name(lax.erf(h), "here"))
+    mark.defvjp(lambda h: (mark(h),) * 2, lambda y, ct: (ct * y,))
+    with jax.named_scope("part"):
+        return h + jnp.sin(mark(h))
+
+
+def looped_by(step):
+    return lambda h: lax.scan(lambda h, _: (step(h), None), h, None, length=3)[0]
+
+
+def counted_loop(h):
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, marked(c[1])), (0, h))[1]
+
+
+BY_NAME = POLICIES.save_only_these_names("here")
+PLACES = {
+    "jit": jax.jit(jax.jit(marked)),
+    "checkpoint": jax.checkpoint(marked),
+    "checkpoint by name": jax.checkpoint(marked, policy=BY_NAME),
+    "scan": looped_by(marked),
+    "scan in scan": looped_by(looped_by(marked)),
+    "checkpoint in scan": looped_by(jax.checkpoint(marked)),
+    "cond": lambda h: lax.cond(h[0] > 0, marked, jnp.sin, h),
+    "cond in scan": looped_by(lambda h: lax.cond(h[0] > 0, marked, jnp.sin, h)),
+    "vmap of jit": jax.vmap(jax.jit(marked)),
+    "vmap of cond": jax.vmap(lambda h: lax.cond(h > 0, marked, jnp.sin, h)),
+    "custom_vjp": ruled,
+    "while": counted_loop,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_must_holds_or_is_refused_wherever_its_value_stands(place):
+    x, refused = jnp.linspace(6.0, 7.0, 8), []
+    keys = ["here", "part", "erf"] if EVERY_PROGRAM else [["here", "part", "erf"][len(place) % 3]]
+    for key in keys:
+        for demand in (aot.MUST_SAVE, aot.MUST_RECOMPUTE, aot.MUST_OFFLOAD):
+            function = aot.function(lambda x: jnp.sum(jnp.exp(-PLACES[place](x))), policy={key: demand})
+            try:
+                made = function.trace(x).partition()
+            except PolicyError:
+                refused.append(demand)
+                continue
+            _, *kept = jax.jit(lambda *flat, made=made: jaxprs.evaluate(made.forward, *flat))(*made.traced.consts, x)
+            is_kept = any(r.dtype == np.float32 and r.size >= x.size and bool((r == 1).all()) for r in kept)
+            is_away = any(s.memory != "device" for s in made.plan.saved)
+            assert is_kept is (demand is not aot.MUST_RECOMPUTE), (key, demand)
+            assert ("erf" in str(made.backward)) is not is_kept, (key, demand)
+            assert is_away is (demand is aot.MUST_OFFLOAD), (key, demand)
+    assert aot.MUST_RECOMPUTE not in refused or place == "while"
 
 
 # ----------------------------------------------------------------------------------------------- what it means

@@ -26,8 +26,8 @@ from programs import EVERY_PROGRAM
 from regenerate import can_be_regenerated, regenerated
 
 MORE = 2 if EVERY_PROGRAM else 1
-few = settings(deadline=None, max_examples=7 * MORE, derandomize=True, database=None, phases=[Phase.generate])
-many = settings(deadline=None, max_examples=14 * MORE, derandomize=True, database=None, phases=[Phase.generate])
+few = settings(deadline=None, max_examples=5 * MORE, derandomize=True, database=None, phases=[Phase.generate])
+many = settings(deadline=None, max_examples=10 * MORE, derandomize=True, database=None, phases=[Phase.generate])
 
 FLOAT0 = jax.dtypes.float0
 

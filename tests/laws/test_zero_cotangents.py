@@ -55,7 +55,7 @@ def test_its_second_derivative_is_finite_too(guard):
     assert_near(np.diag(got), np.diag(want))
 
 
-@pytest.mark.parametrize("guard", GUARDS[1::6], ids=lambda guard: guard.name)
+@pytest.mark.parametrize("guard", GUARDS[1 :: 6 if EVERY_PROGRAM else 12], ids=lambda guard: guard.name)
 def test_so_has_one_in_a_loop_a_branch_a_map_and_under_checkpoint(guard):
     def looped(f):
         def step(total, x):
@@ -66,6 +66,38 @@ def test_so_has_one_in_a_loop_a_branch_a_map_and_under_checkpoint(guard):
     want = jax.jit(jax.grad(looped(guard.twice)))(guard.at)
     assert_near(finite(looped(guard.once)).grad(guard.at), want)
     assert_near(jax.jit(jax.vmap(jax.grad(finite(guard.once))))(guard.at), want)
+
+
+LOOPS = {
+    "while": lambda f, x, n: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, f(c[1])), (0, x))[1],
+    "fori": lambda f, x, n: lax.fori_loop(0, n, lambda i, y: f(y), x),
+    "our while": lambda f, x, n: aot.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, f(c[1])), (0, x))[1],
+    "our fori": lambda f, x, n: aot.fori_loop(0, n, lambda i, y: f(y), x, memory=1),
+    "our scan": lambda f, x, n: aot.scan(lambda y, _: (f(y), None), x, length=2)[0],
+    "our stack": lambda f, x, n: aot.while_loop_stack_output(
+        lambda c: c[0] < n, lambda c: (c[0] + 1, f(c[1])), (0, x), max_trips=2
+    ).carries[1][1],
+    "our while in a scan": lambda f, x, n: lax.scan(lambda y, _: (LOOPS["our while"](f, y, n), None), x, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_the_steps_of_every_loop_are_guarded_to_second_order(kind):
+    """They also have the formulas: here a norm at zero."""
+
+    def total(step):
+        return lambda x, n: jnp.sum(LOOPS[kind](jax.vmap(step), x, n))
+
+    def once(y):
+        return jnp.where(y > 1, jnp.sqrt(y - 1), 0.5 * y) + jnp.linalg.norm(y[None] - y)
+
+    def twice(y):
+        return jnp.where(y > 1, jnp.sqrt(jnp.where(y > 1, y - 1, 1)), 0.5 * y)
+
+    x, n = jnp.array([1.0, 3.5, 2.0]), jnp.int32(2)
+    for order in (jax.grad, lambda f: jax.grad(lambda x, n: jnp.sum(jax.grad(f)(x, n) ** 2))):
+        got = jax.jit(order(finite(total(once))))(x, n)
+        assert_near(got, jax.jit(order(lambda x, n: jnp.sum(jax.vmap(twice)(jax.vmap(twice)(x)))))(x, n))
 
 
 def test_pairs_at_distance_zero_are_left_out_of_a_sum():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,12 @@ import pytest
 from jax import lax
 
 from jointcut import aot
+from jointcut.aot.choices.limits import Limit
+from jointcut.aot.fitting.attempts import Fitted, Weighed
+from jointcut.aot.fitting.checkpoints import in_budget
 from jointcut.partition.errors import BudgetError
 
-X, N = jnp.linspace(0.1, 1.0, 4096), jnp.int32(60)  # a carry of 16 kB, of which 1,024 are kept where nobody says
+X, N = jnp.linspace(0.1, 1.0, 4096), jnp.int32(60)  # a carry of 16 kB, of which 128 are kept where nobody says
 
 
 def loss(x, n):
@@ -49,15 +54,31 @@ def test_a_budget_inside_a_jit_of_the_user():
 
 def test_a_fraction_is_of_what_the_loop_keeps_where_nobody_says():
     traced = aot.function(loss).trace(X, N)
-    cut = traced.partition(budget=0.1)
-    assert cut.compile().activation_bytes <= 0.1 * traced.plain_memory.temp_bytes
-    assert checkpoints(traced.partition().plan) == 1024 and 60 < checkpoints(cut.plan) <= 102
-    assert checkpoints(traced.partition(budget=0.0).plan) == 16
+    cut = traced.partition(budget=0.5)
+    assert cut.compile().activation_bytes <= 0.5 * traced.plain_memory.temp_bytes
+    assert checkpoints(traced.partition().plan) == 128 and 40 < checkpoints(cut.plan) <= 64
+    assert checkpoints(traced.partition(budget=0.0).plan) == 1
+
+
+@pytest.mark.parametrize("budget", [Limit(0.0), Limit(0.001), Limit(0.3), Limit(None, 10**6), Limit(of_device=True)])
+def test_before_a_budget_is_refused_one_checkpoint_is_tried_and_so_it_is_for_the_least(budget):
+    tried = []
+
+    def search(form):
+        rows = (v.aval.shape[0] for eqn in form.closed.eqns for v in eqn.outvars if v.aval.ndim == 2)
+        tried.append(max(rows) - 1)  # one is for the sweep
+        if budget.fraction != 0.0:
+            raise BudgetError("refused")
+        return Fitted(None, Weighed(None, tried[-1], tried[-1], 0.0), ())
+
+    with nullcontext() if budget.fraction == 0.0 else pytest.raises(BudgetError):
+        assert in_budget(aot.function(loss).trace(X, N).program, budget, search).measured.peak_bytes == 1
+    assert tried[-1] == 1 and tried == sorted({*tried}, reverse=True) and len(tried) <= 5
 
 
 def test_a_budget_that_is_large_enough_changes_nothing():
     traced = aot.function(loss).trace(X, N)
-    assert checkpoints(traced.partition(budget="1GB").plan) == 1024
+    assert checkpoints(traced.partition(budget="1GB").plan) == 128
 
 
 def test_a_number_that_was_given_stays():

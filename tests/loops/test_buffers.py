@@ -12,6 +12,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.aot.loops.buffers import Buffer, buffers
+from jointcut.aot.loops.counters import Counters
 from jointcut.aot.loops.functions import traced_loop
 
 ROWS, WIDTH, STEPS = 12, 3, 7
@@ -51,6 +52,10 @@ def sometimes(array, w, i):
     return jnp.where(w[0, 0] > i, array, array.at[i].set(row(array, w)))
 
 
+def unread(array, w, i):
+    return array.at[i].set(w[0])
+
+
 def from_the_middle(array, w, i):
     return array.at[ROWS // 2 - i].set(row(array, w))
 
@@ -58,7 +63,8 @@ def from_the_middle(array, w, i):
 # body, first counter, its change, the predicate, and the buffer that is proved
 CASES = {
     "at": (up, 0, 1, lambda i: i < STEPS, Buffer(1, 0, 0, 0, 1)),
-    "at, by twos": (up, 1, 2, lambda i: i <= STEPS, Buffer(1, 0, 0, 0, 2)),
+    "at, by twos": (up, 1, 2, lambda i: i <= STEPS, Buffer(1, 0, 0, 0, 2, True)),
+    "at, by twos, unread": (unread, 1, 2, lambda i: i <= STEPS, Buffer(1, 0, 0, 0, 2, True)),
     "at, downwards": (up, STEPS, -1, lambda i: i >= 0, Buffer(1, 0, 0, 0, -1)),
     "at, over the end": (up, 8, 1, lambda i: i < 8 + STEPS, Buffer(1, 0, 0, 0, 1)),
     "slices": (up_by_slices, 0, 1, lambda i: i < STEPS, Buffer(1, 0, 0, 2, 1)),
@@ -69,6 +75,7 @@ CASES = {
     "begins before the array": (up, -2, 1, lambda i: i < STEPS, None),
     "downwards below zero": (up, 3, -1, lambda i: i > -3, None),
     "slices that are moved": (up_by_slices, 0, 1, lambda i: i < ROWS, None),
+    "slices that are moved, downwards": (up_by_slices, ROWS, -1, lambda i: i >= 0, None),
     "rows that overlap": (two_rows, 0, 1, lambda i: i < STEPS, None),
     "added": (added, 0, 1, lambda i: i < STEPS, None),
     "twice": (written_twice, 1, 1, lambda i: i < STEPS, None),
@@ -102,7 +109,7 @@ def test_the_proof(case):
         return carry[0] + change, body(carry[1], W, carry[0])
 
     loop = traced_loop(lambda carry: test(carry[0]), step, (first, X), step)
-    assert buffers(loop.parts, loop.known).get(1) == want
+    assert buffers(loop.parts, Counters.of(loop.parts, loop.known)).get(1) == want
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,6 +118,35 @@ def test_gradients_are_those_of_the_unrolled_loop(case):
     got, want = (jax.jit(jax.grad(partial(loss, loop, case), (0, 1)))(W, X) for loop in (ours, unrolled))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "cast", "trips", "rows"), [
+    ("int8", "int8", 300, 100),
+    ("int32", "int8", 300, 100),
+    ("uint8", "uint8", 100, 300),  # no index wraps around, and the rows are more than a uint8 counts
+])  # fmt: skip
+def test_an_index_that_wraps_around_writes_rows_again(kind, cast, trips, rows):
+    def filled(loop, w):
+        def body(c):
+            x = jnp.sin(c[2] * w) + 0.1
+            return c[0] + 1, c[1] + np.ones((), kind), x, c[3].at[c[1].astype(cast)].set(x)
+
+        out = loop(trips, body, (0, np.zeros((), kind), w, jnp.zeros((rows, 2))))
+        return jnp.sum(jnp.cos(out[3]))
+
+    def ours(trips, body, init):
+        return aot.while_loop(lambda c: c[0] < trips, body, init)
+
+    def plain(trips, body, init):
+        return lax.while_loop(lambda c: c[0] < trips, body, init)
+
+    def scanned(trips, body, init):
+        return lax.scan(lambda c, _: (body(c), None), init, length=trips)[0]
+
+    w = jnp.array([0.3, 0.7])
+    want = jax.grad(partial(filled, scanned))(w)
+    for got in (jax.grad(partial(filled, ours))(w), aot.function(partial(filled, plain)).grad(w)):
+        np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 def test_mapped_and_to_second_order():

@@ -1,5 +1,7 @@
 """The lanes of a mapped loop are kept apart where that can be seen, and a finished one puts no NaN into a gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,40 @@ def test_a_finished_lane_puts_no_nan_into_a_gradient():
 
     want = np.array([0.25, 1.0, 0.25 / (np.sqrt(30) * np.sqrt(np.sqrt(30) - 1))])
     near(aot.function(total).grad(X, jnp.array([1, 0, 2])), want, rtol=1e-6)
+
+
+TABLE = jnp.array([5.0, 4.0, 3.0])
+ENDS = {
+    "a logarithm": lambda w, n, i: w * jnp.log((n - i) * 1.0),
+    "what is not seen to be apart": lambda w, n, i: w * jnp.log((n - i) * TABLE[i]),
+    "a loop in the loop": lambda w, n, i: lax.fori_loop(0, n, lambda j, z: w * jnp.log((n - i) * 1.0) + z, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_nor_does_one_that_makes_no_trip_where_the_end_of_its_own_is_singular(name):
+    def lane(loop, w, n):
+        return loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] + ENDS[name](w, n, c[0])), (0, 0.0))[1]
+
+    def lanes_of(f):
+        return lambda w: jnp.sum(jax.vmap(f, (None, 0))(w, jnp.array([0, 2])))
+
+    def by_hand(w):
+        return ENDS[name](w, 2, 0) + ENDS[name](w, 2, 1)
+
+    w, plain = jnp.float32(2.0), partial(lane, lax.while_loop)
+    want = jax.grad(by_hand)(w)
+    near(aot.function(lanes_of(plain)).grad(w), want, rtol=1e-5)
+    near(jax.grad(lanes_of(aot.function(plain)))(w), want, rtol=1e-5)
+
+
+def test_constants_of_the_lanes_own_are_told_from_those_of_all():
+    def step(x, own, shared):
+        return jnp.sin(x * own) @ shared
+
+    x, own, shared = jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 4))
+    closed = jax.make_jaxpr(lambda own, shared, x: jax.vmap(step, (0, 0, None))(x, own, shared))(own, shared, x)
+    assert lanes.of_inputs([closed], closed.in_avals, 2) == [0, None, 0]
 
 
 def test_steps_that_end_at_each_lanes_own_time():

@@ -57,7 +57,7 @@ def test_plan_text_and_report_tell_of_it(cut):
     (loop,) = cut.plan.nested
     assert loop.plan.strategy == "min_cut" and loop.plan.recomputed and loop.trips is None
     line = (
-        f"{loop.name}: at most 256 checkpoints, fewer under a budget, each of 262.1 kB; "
+        f"{loop.name}: at most 16 checkpoints, fewer under a budget, each of 262.1 kB; "
         "a step keeps 1.85 MB for its own backward and runs "
         f"{len(loop.plan.recomputed)} ops again; trips unknown"
     )

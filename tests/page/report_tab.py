@@ -11,6 +11,7 @@ from benchmarks.programs import load
 from jointcut import aot
 from jointcut.aot.report.report import Report
 from jointcut.partition.prices.cost import Roofline
+from programs import undrawn
 
 MOST_KB = 2_000
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
@@ -23,7 +24,7 @@ def explained(name: str) -> Report:
     no machine measures.
     """
     with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):
-        program = pages.deep() if name == "deep" else load("gpt-scan")
+        program = undrawn(pages.deep if name == "deep" else lambda: load("gpt-scan"))
         cut = aot.function(program.loss, strategy="min_cut", cost=RATES).trace(*program.arguments).partition()
         return cut.explain(measure=name == "measured")
 

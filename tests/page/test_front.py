@@ -146,7 +146,7 @@ def test_the_time_of_a_step_is_told_with_its_share_of_plain_jax_and_so_is_the_ax
     assert "predicted time of a step (ms)" in cells(tab, "#budgets .axis-title")
     labels = tab.locator(POINT).evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
     for item, label in zip(shown(section), labels, strict=True):
-        share = "" if item["name"] == "plain JAX" else f", {item['share']:.2f} of plain JAX's"
+        share = "" if item["name"] == "plain JAX" else f", {item['share']:.2f} of plain JAX"
         assert f"time of a step {human_seconds(item['seconds'])}{share}" in label
     assert not any("extra" in text for text in [*labels, *cells(tab, "#budgets svg text")])
 

@@ -33,7 +33,7 @@ from jointcut.partition.search import budget as searching
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, first_within, ranked
 from jointcut.partition.search.front import Choice, sampled, spread
-from programs import CORPUS
+from programs import CORPUS, EVERY_PROGRAM
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"]  # that one cannot be traced
@@ -43,7 +43,7 @@ SOME = [
 ]  # fmt: skip
 LOOPED = ["dropout_in_scan", "gated_recurrent_unit", "nested_scans", "scan_over_layers"]
 AMPLE = 60.0  # seconds for an integer program that takes milliseconds
-quick = settings(deadline=None, max_examples=40, derandomize=True, database=None)
+quick = settings(deadline=None, max_examples=40 if EVERY_PROGRAM else 20, derandomize=True, database=None)
 every_program = pytest.mark.parametrize("name", NAMES)
 some_programs = pytest.mark.parametrize("name", SOME)
 some_loops = pytest.mark.parametrize("name", LOOPED)
@@ -235,7 +235,7 @@ def test_a_program_too_large_to_be_followed_is_replayed_as_it_is_scheduled(monke
     assert large.replay(plan).peak_bytes == large.known(plan).peak_bytes == known.known(plan).peak_bytes
 
 
-@settings(deadline=None, max_examples=10, derandomize=True, database=None)
+@settings(deadline=None, max_examples=10 if EVERY_PROGRAM else 4, derandomize=True, database=None)
 @given(st.lists(st.sampled_from([8, 16, 24, 32]), min_size=24, max_size=30), st.randoms())
 def test_whatever_is_given_is_used(widths, order):
     """On chains of many layers: for nine of ten budgets between the least and the fastest plan, to 85 % at least."""

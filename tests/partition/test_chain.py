@@ -24,7 +24,7 @@ from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.chain import Chain, Piece, Programme, divisions, peak_bytes
 from jointcut.partition.search.stretches import Stretches, narrow_places, places
 from jointcut.partition.search.undo import figures
-from programs import CORPUS
+from programs import CORPUS, EVERY_PROGRAM
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"]  # that one cannot be traced
@@ -33,7 +33,7 @@ SOME = [
     "transformer_block", "unrolled_layers",
 ]  # fmt: skip
 LEAST = 10**12
-quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+quick = settings(deadline=None, max_examples=60 if EVERY_PROGRAM else 20, derandomize=True, database=None)
 some_programs = pytest.mark.parametrize("name", SOME)
 every_second = pytest.mark.parametrize("name", NAMES[::2])
 
@@ -155,7 +155,7 @@ def divided(mine):
     return divisions(mine.problem, mine.front, byte_seconds)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=30 if EVERY_PROGRAM else 15)
 @given(chains(most=8))
 def test_on_short_chains_the_programme_finds_what_trying_all_divisions_finds(graph):
     _, chain = chained(graph, most=5)

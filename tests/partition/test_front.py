@@ -23,7 +23,8 @@ from jointcut.partition.search.front import front
 from jointcut.partition.search.mincut import minimum_cut
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network
 
-quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+EXAMPLES = 60 if "JOINTCUT_EVERY_PROGRAM" in os.environ else 25
+quick = settings(deadline=None, max_examples=EXAMPLES, derandomize=True, database=None)
 
 AMPLE = 60.0  # seconds for the integer program: it ends by itself long before
 

@@ -149,9 +149,21 @@ def inner_of_length_zero(x, y):
     return jnp.sum(lax.scan(outer, x, jnp.stack([x, y]))[0])
 
 
+def product_of_means(x, y):
+    return jnp.log(lax.scan(lambda w, row: (w * jnp.mean(row), None), 1.0, jnp.exp(jnp.stack([x, y])))[0])
+
+
 @pytest.mark.parametrize(
     "function",
-    [carries_swapped, constant_results, carry_reset, ys_of_the_carry, inner_without_pair, inner_of_length_zero],
+    [
+        carries_swapped,
+        constant_results,
+        carry_reset,
+        ys_of_the_carry,
+        inner_without_pair,
+        inner_of_length_zero,
+        product_of_means,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_unusual_bodies_mean_what_they_mean_in_jax(function):

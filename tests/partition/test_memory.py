@@ -25,7 +25,7 @@ from jointcut.partition.program.primitives import CALLS, ELEMENTWISE
 from jointcut.partition.program.roles import Side
 from jointcut.partition.search.mincut import STRATEGIES
 from larger import LARGER
-from programs import CORPUS
+from programs import CORPUS, EVERY_PROGRAM
 
 SIDE = 16
 N = 4 * SIDE * SIDE  # bytes of one matrix
@@ -33,7 +33,7 @@ X = jax.ShapeDtypeStruct((SIDE, SIDE), "float32")
 FULL = np.ones((SIDE, SIDE), np.float32)
 WRITES_OVER = ELEMENTWISE | CALLS | {"dynamic_update_slice", "scatter", "scatter-add", "while", "scan", "loop"}
 NAMES = [p.name for p in CORPUS if p.name != "integers_to_differentiate"]  # that one cannot be traced
-quick = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+quick = settings(deadline=None, max_examples=60 if EVERY_PROGRAM else 25, derandomize=True, database=None)
 
 
 def replayed(forward, backward=lambda ct: ct, saved=()):

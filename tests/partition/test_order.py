@@ -135,6 +135,26 @@ def test_recomputation_waits_for_what_a_broadcast_repeats():
     assert [(s.again, s.waits) for s in steps if s.again] == [((2,), ((3, 1),)), ((0,), ((0, 6),))]
 
 
+def test_recomputation_waits_for_a_stack_and_not_for_what_each_step_repeats_in_it():
+    text = """
+        loop 1 x5
+        primal %0:float32[5,3]
+        cotangent %1:float32[]
+        %2:float32[5,3] = exp %0
+        backward:
+        #1 %3:float32[] %4:float32[]@1 = loop %1 %5 body 1 of loop 1 {
+            #2 %5:float32[] = neg %4
+            #3 %6:float32[3] = broadcast_in_dim %5
+            next %5
+            stacks %6
+        }
+        #4 %7:float32[5,3] = mul %6 %2
+        output %2
+        gradient %7
+    """
+    assert order_of(text, [])[TOP].steps[-1] == Turn(4, (0,), ((0, 6),))
+
+
 PRODUCTS = """
     primal %0:float32[8,8]
     cotangent %1:float32[8,8]

@@ -202,6 +202,37 @@ def test_a_difference_to_the_plans_program_is_told_with_the_users_line():
     )
 
 
+STEPS = """primal %0:float32[8]
+cotangent %1:float32[8]
+%2:float32[8] = sin %0
+%3:float32[8] = cos %2
+backward:
+%4:float32[8] = back %1 %3 steps x? {
+    primal %0:float32[8]
+    cotangent %1:float32[8]
+    %2:float32[8] = sin %0
+    backward:
+    %3:float32[8] = mul %1 %2
+    output %2
+    gradient %3
+}
+%5:float32[8] = mul %4 %2
+output %3
+gradient %5"""
+
+
+def test_a_difference_in_steps_that_are_cut_on_their_own_is_one_of_the_op_that_runs_them():
+    graph, inner = parse(STEPS), "    %3:float32[8] = "
+    text = dumps(Plan.of(graph, [2]), graph)
+    other = STEPS.replace(f"{inner}mul", f"{inner}div")
+    assert loads(text, parse(other)).values == (2,)
+    assert refusal(loads, text, parse(other.replace("output %3\n", "output %2\n"))) == (
+        "op 2 is `%3:float32[8] = mul %1 %2` in the plan's program, but `%3:float32[8] = div %1 %2` here.\n"
+        "Read the plan for the program that it was made for, or make a plan for this one."
+    )
+    assert refusal(loads, text, parse(other.replace("= cos", "= exp"))).startswith("op 1 is `%3:float32[8] = cos %2`")
+
+
 NO_PLAN = 'plan is no plan of jointcut: it does not say `format` "jointcut plan".'
 VERSION = ", and this jointcut reads version 1.\nRead it with the jointcut that wrote it, or make the plan anew."
 COUNT, AMOUNT = "not a whole number from 0 up.", "not a finite number from 0 up."

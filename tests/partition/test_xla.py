@@ -6,6 +6,7 @@ import os
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -161,6 +162,41 @@ ABOUT = {"a loop's stacks are there from the start": 1.06}
 def test_a_rule_holds_to_the_byte_but_for_pointers_and_numbers(rule):
     predicted, actual = bytes_of(*RULES[rule])
     assert actual - SMALL <= predicted <= ABOUT.get(rule, 1.0) * actual + SMALL, predicted / max(actual, 1)
+
+
+OUTER, I32 = (((), ()), ((), ())), np.ones(1, np.int32)
+WITH_NUMBERS = {
+    "product, left": lambda n, x: lax.dot_general(n, x, OUTER),
+    "product, right": lambda n, x: lax.dot_general(x, n, OUTER),
+    "product, both": lambda n, x: x * lax.dot_general(n, n, OUTER),
+    "padding": lambda n, x: lax.pad(x, n, ((1, 1, 0), (0, 0, 0))),
+    "sum": lambda n, x: n + x,
+    "choice": lambda n, x: lax.select_n(x > n, x, x * n),
+    "choice of numbers": lambda n, x: x * lax.select_n(x[0, 0] > 0, n, n),
+    "clip": lambda n, x: lax.clamp(n, x, n),
+    "spread": lambda n, x: lax.broadcast_in_dim(n, x.shape, ()) @ x,
+    "places of a slice": lambda n, x: lax.dynamic_slice(x, (n.astype(int), 0), (1, SIDE)),
+    "places of an update": lambda n, x: lax.dynamic_update_slice(x, x[:4], (n.astype(int), 0)),
+    "update of a number": lambda n, x: x * lax.dynamic_update_slice(n, x[0, 0], ()),
+    "update by a number": lambda n, x: x * lax.dynamic_update_slice(x[0, 0], n, ()),
+    "scatter into a number": lambda n, x: (
+        x * lax.scatter_add(n, I32[:0], x[0, 0], lax.ScatterDimensionNumbers((), (), ()))
+    ),
+    "scatter of a number": lambda n, x: lax.scatter_add(x[0], I32, n, lax.ScatterDimensionNumbers((), (0,), (0,))),
+    "reduction": lambda n, x: lax.reduce(x, n, lambda a, b: a + b * 2, (0,)),
+    "loop": lambda n, x: lax.scan(lambda h, row: (h * jnp.dot(n, row[0]), h), n, x),
+    "branch": lambda n, x: lax.cond(x[0, 0] > n, jnp.dot, lambda n, x: n - x, n, x),
+    "call": lambda n, x: jax.jit(jnp.dot)(n, x),
+    "call that runs again": lambda n, x: jax.checkpoint(jnp.dot)(n, x),
+    "barrier": lambda n, x: lax.optimization_barrier((n, x)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_an_op_that_reads_a_number_takes_what_it_does_where_an_argument_gives_the_number(name):
+    op = WITH_NUMBERS[name]
+    given = arranged(op, jax.ShapeDtypeStruct((), "float32"), X).peak[0]
+    assert arranged(lambda x: op(np.float32(2), x), X).peak[0] == pytest.approx(given, abs=SMALL)
 
 
 def test_each_instruction_runs_once_and_after_what_it_reads():

@@ -3,180 +3,24 @@
 A Flax NNX module, its random streams, an `nnx.Optimizer` or a metric holds arrays and is written in place. A program
 takes and returns arrays. So a call *takes apart* such an object: its arrays become leaves of a `Taken` node. The user's
 function gets a new object, built from these arrays. The arrays that it writes there are further results, the *states*.
-They are written to the caller's object after the program has run. An array that several objects share enters once, and
-has one gradient.
-
-Each library has an adapter, which is used only if that library is imported.
+They are written to the caller's object after the program has run. Where the function adds or removes parts, all arrays
+of the objects are results, and the caller's objects are filled anew. An array that several objects share enters once,
+and has one gradient.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-from jax.tree_util import GetAttrKey, SequenceKey
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, TraceError, message
-from jointcut.partition.program.jaxprs import is_tracer
+from jointcut.wrappers.arguments.adapters import Adapter, Foreign, adapters
 from jointcut.wrappers.arguments.paths import Paths
-
-_CURE_STRUCTURE = (
-    "Make what it adds before the first call (call the module once outside), take out again what it adds, or set "
-    "attributes outside of the function."
-)
-
-
-# ------------------------------------------------------------------------------------------------------ adapters
-
-
-class Adapter(Protocol):
-    """How the objects of one library are taken apart, built and written."""
-
-    def owns(self, x: Any) -> bool:
-        """Whether this is such an object."""
-        ...
-
-    def keeps(self, x: Any) -> bool:
-        """Whether this is a plain tree of arrays, which is not taken apart."""
-        ...
-
-    def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """The form of some objects, without arrays, and a tree of arrays for each; a shared array is in the first."""
-        ...
-
-    def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
-        """New objects of a form, with these arrays."""
-        ...
-
-    def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
-        """Write to the objects the arrays of `parts` that are marked in `written`."""
-        ...
-
-    def differences(self, old: Any, new: Any) -> list[str]:
-        """The names of what differs between two forms."""
-        ...
-
-    def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """The writable parts of an object, with their paths from the object, such as `.bn.mean`."""
-        ...
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class ObjectNode:
-    """A node of an object's tree: attributes or items, by name."""
-
-    def __init__(self, names: tuple[Any, ...], children: tuple[Any, ...]) -> None:
-        """Name the children."""
-        self.names, self.children = names, children
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        """Attributes and positions as the keys by which a user reaches them."""
-        keys = [SequenceKey(n) if isinstance(n, int) else GetAttrKey(str(n)) for n in self.names]
-        return list(zip(keys, self.children, strict=True)), self.names
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[Any, ...], children: Any) -> ObjectNode:
-        """The same node with other children."""
-        return cls(names, tuple(children))
-
-    @classmethod
-    def of(cls, tree: Any) -> Any:
-        """Nested mappings as parts; everything else as it is."""
-        if not isinstance(tree, Mapping):
-            return tree
-        return cls(tuple(tree), tuple(map(cls.of, tree.values())))
-
-    def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The path and value of everything below this node that is not a `ObjectNode`."""
-        for name, child in zip(self.names, self.children, strict=True):
-            if isinstance(child, ObjectNode):
-                yield from (((name, *path), end) for path, end in child.items())
-            else:
-                yield (name,), child
-
-
-class NnxObjects:
-    """Graph nodes of Flax NNX: modules, variables, streams, optimisers, metrics."""
-
-    def __init__(self, nnx: Any) -> None:
-        """`nnx` is the imported library."""
-        self.nnx = nnx
-
-    def owns(self, x: Any) -> bool:
-        """Whether it is a node of an NNX graph, and not a `jax.Ref`."""
-        return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref) and not is_tracer(x)
-
-    def keeps(self, x: Any) -> bool:
-        """An `nnx.State` is a tree of arrays, as for `jax.jit`."""
-        return isinstance(x, self.nnx.State)
-
-    def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """As `nnx.split` of all objects together, which finds what they share."""
-        form, state = self.nnx.split(tuple(objects))
-        return form, [ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]
-
-    def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
-        """As `nnx.merge`."""
-        return self.nnx.merge(form, self._state(dict(self._items(parts))))
-
-    def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
-        """As `nnx.update`, which refuses an object of another trace."""
-        flags = (any(jax.tree.leaves(flag)) for _, flag in self._items(written))
-        ends = {path: end for (path, end), on in zip(self._items(parts), flags, strict=True) if on}
-        self._refuse_foreign(objects, ends)
-        self.nnx.update(tuple(objects), self._state(ends))
-
-    def differences(self, old: Any, new: Any) -> list[str]:
-        """The names of attributes that are in one form only, or differ."""
-        before, after = ([(str(name), repr(value)) for name, value in form.attributes] for form in (old, new))
-        changed = [name for name, value in after if (name, value) not in before]
-        gone = [name for name, value in before if (name, value) not in after]
-        return list(dict.fromkeys(name for name in (*changed, *gone) if not name.startswith("_pytree__")))
-
-    def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """Its variables."""
-        _, (part,) = self.split((x,))
-        return [(_way(path[1:]), end) for path, end in self._items([part])]
-
-    def _items(self, parts: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        for i, part in enumerate(parts):
-            if isinstance(part, ObjectNode):
-                yield from (((i, *path), end) for path, end in part.items())
-            else:
-                yield (i,), part
-
-    def _state(self, ends: Mapping[tuple[Any, ...], Any]) -> Any:
-        return self.nnx.from_flat_state(ends) if ends else self.nnx.State({})
-
-    def _refuse_foreign(self, objects: Sequence[Any], ends: Mapping[tuple[Any, ...], Any]) -> None:
-        """Raise `_Foreign` for a variable that was made outside of the current transformation."""
-        _, state = self.nnx.split(tuple(objects))
-        live = dict(self._items([ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]))
-        for path in ends:
-            if not getattr(live[path], "_can_update", True):
-                raise _Foreign(path[0], _way(path[1:]))
-
-
-def _way(path: Sequence[Any]) -> str:
-    return "".join(f"[{n}]" if isinstance(n, int) else f".{n}" for n in path)
-
-
-class _Foreign(Exception):
-    """A variable that must not be written here: the position of its object, and its path."""
-
-
-_nnx: list[NnxObjects] = []
-
-
-def _adapters() -> Sequence[Adapter]:
-    """The adapters of the imported libraries."""
-    if not _nnx and (nnx := sys.modules.get("flax.nnx")) is not None and hasattr(nnx, "State"):
-        _nnx.append(NnxObjects(nnx))
-    return _nnx
-
 
 # -------------------------------------------------------------------------------------------------------- taking
 
@@ -217,12 +61,12 @@ class _Hidden:
 
 def is_owned(x: Any) -> bool:
     """Whether this is an object that can be written."""
-    return any(a.owns(x) for a in _adapters())
+    return any(a.owns(x) for a in adapters())
 
 
 def put(x: Any, array: Any) -> None:
     """Write an array to a variable, an object that holds one array."""
-    for adapter in _adapters():
+    for adapter in adapters():
         if adapter.owns(x):
             _, (part,) = adapter.split((x,))
             adapter.update((x,), [jax.tree.map(lambda _: array, part)], [jax.tree.map(lambda _: True, part)])
@@ -230,10 +74,11 @@ def put(x: Any, array: Any) -> None:
 
 @dataclass(frozen=True)
 class LiveObjects:
-    """The objects of one adapter in a call, in order."""
+    """The objects of one adapter in a call, in order, and their parts with numbers, where they were built anew."""
 
     adapter: Adapter
     objects: tuple[Any, ...]
+    numbered: Any = None
 
     def shared(self) -> tuple[tuple[int, str], tuple[int, str]] | None:
         """The first variable that two objects share: for each, its number and the path of the variable."""
@@ -249,16 +94,16 @@ class LiveObjects:
 
 def taken_apart(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
     """The tree with each writable object replaced by a `Taken`, and these objects."""
-    adapters = _adapters()
-    if not adapters:
+    known = adapters()
+    if not known:
         return tree, ()
 
     def stops(x: Any) -> bool:
-        return any(a.owns(x) or a.keeps(x) for a in adapters)
+        return any(a.owns(x) or a.keeps(x) for a in known)
 
     leaves, structure = jax.tree.flatten(tree, is_leaf=stops)
     live = []
-    for adapter in adapters:
+    for adapter in known:
         places = [i for i, leaf in enumerate(leaves) if adapter.owns(leaf)]
         if not places:
             continue
@@ -276,17 +121,17 @@ def built(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
     places = [i for i, leaf in enumerate(leaves) if _is_taken(leaf)]
     if not places:
         return tree, ()
-    (adapter,) = _adapters()
+    (adapter,) = adapters()
     nodes = [leaves[i] for i in places]
     objects = tuple(adapter.merge(nodes[0].form.form, [node.part for node in nodes]))
     for i, new in zip(places, objects, strict=True):
         leaves[i] = new
-    return jax.tree.unflatten(structure, leaves), (LiveObjects(adapter, objects),)
+    return jax.tree.unflatten(structure, leaves), (LiveObjects(adapter, objects, adapter.numbered(objects)),)
 
 
 def is_known(x: Any) -> bool:
     """Whether a library with an adapter handles this: it is written back, or is a plain tree of arrays."""
-    return any(a.owns(x) or a.keeps(x) for a in _adapters())
+    return any(a.owns(x) or a.keeps(x) for a in adapters())
 
 
 def stand_in(tree: Any) -> bool:
@@ -318,23 +163,41 @@ def _is_taken(x: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------- writing
 
 
+@dataclass(frozen=True)
+class Grown:
+    """What a function made of the objects of a call whose structure it changed: their form, and their tree of arrays.
+
+    `paths` are the user's paths of these arrays.
+    """
+
+    form: Any
+    tree: Any
+    paths: tuple[str, ...]
+
+
+def grown(tree: Any, live: Sequence[LiveObjects], paths: Paths) -> tuple[Grown, list[Any]] | None:
+    """What a function made of objects, with their arrays; None if it changed nothing but arrays.
+
+    `tree` is the call with `Taken` nodes.
+    """
+    nodes = paths.nodes(tree, _is_taken)
+    for group in live:
+        form, parts = group.adapter.split(group.objects)
+        leaves, structure = tree_flatten_with_path(parts)
+        if form != nodes[0][1].form.form or structure != jax.tree.structure([node.part for _, node in nodes]):
+            names = tuple(nodes[keys[0].idx][0] + keystr(keys[1:]) for keys, _ in leaves)
+            since = group.adapter.form_since(group.objects, group.numbered)
+            return Grown(since, structure, names), [leaf for _, leaf in leaves]
+    return None
+
+
 def states(given: Sequence[Any], tree: Any, live: Sequence[LiveObjects], paths: Paths) -> dict[int, Any]:
     """The arrays that a function wrote to objects, by flat position in the call.
 
     `tree` is the call with `Taken` nodes, `given` are the arrays that the objects were built from. Raises `TraceError`
-    if an object changed in more than its arrays, or if an array has another shape or dtype.
+    if an array has another shape or dtype.
     """
-    parts: list[Any] = []
-    nodes = paths.nodes(tree, _is_taken)
-    for group in live:
-        form, now = group.adapter.split(group.objects)
-        path, first = nodes[0]
-        if form != first.form.form:
-            names = ", ".join(group.adapter.differences(first.form.form, form)) or "its structure"
-            what = f"was changed in more than its arrays while the function ran: {names}."
-            raise TraceError(message(path, what, _CURE_STRUCTURE))
-        parts.extend(now)
-    fresh = iter(parts)
+    fresh = iter([part for group in live for part in group.adapter.split(group.objects)[1]])
     after = jax.tree.map(lambda n: Taken(next(fresh), n.form) if _is_taken(n) else n, tree, is_leaf=_is_taken)
     written: dict[int, Any] = {}
     for i, (new, old) in enumerate(zip(jax.tree.leaves(after), given, strict=True)):
@@ -357,13 +220,26 @@ def write(live: Sequence[LiveObjects], tree: Any, written: Any, paths: Paths) ->
     """
     parts, flags = ([node.part for _, node in paths.nodes(t, _is_taken)] for t in (tree, written))
     for group in live:
-        try:
+        with _refusing_foreign(tree, paths):
             group.adapter.update(group.objects, parts, flags)
-        except _Foreign as error:
-            place, name = error.args
-            what = "is written by the function, but was made outside of the transformation that calls it."
-            cure = (
-                "Use Flax's own transformation (nnx.grad, nnx.vmap, nnx.scan, nnx.jit), which hands it in and out, or "
-                "pass it as an argument of the function that is transformed."
-            )
-            raise CallError(message(paths.nodes(tree, _is_taken)[place][0] + name, what, cure)) from None
+
+
+def refill(live: Sequence[LiveObjects], tree: Any, form: Grown, arrays: Sequence[Any], paths: Paths) -> None:
+    """Fill the caller's objects with what a function made of them; raises as `write` does."""
+    for group in live:
+        with _refusing_foreign(tree, paths):
+            group.adapter.refill(group.objects, form.form, jax.tree.unflatten(form.tree, arrays))
+
+
+@contextmanager
+def _refusing_foreign(tree: Any, paths: Paths) -> Iterator[None]:
+    try:
+        yield
+    except Foreign as error:
+        place, name = error.args
+        what = "is written by the function, but was made outside of the transformation that calls it."
+        cure = (
+            "Use Flax's own transformation (nnx.grad, nnx.vmap, nnx.scan, nnx.jit), which hands it in and out, or "
+            "pass it as an argument of the function that is transformed."
+        )
+        raise CallError(message(paths.nodes(tree, _is_taken)[place][0] + name, what, cure)) from None

@@ -31,6 +31,9 @@ class Statics:
     argnums: frozenset[int] = frozenset()
     argnames: frozenset[str] = frozenset()
     count: int | None = None  # number of positional parameters, if known
+    refuse: Callable[[Sequence[Any]], None] | None = field(
+        default=None, compare=False, repr=False
+    )  # raises `CallError`
 
     @classmethod
     def of(cls, function: Callable[..., Any], argnums: Any, argnames: Any, kind: str = "static") -> Statics:
@@ -125,6 +128,10 @@ class Bound:
             arrays = jax.tree.unflatten(self.tree, [states.get(i, leaf) for i, leaf in enumerate(self.leaves)])
             written = jax.tree.unflatten(self.tree, [i in states for i in range(len(self.leaves))])
             objects.write(self.live, arrays, written, Paths(self.dynamic))
+
+    def refill(self, form: objects.Grown, arrays: Sequence[Any]) -> None:
+        """Fill the caller's objects with what the function made of them; raises as `write` does."""
+        objects.refill(self.live, self.rebuild_places(), form, arrays, Paths(self.dynamic))
 
     @property
     def fixed_leaves(self) -> list[tuple[str, fixed.Fixed]]:
@@ -246,6 +253,8 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
     (`arguments.fixed`). An integer is fixed inside a transformation, where JAX would keep it as it is. Raises
     `TraceError` for a leaf that JAX cannot take, `CallError` for a call that no program can be made for.
     """
+    if statics.refuse is not None:
+        statics.refuse(args)
     dynamic = tuple(a for i, a in enumerate(args) if i not in statics.argnums)
     named = {k: v for k, v in kwargs.items() if k not in statics.argnames}
     paths = Paths([i for i in range(len(args)) if i not in statics.argnums])
@@ -330,6 +339,23 @@ def is_array_like(leaf: Any) -> bool:
     except TypeError:
         return False
     return is_reference(aval) or hasattr(aval, "shape")
+
+
+def is_given_up(leaf: Any) -> bool:
+    """Whether a leaf is an array that was donated to a call, and holds nothing any more."""
+    return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.is_deleted()
+
+
+def refuse_given_up(bound: Bound) -> None:
+    """Raise `CallError` for a call with an array that was donated to an earlier one."""
+    for path, leaf in zip(bound.paths(), bound.leaves, strict=True):
+        if is_given_up(leaf):
+            what = "holds nothing any more: its memory was given up to an earlier call, which donates that argument."
+            cure = (
+                "Pass what that call returned in its place, as value_and_update returns new params and state, or give "
+                "it a copy: jax.tree.map(jnp.copy, ...)."
+            )
+            raise CallError(message(path, what, cure))
 
 
 def struct(leaf: Any) -> Any:

@@ -39,19 +39,20 @@ Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 class Wrap:
     """How a half is differentiated: makes of its flat function the one that runs.
 
-    `run` is `jax.jit`, or gives the function a derivative of its own. With `guards` the products of tangents are
-    guarded in forward mode.
+    `run` is `jax.jit`, or gives the function a derivative of its own. It also takes the number of leading inputs, the
+    residuals, after which a backward is linear; None for any other function. With `guards` the products of tangents
+    are guarded in forward mode.
     """
 
-    run: Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
+    run: Callable[[Callable[..., list[Any]], int | None], Callable[..., list[Any]]]
     guards: bool = False
 
-    def __call__(self, flat: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def __call__(self, flat: Callable[..., list[Any]], constants: int | None = None) -> Callable[..., list[Any]]:
         """The function that runs."""
-        return self.run(flat)
+        return self.run(flat, constants)
 
 
-JITTED = Wrap(functools.partial(jax.jit, inline=True))
+JITTED = Wrap(lambda flat, _: jax.jit(flat, inline=True))
 
 _call_p = jaxprs.call_primitive("jointcut_call")
 _half_p = jaxprs.call_primitive("jointcut_half")
@@ -71,18 +72,21 @@ def differentiable(
     return _Program(_call_p, primal, cut, twice, wrap)
 
 
-def half(flat: Callable[..., list[Any]], change: Callable[[Any], Any], cut: Cutter, wrap: Wrap) -> Callable[..., Any]:
+def half(
+    flat: Callable[..., list[Any]], constants: int | None, change: Callable[[Any], Any], cut: Cutter, wrap: Wrap
+) -> Callable[..., Any]:
     """A flat function, one of the halves, that is differentiated through halves of its own, made only if asked for.
 
     It is traced when it is called first, for each type of its arguments, and `change` is given the jaxpr. In forward
-    mode JAX differentiates that. `cut` and `wrap` are as in `differentiable`. Programs open such a call (`inlined`).
+    mode JAX differentiates that. `constants` is as in `Wrap`, `cut` and `wrap` are as in `differentiable`. Programs
+    open such a call (`inlined`).
     """
     made: Table[_Program] = Table()
 
     def run(*xs: Any) -> list[Any]:
         def make() -> _Program:
             closed = jax.make_jaxpr(flat)(*map(jaxprs.struct, types))
-            return _Program(_half_p, change(closed), cut, lambda: None, wrap, waits=True)
+            return _Program(_half_p, change(closed), cut, lambda: None, wrap, True, constants)
 
         types = tuple(map(jax.typeof, xs))
         return made.of(types, make)(*xs)
@@ -127,9 +131,11 @@ class _Program(Program):
     """A jaxpr, the halves of its cuts as its derivative, and its mapped forms."""
 
     def __init__(
-        self, prim: Any, closed: Any, cut: Cutter, twice: Callable[[], None], wrap: Wrap, waits: bool = False
-    ) -> None:
+        self, prim: Any, closed: Any, cut: Cutter, twice: Callable[[], None], wrap: Wrap, waits: bool = False,
+        constants: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(prim, closed, wrap.guards)
+        self.constants = constants
         self._cut, self._twice, self._wrap = cut, twice, wrap
         self._waits = waits or any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: Table[Differential] = Table()
@@ -171,7 +177,8 @@ class _Program(Program):
 
         def make() -> tuple[_Program, list[Any], list[Any]]:
             closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
-            program = _Program(self.prim, closed, self._cut, self._twice, self._wrap, self._waits)
+            constants = None if self.constants is None else self.constants + len(consts)
+            program = _Program(self.prim, closed, self._cut, self._twice, self._wrap, self._waits, constants)
             return program, consts, out_dims
 
         program, consts, out_dims = self._mapped.of((axis, dims), make)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,12 +21,15 @@ from jointcut.wrappers.wrapper import CompilerWrapper, Target, flat_form_of
 class Outcome:
     """The result of a function that takes objects, and the arrays that it wrote to them.
 
-    `states` maps flat positions of the call to new arrays, `paths` are the paths of these positions.
+    `states` maps flat positions of the call to new arrays, `paths` are the paths of these positions. A function that
+    changed more of the objects than arrays has no states: `grown` and `parts` are their new structure and all arrays.
     """
 
     result: Any
-    states: Mapping[int, Any]
-    paths: tuple[str, ...]
+    states: Mapping[int, Any] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+    grown: objects.Grown | None = None
+    parts: Sequence[Any] = ()
 
 
 @dataclass
@@ -77,8 +80,10 @@ class TreeWrapper:
             copies.refuse_written()
             if not live:
                 return result
-            paths = Paths(bound.dynamic)
-            states = objects.states(leaves, jax.tree.unflatten(bound.tree, leaves), live, paths)
+            paths, tree = Paths(bound.dynamic), jax.tree.unflatten(bound.tree, leaves)
+            if (found := objects.grown(tree, live, paths)) is not None:
+                return Outcome(result, grown=found[0], parts=found[1])
+            states = objects.states(leaves, tree, live, paths)
             names = bound.paths() if states else ()
             return Outcome(result, states, tuple(names[i] for i in states))
 

@@ -24,11 +24,12 @@ from jointcut.wrappers.table import Table
 class Backwards:
     """The backward half, and its variants without some cotangents.
 
-    `wrap` turns a flat function into the function that runs, as `jax.jit` does.
+    `wrap` turns a flat function into the function that runs, as `jax.jit` does; it is also given how many of the inputs
+    are residuals, which come first.
     """
 
     halves: Halves
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    wrap: Callable[[Callable[..., Any], int], Callable[..., Any]]
     made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
@@ -37,9 +38,9 @@ class Backwards:
         flat = [*residuals, *cotangents]
         with refused_in_vmap(hooks_in(jaxprs.opened(self.halves.backward)[0].eqns)):
             if not zeros:
-                return self._compiled((), self.halves.backward)(*self._waited(range(len(flat)), flat))
+                return self._compiled((), self.halves.backward, range(len(flat)))(*self._waited(range(len(flat)), flat))
             variant = self.variant(zeros)
-            run = self._compiled(zeros, variant.closed)
+            run = self._compiled(zeros, variant.closed, variant.used)
             results = iter(run(*self._waited(variant.used, [flat[i] for i in variant.used])))
             return [None if zero else next(results) for zero in variant.zero_outputs]
 
@@ -51,8 +52,9 @@ class Backwards:
         offset = len(self.halves.residuals)
         return self.made.of(("variant", zeros), lambda: without(self.halves.backward, [offset + i for i in zeros]))
 
-    def _compiled(self, zeros: tuple[int, ...], closed: Any) -> Callable[..., Any]:
-        return self.made.of(zeros, lambda: self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat)))
+    def _compiled(self, zeros: tuple[int, ...], closed: Any, used: Iterable[int]) -> Callable[..., Any]:
+        residuals = sum(i < len(self.halves.residuals) for i in used)
+        return self.made.of(zeros, lambda: self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat), residuals))
 
     @property
     def read(self) -> tuple[bool, ...]:

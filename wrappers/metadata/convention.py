@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.partition.program import jaxprs
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -70,8 +72,8 @@ def slot(path: str, leaf: Any) -> Slot:
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Whether a dtype can carry a derivative: real or complex floating point of any width."""
-    return jnp.issubdtype(dtype, np.inexact)
+    """Whether a dtype can carry a derivative: real or complex floating point of any width, or one with tangents."""
+    return jnp.issubdtype(dtype, np.inexact) or jaxprs.extends_floats(dtype)
 
 
 def is_real(dtype: Any) -> bool:

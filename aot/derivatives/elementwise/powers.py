@@ -23,8 +23,9 @@ def power(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     - x1 = 0, x2 = 0: 0 for both, the limits along x2 = 0 and along x1 = 0, as in PyTorch. JAX gives NaN for x1. In
       second order 0 likewise, where both give NaN.
     - x1 = 0, x2 > 0: 0 for x2, by continuity; for x1 it is 0, 1 or infinite as x2 is above, at or below 1.
+    - x1 = 0, x2 = 1: the mixed second derivative is 1, without the logarithm of zero that stands beside it.
     - x2 = 0, x1 not zero: the mixed second derivative is 1/x1, its limit; PyTorch and JAX give 0.
-    - x1 < 0 and a whole x2: the slope for x2 does not exist, and is infinite. JAX and PyTorch give NaN.
+    - x1 < 0 and a whole x2: the slope for x2 does not exist, and is NaN, as in JAX and PyTorch.
     """
     if isinstance(x2, int | float) and not isinstance(x2, bool):
         return _power_of(x2, inexact("power", "x1", x1))

@@ -86,8 +86,8 @@ slopes(_std, _std_slope)
 def logsumexp(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """log(sum(exp(a))). Slope: exp(a - logsumexp), the softmax (PyTorch's `logsumexp_backward`).
 
-    Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part. An
-    element of +inf has the slope 0 likewise. JAX and PyTorch give NaN for both.
+    Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part.
+    Elements of +inf share the slope evenly, and others have none. JAX and PyTorch give NaN for both.
     """
     array = inexact("logsumexp", "a", a)
     return _logsumexp(some_axes("logsumexp", axis, array.ndim), keepdims, array)
@@ -103,7 +103,10 @@ def _logsumexp_slope(
 ) -> jax.Array:
     total = _logsumexp(axes, True, x)
     known = jnp.isfinite(total) & (x.real > -jnp.inf)
-    share = jnp.where(known, jnp.exp(jnp.where(known, x, 0) - jnp.where(known, total, 0)), 0)
+    largest = x.real == jnp.inf
+    other = jnp.where(largest, 1 / jnp.maximum(jnp.sum(largest, axis=axes, keepdims=True), 1).astype(x.dtype), 0)
+    other = jnp.where(jnp.isnan(total), total, other)
+    share = jnp.where(known, jnp.exp(jnp.where(known, x, 0) - jnp.where(known, total, 0)), other)
     return jnp.sum(share * tangent, axis=axes, keepdims=keepdims)
 
 

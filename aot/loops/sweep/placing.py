@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jointcut.aot.loops.counters import FOREVER
 from jointcut.partition.program import jaxprs
 
-FOREVER = 2**30  # trips
 FIRST_PLAN = (0, 1, 0, 0, 1)  # the figures of a `Plan`
 
 

@@ -68,5 +68,4 @@ def sweep(derivative: Any, step: Step, given: tuple[int, ...], laned: bool, flat
 
 def _cleared(buffer: Buffer, carry: Sequence[Any], trips: Any, cotangent: Any) -> Any:
     """The cotangent of an array's first state, if so many steps read nothing of it; the first carry comes first."""
-    first = carry[buffer.counter]
-    return buffer.cleared(first + trips.astype(first.dtype) * buffer.change, first, cotangent)
+    return buffer.cleared(carry[buffer.counter], trips, cotangent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jointcut.aot.loops.parts import Parts, led, traced
@@ -19,12 +20,13 @@ class Saving(Plain):
     """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are `kept`.
 
     After them come the last states of the parts `filled`. `run` is the loop that runs: `loop` itself, or its form under
-    `jax.vmap` that also counts the trips of each lane.
+    `jax.vmap` that also counts the trips of each lane. There are as many checkpoints of all lanes as of one alone: the
+    sweep from them, which is mapped on its own, takes the same number.
     """
 
-    def __init__(self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int]) -> None:
-        """Take a `rules.Loop`, the form of it that runs, and the parts of its carry that are kept, and filled."""
-        self.loop, self.kept, self.filled = loop, list(kept), list(filled)
+    def __init__(self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int) -> None:
+        """Take a `rules.Loop`, its form that runs, the parts of its carry kept and filled, and how many checkpoints."""
+        self.loop, self.kept, self.filled, self.slots = loop, list(kept), list(filled), slots
         self._counts = len(run.carry) > len(loop.parts.carry)
         self._ran = run
         super().__init__(traced(self._outputs, loop.parts.avals))
@@ -43,10 +45,9 @@ class Saving(Plain):
         consts, carry = flat[:count], list(flat[count:])
         if self._counts:
             carry.append(jaxprs.full(run.carry[-1], 0))
-        memory = self.loop.memory
-        slots = memory.slots([run.carry[i] for i in self.kept])
+        slots = self.slots
         alive, step = (lambda c: run.alive(consts, c)), (lambda c: run.step(consts, c))
-        outs, points = placed(alive, step, carry, self.kept, slots, slots == memory.most)
+        outs, points = placed(alive, step, carry, self.kept, slots, slots == self.loop.bounded.most)
         lane = outs.pop() if self._counts else points.trips
         return [*outs, lane, points.trips, points.plan, points.places, *points.rows, *(outs[i] for i in self.filled)]
 
@@ -60,7 +61,8 @@ class Saving(Plain):
             return outs, [None] * len(outs)
         residuals = outs[len(self.loop.parts.carry) :]
         other = derivative.saving
-        if other is not self and (self._counts or (other.kept, other.filled) != (self.kept, self.filled)):
+        is_alike = (other.kept, other.filled, other.slots) == (self.kept, self.filled, self.slots)
+        if other is not self and (self._counts or not is_alike):
             residuals = other(*primals)[len(self.loop.parts.carry) :]
         return outs, [*derivative.linear([*primals, *residuals])(*picked), *rest]
 
@@ -68,14 +70,10 @@ class Saving(Plain):
         """As `CallRules.mapped`: the mapped loop with checkpoints, where trips differ with the trips of each lane."""
 
         def make() -> tuple[Saving, list[bool]]:
-            loop, has = self.loop.over(axis, dims)
-            if self._counts:
-                run, marks = self._ran.mapped(axis, (*dims, None))
-                return Saving(loop, run, self.kept, self.filled), marks
-            run, marks = self._ran.counted().mapped(axis, (*dims, None))
-            if marks[-1]:
-                return Saving(loop, run, self.kept, self.filled), marks
-            return Saving(loop, loop.parts, self.kept, self.filled), [*has, False]
+            loop, has = self.loop.over(axis, dims, self.slots)
+            form = partial(Saving, loop, kept=self.kept, filled=self.filled, slots=self.slots)
+            run, marks = (self._ran if self._counts else self._ran.counted()).mapped(axis, (*dims, None))
+            return (form(run), marks) if self._counts or marks[-1] else (form(loop.parts), [*has, False])
 
         saving, has = self._mapped.of((axis, dims), make)
         count = self.loop.parts.num_consts

@@ -13,7 +13,7 @@ from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.sweep.cutting import CutStep, is_large
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite import simplify
+from jointcut.partition.rewrite import guard, simplify
 from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.wrappers.built_in.programs import Mask
 
@@ -38,10 +38,12 @@ class Step:
     still: list[int]
 
     @classmethod
-    def of(cls, parts: Parts, mask: Mask, outputs: list[int], written: Collection[int] = ()) -> Step:
+    def of(
+        cls, parts: Parts, mask: Mask, outputs: list[int], written: Collection[int] = (), guards: str = "jax"
+    ) -> Step:
         """The pullback of the body from these parts of the carry, which have no derivative but through each other.
 
-        `written` are the parts that are proved to be written row by row.
+        `written` are the parts that are proved to be written row by row; `guards` is as in `rules.Loop`.
         """
         count = parts.num_consts
         reached = frozenset[int]().union(*(parts.depends[i] for i in outputs))
@@ -62,6 +64,8 @@ class Step:
             return [*outs, *back[len(consts) :], *back[: len(consts)]]
 
         joint = simplify.inlined(traced(both, [*parts.avals, *cotangents]))
+        if guards != "jax":
+            joint = guard.guarded_together(joint, len(cotangents), wanted, guards == "everywhere")
         jaxpr, _ = jaxprs.opened(joint)
         makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         ends = zip(outputs, jaxpr.invars[len(parts.avals) :], jaxpr.outvars[len(outputs) :], strict=False)

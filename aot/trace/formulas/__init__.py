@@ -9,7 +9,8 @@ Files, in reading order:
     spectra: Decompositions of matrices that may be singular, with JAX's derivatives elsewhere.
     spread: Differentiate a function of a symmetric matrix twice where eigenvalues are equal, by divided differences.
     turns: Differentiate a function of a matrix that is made of its singular values and vectors, where values are equal.
-    known: Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
+    squares: Find products of a value with itself, and sums of products that are sums of squares.
+    known: Follow bounds that a value touches only where its slope is zero, and sums of exponentials.
     changes: List the rules that changed derivatives, with their source lines.
     uses: Find what is made of eigenvalues and vectors, and whether it is a function of the matrix.
     rewrite: Put formulas into a traced function, by the conventions.

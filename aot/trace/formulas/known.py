@@ -1,132 +1,245 @@
-"""Find sums of squares, sums of exponentials, cosines, masks and numbers in a jaxpr.
+"""Follow bounds that a value touches only where its slope is zero, and sums of exponentials.
 
-A sum of squares, or of higher powers of sizes, is zero only where its slope is zero, and so is a sum of exponentials.
-Elements may be moved, added, scaled by a positive number, masked, or bounded from below; the sum stays one. With a
-positive number added it is zero nowhere, and nothing is to be known of it.
+A square is zero only where its slope is zero, a cosine is 1 or -1 only there, and so is a clipped number on its bound,
+beyond which it does not move. Elements may be moved, added, multiplied or bounded once more: the bounds follow by the
+arithmetic of intervals. A root is steep at zero, and an arc cosine at 1. Where their operand is on such a bound the
+product of the slopes has a limit, or zero is in the middle of its subgradients.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.trace.formulas.squares import Makers
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import MOVEMENT
+from jointcut.partition.rewrite import simplify
 
 
 class Kind(Enum):
-    """What is known of a value that is not one number."""
+    """What a value is known to be, beside its bounds."""
 
-    SQUARES = "a sum of squares of real numbers, or of higher powers of sizes, or one over something"
-    EXPONENTIALS = "a sum of exponentials of real numbers"
+    EXPONENTIALS = "sums of exponentials of real numbers"
     MASK = "zeros and ones"
-    COSINES = "a cosine or a sine of real numbers, which is 1 or -1 only where its slope is 0"
 
 
-#: What is known of a value: its kind, the one number that all its elements are, or nothing.
-Known = Kind | float | None
+@dataclass(frozen=True)
+class Known:
+    """What is known of all elements of a value.
 
-#: What keeps a sum one: it moves or adds elements.
-_KEEPS = MOVEMENT | {
-    "abs",
-    "add",
-    "add_any",
+    Attributes:
+        low: the least number that they may be. Where one is it, its slope is zero, or has zero in the middle.
+        high: the largest, in the same way.
+        kind: what else they are known to be.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    kind: Kind | None = None
+
+    @property
+    def number(self) -> float | None:
+        """The one number that all elements are, or None."""
+        return self.low if self.low == self.high else None
+
+    def is_zero_at_least(self, dtype: Any) -> bool:
+        """Whether the least number is zero, or so small that XLA may take it as zero."""
+        return 0.0 <= self.low < float(jnp.finfo(dtype).tiny)
+
+    def scaled(self, number: float) -> Known:
+        """What is known of a number times the value."""
+        low, high = sorted((_times(number, self.low), _times(number, self.high)))
+        is_kept = self.kind is Kind.EXPONENTIALS and number > 0.0
+        return Known(low, high, self.kind if is_kept or number == 1.0 else None)
+
+
+#: Nothing, what is only zero where it does not move, and NaN, which is no number.
+NOTHING, SIZES, NAN = Known(), Known(0.0), Known(math.inf, -math.inf)
+
+#: The values of functions that reach their ends where they do not move.
+_RANGES = {"cos": (-1.0, 1.0), "sin": (-1.0, 1.0), "tanh": (-1.0, 1.0), "erf": (-1.0, 1.0), "logistic": (0.0, 1.0)}
+
+#: What moves, repeats, picks or joins elements.
+_MOVES = MOVEMENT | {
     "convert_element_type",
     "copy",
-    "cumsum",
-    "max",
+    "cummax",
+    "cummin",
+    "name",
+    "optimization_barrier",
+    "reduce_max",
+    "reduce_min",
     "reduce_precision",
-    "reduce_sum",
-}
-
-#: What keeps a mask one.
-_KEEPS_MASKS = MOVEMENT | {"convert_element_type", "copy", "mul", "stop_gradient"}
-
-#: What keeps a cosine one, with numbers beside it.
-_KEEPS_COSINES = MOVEMENT | {"clamp", "convert_element_type", "copy", "max", "min", "neg"}
-
-#: Functions of numbers that are followed, since JAX divides a variance by such a number.
-_OF_NUMBERS: Mapping[str, Callable[..., float]] = {
-    **dict.fromkeys(("convert_element_type", "broadcast_in_dim", "reshape", "copy"), float),
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "max": max,
+    "sort",
+    "stop_gradient",
 }
 
 
-def number_of(literal: Any) -> float | None:
-    """The number that a literal is."""
+def number_of(literal: Any) -> Known:
+    """What is known of a literal."""
     number = np.asarray(literal.val)
-    return float(number) if number.ndim == 0 and number.dtype.kind in "iuf" else None
+    return exactly(float(number)) if number.ndim == 0 and number.dtype.kind in "iuf" else NOTHING
 
 
-def made(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> Known:
+def exactly(number: float) -> Known:
+    """What is known of a number."""
+    return NAN if math.isnan(number) else Known(number, number) if math.isfinite(number) else NOTHING
+
+
+def either(cases: Sequence[Known]) -> Known:
+    """What is known of a value that is one of several; nothing is asked of NaN."""
+    low, high = min(one.low for one in cases), max(one.high for one in cases)
+    kinds = {one.kind for one in cases if one.number is None and one is not NAN}
+    is_kept = len(kinds) == 1 and (Kind.EXPONENTIALS in kinds or low >= 0.0)
+    return Known(low, high, kinds.pop() if is_kept else None)
+
+
+def made(eqn: Any, now: Sequence[Known], makers: Makers, read: Callable[[Any], Known]) -> Known:
     """What is known of the results of an equation, given that of its operands and the equations that make these."""
-    name = eqn.primitive.name
-    if now and all(isinstance(known, float) for known in now) and name in _OF_NUMBERS:
-        return _OF_NUMBERS[name](*now)
-    if not eqn.outvars or not jnp.issubdtype(eqn.outvars[0].aval.dtype, np.floating):
-        return None
-    if name == "convert_element_type" and eqn.invars[0].aval.dtype == bool:
-        return Kind.MASK
-    if _is_power(eqn, now, makers):
-        return Kind.SQUARES
-    if name in ("exp", "exp2"):
-        return Kind.EXPONENTIALS
-    if name in ("cos", "sin"):
-        return Kind.COSINES
-    if name in _KEEPS_COSINES and Kind.COSINES in now:
-        return Kind.COSINES if all(known is Kind.COSINES or isinstance(known, float) for known in now) else None
-    if name in _KEEPS_MASKS and all(known is Kind.MASK for known in now) and now:
-        return Kind.MASK
-    least = float(jnp.finfo(eqn.outvars[0].aval.dtype).tiny)  # below it XLA may take a number as zero
-    kinds = (kind for kind in (Kind.SQUARES, Kind.EXPONENTIALS) if kind in now and _is_sum(name, now, kind, least))
-    return next(kinds, None)
-
-
-def _is_power(eqn: Any, now: Sequence[Known], makers: Mapping[Any, Any]) -> bool:
-    """Whether an equation makes squares, or higher powers of sizes."""
-    name, operands = eqn.primitive.name, eqn.invars
+    name, results, operands = eqn.primitive.name, eqn.outvars, eqn.invars
+    if not now or not results or not all(_is_real(v) for v in results):
+        return NOTHING
+    if name == "real" and makers.is_with_conjugate(operands[0]):
+        return SIZES
+    if name == "convert_element_type" and operands[0].aval.dtype == bool:
+        return Known(0.0, 1.0, Kind.MASK)
+    if name == "select_n":
+        return either(now[1:])
+    if name in _MOVES:
+        moved = [one for one, v in zip(now, operands, strict=True) if v.aval.dtype == results[0].aval.dtype]
+        return either(moved or now[:1])
+    if not all(map(_is_real, operands)):
+        return NOTHING
+    if name in _RANGES:
+        return Known(*_RANGES[name])
+    if name in ("reduce_sum", "cumsum"):
+        return _summed(now[0], _count(operands[0], eqn.params.get("axes", (eqn.params.get("axis"),))), name == "cumsum")
+    if name == "dot_general":
+        axes = eqn.params["dimension_numbers"][0][0]
+        return SIZES if makers.is_with_itself(eqn) else _summed(_product(*now), _count(operands[0], axes))
     if name == "mul":
-        return not isinstance(operands[0], jaxprs.Literal) and operands[0] is operands[1]
-    if name == "integer_pow":
-        exponent = eqn.params["y"]
-        return exponent >= 2 and (exponent % 2 == 0 or _name_of(operands[0], makers) == "abs")
-    if name == "pow":
-        return _name_of(operands[0], makers) == "abs" and isinstance(now[1], float) and now[1] > 1
-    return name == "square" or (name == "real" and _is_with_conjugate(operands[0], makers))
+        odd = [read(v) for v in makers.odd_factors(eqn)]
+        return SIZES if len(odd) < 2 and all(one.low >= 0.0 for one in odd) else _product(*now)
+    if name in ("integer_pow", "pow"):
+        return _power(eqn, now, makers)
+    return _ARITHMETIC[name](*now) if name in _ARITHMETIC else NOTHING
 
 
-def _is_sum(name: str, now: Sequence[Known], kind: Kind, least: float) -> bool:
-    """Whether an equation makes a sum of such sums, so that it is 0 only where these are, and may be 0.
-
-    `least` is the least positive number that is surely not zero.
-    """
-    others = [known for known in now if known is not kind]
-    if name == "div":
-        return now[0] is kind and (kind is Kind.SQUARES or isinstance(now[1], float))
-    if name == "mul":
-        return all(known is Kind.MASK or (isinstance(known, float) and known > 0.0) for known in others)
-    if name == "select_n":  # JAX puts NaN in the place of a variance that has no degree of freedom
-        return all(known is kind or (isinstance(known, float) and not known < 0.0) for known in now[1:])
-    return name in _KEEPS and all(isinstance(known, float) and 0.0 <= known < least for known in others)
+def _is_real(v: Any) -> bool:
+    dtype = v.aval.dtype
+    return bool(jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer))
 
 
-def _name_of(v: Any, makers: Mapping[Any, Any]) -> str:
-    """The name of the primitive that makes a value; nothing for literals and inputs."""
-    return "" if isinstance(v, jaxprs.Literal) or v not in makers else makers[v].primitive.name
+def through(jaxpr: Any, given: Sequence[Known]) -> list[Known]:
+    """What is known of the outputs of a jaxpr, given that of its inputs."""
+    known, makers = dict(zip(jaxpr.invars, given, strict=True)), Makers()
+
+    def read(v: Any) -> Known:
+        return number_of(v) if isinstance(v, jaxprs.Literal) else known.get(v, NOTHING)
+
+    for eqn in jaxpr.eqns:
+        now, inner = [read(v) for v in eqn.invars], simplify.callee(eqn)
+        ends = [made(eqn, now, makers, read)] * len(eqn.outvars) if inner is None else through(inner, now)
+        known.update(zip(eqn.outvars, ends, strict=True))
+        makers.add(eqn)
+    return [read(v) for v in jaxpr.outvars]
 
 
-def _is_with_conjugate(v: Any, makers: Mapping[Any, Any]) -> bool:
-    """Whether a value is a complex number times its conjugate."""
-    if _name_of(v, makers) != "mul":
-        return False
-    one, other = makers[v].invars
-    pairs = ((one, other), (other, one))
-    return any(_name_of(x, makers) == "conj" and makers[x].invars[0] is y for x, y in pairs)
+# ------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def _times(x: float, y: float) -> float:
+    return 0.0 if x == 0.0 or y == 0.0 else x * y
+
+
+def _kind(one: Known, other: Known) -> Kind | None:
+    """The kind of a sum or a product: of exponentials with one another, with masks and with numbers."""
+    kinds = [x.kind for x in (one, other) if not (x.number is not None and x.number >= 0.0)]
+    is_kept = Kind.EXPONENTIALS in kinds and None not in kinds
+    return Kind.EXPONENTIALS if is_kept else None
+
+
+def _added(one: Known, other: Known) -> Known:
+    """A sum is at its end only where both are at theirs."""
+    return Known(one.low + other.low, one.high + other.high, _kind(one, other))
+
+
+def _product(one: Known, other: Known) -> Known:
+    """A product is at its end only where both are, or where one is zero and does not move."""
+    ends = [_times(x, y) for x in (one.low, one.high) for y in (other.low, other.high)]
+    masks = one.kind is other.kind is Kind.MASK
+    return Known(min(ends), max(ends), Kind.MASK if masks else _kind(one, other))
+
+
+def _quotient(one: Known, other: Known) -> Known:
+    if other.number:
+        return one.scaled(1.0 / other.number)
+    return SIZES if one.low == 0.0 else NOTHING
+
+
+def _larger(one: Known, other: Known) -> Known:
+    return Known(max(one.low, other.low), max(one.high, other.high), _kind(one, other))
+
+
+def _smaller(one: Known, other: Known) -> Known:
+    return Known(min(one.low, other.low), min(one.high, other.high))
+
+
+def _count(v: Any, axes: Sequence[int]) -> float:
+    """How many elements are along axes; infinite if that is not known."""
+    sizes = [v.aval.shape[axis] for axis in axes]
+    return float(math.prod(sizes)) if all(isinstance(size, int) for size in sizes) else math.inf
+
+
+def _summed(one: Known, count: float, is_partial: bool = False) -> Known:
+    """A sum of so many elements, or also of fewer."""
+    few = [one.low, one.high] if is_partial else []
+    ends = [*few, _times(one.low, count), _times(one.high, count)]
+    low, high = min(ends[::2]), max(ends[1::2])
+    if count == math.inf:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Known(low, high, one.kind if one.kind is Kind.EXPONENTIALS else None)
+
+
+def _root(x: Known) -> Known:
+    return Known(x.low**0.5, x.high**0.5) if x.low >= 0.0 else NOTHING
+
+
+_ARITHMETIC: Mapping[str, Callable[..., Known]] = {
+    "abs": lambda x: x if x.low >= 0.0 else Known(-math.inf, max(-x.low, x.high)),
+    "add": _added,
+    "add_any": _added,
+    "clamp": lambda low, x, high: _smaller(_larger(low, x), high),
+    "div": _quotient,
+    "exp": lambda x: Known(0.0, kind=Kind.EXPONENTIALS),
+    "exp2": lambda x: Known(0.0, kind=Kind.EXPONENTIALS),
+    "max": _larger,
+    "min": _smaller,
+    "neg": lambda x: x.scaled(-1.0),
+    "sqrt": _root,
+    "square": lambda x: Known(_raised(max(x.low, 0.0), 2.0), _raised(max(-x.low, x.high), 2.0)),
+    "sub": lambda x, y: _added(x, y.scaled(-1.0)),
+}
+
+
+def _power(eqn: Any, now: Sequence[Known], makers: Makers) -> Known:
+    """A power: even ones, and those above 1 of sizes, are zero only where they do not move."""
+    base, exponent = now[0], now[1].number if len(now) > 1 else float(eqn.params["y"])
+    if exponent is None or exponent <= 0.0:
+        return NOTHING
+    is_size = base.low >= 0.0 or (exponent > 1.0 and makers.of(eqn.invars[0], "abs") is not None)
+    if exponent % 2.0 != 0.0 and not is_size:
+        return NOTHING
+    return Known(_raised(max(base.low, 0.0), exponent), _raised(max(-base.low, base.high), exponent))
+
+
+def _raised(base: float, exponent: float) -> float:
+    """A power that becomes infinite where it is too large."""
+    return base**exponent if base == 0.0 or exponent * math.log(base) < 700.0 else math.inf

@@ -6,7 +6,6 @@ Rules of the user's own stay as they are.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,11 @@ import numpy as np
 from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.derivatives import linalg
 from jointcut.aot.derivatives.elementwise import angles, bounds, powers
+from jointcut.aot.loops.rules import Loop
 from jointcut.aot.trace.formulas import slopes, spectra, uses
 from jointcut.aot.trace.formulas.changes import ruled
-from jointcut.aot.trace.formulas.known import Kind, Known, made, number_of
+from jointcut.aot.trace.formulas.known import NOTHING, SIZES, Kind, Known, either, made, number_of, through
+from jointcut.aot.trace.formulas.squares import Makers
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import LOOPS, OPENED
 from jointcut.partition.rewrite import simplify
@@ -39,7 +40,13 @@ _ALWAYS: Mapping[str, tuple[str, Formula]] = {
 }
 
 #: Jitted functions of JAX's that are replaced as a whole, and the rules.
-_CALLS = {"fmax": "fmax_ties", "fmin": "fmax_ties", "_lstsq": "equal_eigenvalues", "_sqrtm": "no_derivative"}
+_CALLS = {
+    "fmax": "fmax_ties",
+    "fmin": "fmax_ties",
+    "hypot": "norm_at_zero",
+    "_lstsq": "equal_eigenvalues",
+    "_sqrtm": "no_derivative",
+}
 
 _MEDIANS = ("median", "nanmedian")
 
@@ -50,7 +57,10 @@ _BOUNDS_STAY = (*_MEDIANS, "celu")
 _STAY = frozenset({*_CALLS, *_BOUNDS_STAY, "clip"})
 
 #: What holds programs that are looked into.
-_LOOKED_INTO = LOOPS | OPENED | {"cond", "remat2", "checkpoint"}
+_LOOKED_INTO = LOOPS | OPENED | {"cond", "custom_linear_solve", "remat2", "checkpoint", "shard_map"}
+
+#: What gives its bodies other values than its operands.
+_OTHERWISE = LOOPS | {"custom_linear_solve"}
 
 
 def with_formulas(closed: Any, conventions: Conventions) -> Any:
@@ -58,49 +68,97 @@ def with_formulas(closed: Any, conventions: Conventions) -> Any:
     if not conventions.chosen:
         return closed
     jaxpr, consts = jaxprs.opened(closed)
-    return jaxprs.ClosedJaxpr(_rewritten(jaxpr, [None] * len(jaxpr.invars), conventions.chosen)[0], consts)
+    new, _ = _rewritten(jaxpr, {}, Makers(), conventions.chosen)
+    return jaxprs.ClosedJaxpr(new, consts)
 
 
 def _rewritten(
-    jaxpr: Any, given: Sequence[Known], chosen: Mapping[str, str], inside: str = ""
+    jaxpr: Any, given: Mapping[Any, Known], makers: Makers, chosen: Mapping[str, str], inside: str = ""
 ) -> tuple[Any, list[Known]]:
-    """The jaxpr with formulas, and what is known of its outputs, given that of its inputs.
+    """The jaxpr with formulas, and what is known of its outputs, given that of some inputs.
 
     `inside` is the name of the function of JAX's whose body it is.
     """
     jaxpr, turned = uses.with_turns(jaxpr, chosen, _STAY.__contains__)
-    known: dict[Any, Known] = dict(zip(jaxpr.invars, given, strict=True))
-    makers: dict[Any, Any] = {}
+    known = dict(given)
 
     def read(v: Any) -> Known:
-        return number_of(v) if isinstance(v, jaxprs.Literal) else known.get(v)
+        return number_of(v) if isinstance(v, jaxprs.Literal) else known.get(v, NOTHING)
 
     eqns = []
     for eqn in jaxpr.eqns:
         now = [read(v) for v in eqn.invars]
         whole = turned.get(id(eqn)) or _call(eqn, chosen)
-        if whole is None and eqn.primitive.name in _LOOKED_INTO:
-            whole, ends = _nested(eqn, now, chosen, inside or jaxprs.call_of_jax(eqn))
-            known.update(zip(eqn.outvars, ends, strict=True))
-        elif whole is None:
-            known.update(dict.fromkeys(eqn.outvars, made(eqn, now, makers)))
-            makers.update(dict.fromkeys(eqn.outvars, eqn))
+        if whole is None and isinstance(eqn.params.get("rules"), Loop):
+            whole, ends = _loop(eqn, chosen, inside), [NOTHING] * len(eqn.outvars)
+        elif whole is None and eqn.primitive.name in _LOOKED_INTO:
+            whole, ends = _nested(eqn, now, makers, chosen, inside or jaxprs.call_of_jax(eqn))
+        elif whole is None and jaxprs.rule_of_jax(eqn):
+            ends = through(jaxprs.opened(eqn.params["call_jaxpr"])[0], now)
             whole = _with_formula(eqn, now, chosen, makers, inside)
+        else:
+            ends = [made(eqn, now, makers, read)] * len(eqn.outvars)
+            whole = whole or _with_formula(eqn, now, chosen, makers, inside)
+        known.update(zip(eqn.outvars, ends, strict=True))
+        makers.add(eqn)
         eqns.append(whole)
     return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
 
-def _nested(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], inside: str) -> tuple[Any, list[Known]]:
-    """An equation with formulas in its bodies, and what is known of its results: of those of calls, all of it."""
-    is_call = eqn.primitive.name in OPENED
+def _nested(
+    eqn: Any, now: Sequence[Known], makers: Makers, chosen: Mapping[str, str], inside: str
+) -> tuple[Any, list[Known]]:
+    """An equation with formulas in its bodies, and what is known of its results."""
+    outer, given, carried = _entering(eqn, now)
     ends: list[list[Known]] = []
 
     def change(jaxpr: Any) -> Any:
-        new, after = _rewritten(jaxpr, now if is_call else [None] * len(jaxpr.invars), chosen, inside)
-        ends.append(after)
-        return new
+        fits = len(jaxpr.invars) == len(given)
+        inner = makers.inner(zip(outer, jaxpr.invars, strict=True)) if fits else Makers()
+        start = list(given) if fits else [NOTHING] * len(jaxpr.invars)
+        while True:
+            known = dict(zip(jaxpr.invars, start, strict=True))
+            new, after = _rewritten(jaxpr, known, inner.copy(), chosen, inside)
+            wrong = [i for i, end in zip(carried, after, strict=False) if start[i] is SIZES and end.low < 0.0]
+            if not wrong or not fits:
+                more = {i: either((start[i], end)) for i, end in zip(carried, after, strict=False)}
+                ends.append([*more.values(), *after[len(more) :]])
+                return new
+            start = [NOTHING if i in wrong else one for i, one in enumerate(start)]
 
-    return simplify.with_bodies(eqn, change), ends[0] if is_call else [None] * len(eqn.outvars)
+    whole = simplify.with_bodies(eqn, change)
+    fits = given and all(len(after) == len(eqn.outvars) for after in ends)
+    return whole, [either(each) for each in zip(*ends, strict=True)] if fits else [NOTHING] * len(eqn.outvars)
+
+
+def _entering(eqn: Any, now: Sequence[Known]) -> tuple[list[Any], list[Known], range]:
+    """The values that enter the bodies of an equation, what is known of them, and the places of what a loop carries.
+
+    What a scan carries is taken to stay zero or larger if it starts at zero, which is to be seen by the step. It is
+    not the same value in each step, and stands as None. Nothing is said of what enters another loop, or a solution.
+    """
+    name, outer, given = eqn.primitive.name, list(eqn.invars), list(now)
+    if name == "cond":
+        return outer[1:], given[1:], range(0)
+    if name != "scan":
+        return ([], [], range(0)) if name in _OTHERWISE else (outer, given, range(0))
+    layout = jaxprs.scan_layout(eqn)
+    carried = range(layout.num_consts, layout.num_consts + layout.num_carry)
+    for i in carried:
+        outer[i], given[i] = None, SIZES if given[i].low == 0.0 else NOTHING
+    return outer, given, carried
+
+
+def _loop(eqn: Any, chosen: Mapping[str, str], inside: str) -> Any:
+    """A loop of ours, such as `aot.while_loop`, with formulas in its body; it is pulled back under the conventions."""
+
+    def change(body: Any) -> Any:
+        jaxpr, consts = jaxprs.opened(body)
+        known = dict.fromkeys(jaxpr.invars, NOTHING)
+        return jaxprs.ClosedJaxpr(_rewritten(jaxpr, known, Makers(), chosen, inside)[0], consts)
+
+    loop = eqn.params["rules"].under(chosen.get("zero_cotangent", "jax"), change)
+    return eqn.replace(params={"jaxpr": loop.closed, "rules": loop})
 
 
 def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
@@ -108,6 +166,8 @@ def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
     name = jaxprs.call_of_jax(eqn)
     if _CALLS.get(name) not in chosen or not _are_inexact(eqn):
         return None
+    if name == "hypot":
+        return simplify.instead(eqn, ruled(slopes.hypot, _CALLS[name]))
     if name.startswith("f"):
         return simplify.instead(eqn, ruled(getattr(bounds, name), _CALLS[name]))
     if eqn.invars[0].aval.ndim != 2:  # mapped, over axes that the equation does not tell
@@ -120,33 +180,39 @@ def _are_inexact(eqn: Any) -> bool:
     return bool(eqn.invars) and all(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars)
 
 
-def _with_formula(
-    eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], makers: Mapping[Any, Any], inside: str
-) -> Any:
+def _with_formula(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], makers: Makers, inside: str) -> Any:
     if not _are_inexact(eqn):
         return eqn
     name = jaxprs.rule_of_jax(eqn) or eqn.primitive.name
-    found = _root(name, now) or _singular(eqn, name) or _in_order(eqn, name, inside) or _always(name, now)
+    found = _root(eqn, name, now, makers) or _singular(eqn, name) or _in_order(eqn, name, inside) or _always(name, now)
     if found is not None and chosen.get(found[0]) not in (None, "known"):
         rule, formula = found
         return simplify.instead(eqn, ruled(formula, rule))
     return _of_power(eqn, name, chosen, makers) or _corner(eqn, name, now, chosen, inside)
 
 
-def _root(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
-    """The root of a sum of squares, the logarithm of a sum of exponentials, or the arc of a cosine."""
-    if name == "sqrt" and now[0] is Kind.SQUARES:
-        return "norm_at_zero", functools.partial(slopes.root_of_squares, None)
-    if name == "pow" and now[0] is Kind.SQUARES and isinstance(now[1], float) and 0 < now[1] < 1:
-        return "norm_at_zero", lambda total, _: slopes.root_of_squares(now[1], total)
-    if name in ("acos", "asin") and now[0] is Kind.COSINES:
-        return "arc_at_one", slopes.arc_cosine if name == "acos" else slopes.arc_sine
-    return ("empty_logsumexp", slopes.log_of_exponentials) if name == "log" and now[0] is Kind.EXPONENTIALS else None
+def _root(eqn: Any, name: str, now: Sequence[Known], makers: Makers) -> tuple[str, Formula] | None:
+    """A root, a logarithm or an arc of a number on a bound where it does not move."""
+    x, dtype = now[0], eqn.outvars[0].aval.dtype
+    if not jnp.issubdtype(dtype, np.floating):
+        return None
+    power = now[1].number if name == "pow" else None
+    if name in ("sqrt", "cbrt") or (power is not None and 0.0 < power < 1.0):
+        if not x.is_zero_at_least(dtype) and not (x.low < 0.0 and makers.is_sum_of_squares(eqn.invars[0])):
+            return None
+        if name == "cbrt":
+            return "norm_at_zero", slopes.cube_root_of_squares
+        return "norm_at_zero", lambda total, *_: slopes.root_of_squares(power, total)
+    if name in slopes.ARCS:
+        ends = tuple(end for end, known in ((1.0, x.high), (-1.0, x.low), (1.0, x.low)) if known == end)
+        return ("arc_at_one", slopes.arc(name, ends)) if ends else None
+    is_empty = name == "log" and x.kind is Kind.EXPONENTIALS and x.is_zero_at_least(dtype)
+    return ("empty_logsumexp", slopes.log_of_exponentials) if is_empty else None
 
 
 def _always(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
     """A formula for all operands, but none for a sum of exponentials of which one is a number: that is not empty."""
-    if name in ("logaddexp", "logaddexp2") and any(isinstance(known, float) and math.isfinite(known) for known in now):
+    if name in ("logaddexp", "logaddexp2") and any(known.number is not None for known in now):
         return None
     return _ALWAYS.get(name)
 
@@ -170,10 +236,10 @@ def _in_order(eqn: Any, name: str, inside: str) -> tuple[str, Formula] | None:
     return None
 
 
-def _of_power(eqn: Any, name: str, chosen: Mapping[str, str], makers: Mapping[Any, Any]) -> Any:
+def _of_power(eqn: Any, name: str, chosen: Mapping[str, str], makers: Makers) -> Any:
     """The cube root of a whole power; None where it is none, or stays."""
-    maker = makers.get(eqn.invars[0]) if name == "cbrt" and not isinstance(eqn.invars[0], jaxprs.Literal) else None
-    if maker is None or maker.primitive.name != "integer_pow" or maker.params["y"] < 3 or "power_at_zero" not in chosen:
+    maker = makers.of(eqn.invars[0], "integer_pow") if name == "cbrt" else None
+    if maker is None or maker.params["y"] < 3 or "power_at_zero" not in chosen:
         return None
     formula = ruled(slopes.cube_root(maker.params["y"]), "power_at_zero")
     return simplify.instead(eqn, formula, [eqn.invars[0], maker.invars[0]])
@@ -186,7 +252,7 @@ def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str]
     if inside in _BOUNDS_STAY:
         return eqn
     if name in ("max", "min"):
-        numbers = [isinstance(known, float) for known in now]
+        numbers = [known.number is not None for known in now]
         if sum(numbers) == 1 and at_bound != "jax":
             formula, operands = slopes.bounded(name, at_bound), operands[:: -1 if numbers[0] else 1]
         elif inside == "clip" and not any(numbers) and at_bound != "jax":  # the bound stands first

@@ -22,7 +22,10 @@ Function = Callable[..., Any]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def root_of_squares(exponent: float | None, total: Array) -> Array:
-    """A root of a sum of squares, the square root without an exponent below 1, whose slope is 0 where the sum is."""
+    """A root of a sum of squares, the square root without an exponent below 1, whose slope is 0 where the sum is.
+
+    Where the sum is infinite it has no slope: a zero would make zeros of what is not.
+    """
     return lax.sqrt(total) if exponent is None else lax.pow(total, jnp.asarray(exponent, total.dtype))
 
 
@@ -35,7 +38,22 @@ def _root_slope(exponent: float | None, primals: tuple[Array], tangents: tuple[A
     else:
         power = jnp.asarray(exponent, total.dtype)
         slope = power * lax.pow(jnp.where(is_zero, 1, total), power - 1)
-    return root, tangent * jnp.where(is_zero, 0, slope)
+    return root, tangent * jnp.where(is_zero, 0, jnp.where(jnp.isinf(total), jnp.nan, slope))
+
+
+@jax.custom_jvp
+def hypot(x1: Array, x2: Array) -> Array:
+    """The length of the vector (x1, x2), whose slopes are 0 at the origin."""
+    return jnp.hypot(x1, x2)
+
+
+@hypot.defjvp
+def _hypot_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    length = hypot(*primals)
+    is_zero = length == 0
+    safe = jnp.where(is_zero, 1, length)
+    parts = (t * jnp.where(is_zero, 0, x / safe) for x, t in zip(primals, tangents, strict=True))
+    return length, sum(parts, jnp.zeros_like(length))
 
 
 @jax.custom_jvp
@@ -90,7 +108,13 @@ def zero(points: tuple[Array, ...], *tangents: Any) -> Any:
     return 0
 
 
-log_of_exponentials = mended(lax.log, lambda total: total == 0, (1.0,), zero)
+# The logarithm of an infinite sum has no slope, as that of a root above: here it is not known which are infinite.
+log_of_exponentials = mended(
+    lax.log,
+    lambda total: (total == 0) | (total == jnp.inf),
+    (1.0,),
+    lambda points, tangent: tangent * jnp.where(points[0] == 0, 0, jnp.nan),
+)
 xlogy = mended(jax.scipy.special.xlogy, lambda x, y: (x == 0) & (y <= 0), (1.0, 1.0), zero)
 xlog1py = mended(jax.scipy.special.xlog1py, lambda x, y: (x == 0) & (y <= -1), (1.0, 0.0), zero)
 logaddexp = mended(jnp.logaddexp, lambda x1, x2: (x1 == -jnp.inf) & (x2 == -jnp.inf), (0.0, 0.0), zero)
@@ -108,9 +132,24 @@ betainc = mended(
     lambda points, da, db, dx: jnp.where(points[2] == 0, points[1], points[0]) * dx,
 )
 
-# The arc cosine of cos(x) is the distance of x to the next multiple of 2·pi: its slope jumps between -1 and 1.
-arc_cosine = mended(lax.acos, lambda x: lax.abs(x) == 1, (0.0,), zero)
-arc_sine = mended(lax.asin, lambda x: lax.abs(x) == 1, (0.0,), zero)
+#: The functions whose slope is infinite at 1, and also at -1 those of circles.
+ARCS = {"acos": lax.acos, "asin": lax.asin, "acosh": lax.acosh}
+
+
+def arc(name: str, ends: tuple[float, ...]) -> Function:
+    """An arc, whose slope is 0 at such ends of its operand.
+
+    The arc cosine of cos(x) is the distance of x to the next multiple of 2·pi: its slope jumps between -1 and 1.
+    """
+
+    def is_end(x: Array) -> Array:
+        return functools.reduce(lax.bitwise_or, (x == end for end in ends))
+
+    return mended(ARCS[name], is_end, (2.0 if name == "acosh" else 0.0,), zero)
+
+
+#: The cube root of a square is steep on both sides of zero.
+cube_root_of_squares = mended(lax.cbrt, lambda total: total == 0, (1.0,), zero)
 
 
 def cube_root(exponent: int) -> Function:

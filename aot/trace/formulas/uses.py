@@ -189,7 +189,7 @@ class _Search:
             return self._scaled(eqn, now, vectors[0]) if name == "mul" and len(vectors) == 1 else None
         pairs = zip(now, eqn.invars, strict=True)
         is_same = all(known == one if known else self._is_uniform(v, one.axis) for known, v in pairs)
-        return one if name in ELEMENTWISE and name != "stop_gradient" and is_same else None
+        return one if is_same and _is_elementwise(eqn) else None
 
     def _scaled(self, eqn: Any, now: Sequence[Any], vectors: _Vectors) -> _Vectors | None:
         place = next(i for i, known in enumerate(now) if known is vectors)
@@ -325,6 +325,15 @@ class _Search:
         order = {id(eqn): i for i, eqn in enumerate(self._makers.values())}
         eqns = sorted(needed.values(), key=lambda eqn: order[id(eqn)])
         return jaxprs.build([values, *others], list(ends), eqns), list(others)
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    """Whether an equation works on each element alone, such as a call of `clip` or of `relu`."""
+    if eqn.primitive.name in ELEMENTWISE:
+        return eqn.primitive.name != "stop_gradient"
+    body = jaxprs.opened(eqn.params["call_jaxpr"])[0] if eqn.primitive.name == "custom_jvp_call" else None
+    body = body or simplify.callee(eqn)
+    return body is not None and all(map(_is_elementwise, body.eqns))
 
 
 def _results(eqn: Any) -> dict[Any, _Vectors | _Values]:

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.primitives import DRAWN
+from jointcut.partition.program.primitives import DRAWN, REORDERING
 from jointcut.partition.rewrite.draws import Last
 
 
@@ -28,9 +28,11 @@ def note_region(level: Level) -> None:
 
 def _stacks(level: Level, first: int, made: set[int], left: Set[int]) -> None:
     """Note stacks that wait for what is `made` from a row on, but for those that are `left` out."""
-    numbers = set[int]()
+    numbers, moved = set[int](), set[int]()
     for row in level.rows[first:]:
         waited = tuple(b for b in dict.fromkeys(row.operands) if b in made)
+        waited = tuple(b for b in waited if b not in moved) or waited
+        moved.update(row.makes if row.name in REORDERING else ())
         if row.name == SCAN and row.trips > 1 and waited:
             carried = {b for b, _ in row.carries}
             level.late.update((b, waited) for b in row.makes if b not in carried and b not in left)

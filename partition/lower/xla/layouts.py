@@ -44,7 +44,8 @@ def _outer(program: Program, eqn: Equation, reads: Sequence[int], made: Type, ro
         at = {**{d: k for k, d in enumerate(shared)}, **{d: first + k for k, d in enumerate(free)}}
         first += len(free)
         places = [place_of[at[d]] for d in range(len(shape)) if shape[d] != 1]
-        spread.append(program.spread(n, places, made, row) if math.prod(shape) != math.prod(made.shape) else n)
+        is_whole = math.prod(shape) == math.prod(made.shape) or program.is_number(n)
+        spread.append(n if is_whole else program.spread(n, places, made, row))
     return program.add(Kind.POINT, "mul", spread, made, row)
 
 

@@ -126,11 +126,12 @@ class _Reader:
             self.made[row.makes[0]] = self.one(row, list(self.operands(row, made)), made)
 
     def operands(self, row: Row, made: Type) -> Iterator[int]:
-        """The operands of a row; numbers only where they are repeated over an array."""
+        """The operands of a row; numbers only where they are repeated over an array, or written over."""
+        repeats = row.name in ELEMENTWISE or row.name in ("broadcast_in_dim", DOT)
         for k, b in enumerate(row.operands):
             if b is not None:
                 yield self.made[b]
-            elif row.name in ELEMENTWISE or row.name == "broadcast_in_dim":
+            elif repeats or (row.name in UPDATING and k == 0):
                 eqn = equation(row)
                 text = "?" if eqn is None else str(eqn.invars[k])
                 yield self.program.number(text, made, row)

@@ -52,14 +52,31 @@ def _is_read_late(problem: Problem, plan: Plan, value: Value) -> bool:
     return not late.isdisjoint(problem.graph.consumers[value.id])
 
 
-def kept_exact(problem: Problem) -> tuple[Constraint, ...]:
-    """The constraints by which what ops choose is not chosen again; masks as bits, where they wait as bits."""
+def kept_exact(problem: Problem, again: frozenset[int] = frozenset()) -> tuple[Constraint, ...]:
+    """The constraints by which what ops choose is not chosen again; masks as bits, where they wait as bits.
+
+    Of the values that must be computed `again` there are none; see `chosen_from`.
+    """
     forms = problem.graph.forms
     as_bits = {form.value: form.source for form in forms if form.kind == bits.KIND}
     kept = [as_bits.get(value.id, value.id) for value in choices(problem)]
     kept += [form.source for form in forms if form.kind == chosen.KIND]
     kept += sorted(without_form(problem))
-    return tuple(Constraint(v, CheckpointPolicy.MUST_SAVE, EXACT, is_asked=False) for v in dict.fromkeys(kept))
+    exact = (v for v in dict.fromkeys(kept) if v not in again)
+    return tuple(Constraint(v, CheckpointPolicy.MUST_SAVE, EXACT, is_asked=False) for v in exact)
+
+
+def chosen_from(problem: Problem, again: frozenset[int]) -> frozenset[int]:
+    """All values that choices are made from which must be made `again`: they wait as they are, so these stay exact."""
+    graph = problem.graph
+    stack, seen = [value.id for value in choices(problem) if value.id in again], set[int]()
+    while stack:
+        v = stack.pop()
+        maker = graph.maker_of(v)
+        if v not in seen:
+            seen.add(v)
+            stack += () if maker is None else maker.inputs
+    return frozenset(seen)
 
 
 def without_form(problem: Problem) -> frozenset[int]:

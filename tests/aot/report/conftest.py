@@ -12,7 +12,7 @@ import pytest
 from benchmarks.programs import load
 from jointcut import aot
 from jointcut.partition.prices.cost import Roofline
-from programs import named
+from programs import named, undrawn
 
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 
@@ -38,7 +38,7 @@ def suite() -> Callable[..., Any]:
     @cache
     def trace(name: str) -> Any:
         try:
-            program = load(name, "tiny")
+            program = undrawn(lambda: load(name, "tiny"))
         except ImportError as error:
             pytest.skip(str(error))
         with jax.numpy_dtype_promotion("standard"), jax.enable_checks(False):

@@ -35,9 +35,10 @@
         size: 68 }));
     const marks = section.marks.map((mark, index) =>
       ({ ...mark, kind: "mark", label: mark.name, shape: MARKS[index % MARKS.length], size: 90 }));
-    const plain = section.plain && { lines: [], ...section.plain, kind: "plain", name: "plain JAX",
-      label: "plain JAX", shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
-    return [...points, ...marks, ...(plain ? [plain] : [])].map((item) => ({ ...item, time }))
+    const baseline = section.plain?.name ?? "plain JAX";
+    const plain = section.plain && { lines: [], ...section.plain, kind: "plain", name: baseline,
+      label: baseline, shape: d3.symbolCross, size: 90, turn: "rotate(45)" };
+    return [...points, ...marks, ...(plain ? [plain] : [])].map((item) => ({ ...item, time, baseline }))
       .sort((a, b) => a.peak_bytes - b.peak_bytes || b.seconds - a.seconds);
   }
 
@@ -45,7 +46,7 @@
   const facts = (item) => [
     `peak ${J.bytes(item.peak_bytes)}`,
     `${item.time} ${J.seconds(item.seconds)}`,
-    typeof item.share === "number" && item.kind !== "plain" && `${item.share.toFixed(2)} of plain JAX's`,
+    typeof item.share === "number" && item.kind !== "plain" && `${item.share.toFixed(2)} of ${item.baseline}`,
     item.saved_bytes !== undefined && `saves ${J.bytes(item.saved_bytes)}`,
   ].filter(Boolean).join(", ");
 
@@ -202,7 +203,7 @@
       `${J.count(section.points.length, "plan")} by predicted peak and ${items[0].time}`,
       section.points.length > 0 && `from ${J.bytes(least)} to ${J.bytes(most)}`,
       chosen && `chosen: ${facts(chosen)}`,
-      section.plain && `plain JAX: ${facts(section.plain)}`,
+      section.plain && `${items[0].baseline}: ${facts(section.plain)}`,
     ].filter(Boolean).join("; ");
   }
 
@@ -219,7 +220,7 @@
     return J.element("ul", { class: "legend legend-wrapped" },
       plan && entry(plan, "a plan of the front", ""),
       chosen && entry(chosen, "the chosen plan", figure(chosen)),
-      plain && entry(plain, "plain JAX", figure(plain)),
+      plain && entry(plain, plain.name, figure(plain)),
       items.filter((item) => item.kind === "mark").map((item) => entry(item, item.name, figure(item))));
   }
 
