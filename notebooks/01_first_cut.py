@@ -33,11 +33,11 @@ BLUE, GREY = "#0072b2", "#8c939c"
 # %% [markdown]
 # ## 1. A model that knows nothing
 #
-# Three blocks of attention and an MLP, which guess the next character of a text. No `jax.checkpoint`, no
+# Two blocks of attention and an MLP, which guess the next character of a text. No `jax.checkpoint`, no
 # annotation, no scan.
 
 # %%
-LAYERS, WIDTH, HEADS, LENGTH, BATCH = 3, 128, 4, 128, 6
+LAYERS, WIDTH, HEADS, LENGTH, BATCH = 2, 128, 4, 128, 6
 
 
 def norm(x):
@@ -129,7 +129,7 @@ report
 # bytes that are alive, coloured by the function of ours that made them. (In a running notebook this is a
 # page to point at and to click through. `report.save("report.html")` keeps that page.)
 #
-# - The dashed line is plain JAX. It climbs throughout the forward: three blocks, three flights of stairs,
+# - The dashed line is plain JAX. It climbs throughout the forward: two blocks, two flights of stairs,
 #   nothing is let go. At the vertical line the backward begins, and the stairs lead down again.
 # - The coloured mountain is ours, and has the same shape, but each block leaves less behind.
 # - The backward of ours has more steps, and small teeth: something is computed again, read, and dropped at
@@ -178,7 +178,7 @@ def seconds(run):
 
 
 seconds(reference), seconds(step.value_and_grad)  # the first calls, which do not count
-pairs = [(seconds(reference), seconds(step.value_and_grad)) for _ in range(10)]
+pairs = [(seconds(reference), seconds(step.value_and_grad)) for _ in range(5)]
 ratio = statistics.median(b / a for a, b in pairs)
 print(f"plain JAX {1e3 * statistics.median(a for a, _ in pairs):.0f} ms,",
       f"ours {1e3 * statistics.median(b for _, b in pairs):.0f} ms, median ratio {ratio:.2f}")
@@ -235,7 +235,7 @@ print(f"{within / 1e6:.1f} MB, the descent included")
 # %%
 mine = theirs = params
 curves = {"plain JAX": [], "ours": []}
-for i in range(25):
+for i in range(12):
     expected, gradients = reference(theirs, batch(i))
     theirs = descend(theirs, gradients)
     value, mine = train(mine, batch(i))

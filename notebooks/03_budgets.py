@@ -11,7 +11,9 @@
 # %% [markdown]
 # # Budgets
 #
-# Without being asked, jointcut runs nothing heavy twice. If that is not enough, say how much memory there is.
+# Without being asked, jointcut takes the fewest bytes with which no matrix product runs twice. On a CPU it
+# looks further: if the model finds a plan that is clearly smaller and no slower, it takes that one, also with
+# products that run twice. If that is not enough, say how much memory there is.
 # This notebook states budgets in bytes and as fractions, looks at how they are met, and measures what each
 # of them costs.
 
@@ -89,26 +91,26 @@ print(*str(tight.plan).splitlines()[:2], sep="\n")
 # %% [markdown]
 # In your own program this is `@aot.function(budget="28 MB")`, and that is all.
 #
-# How is it met? A model of the memory proposes, and XLA decides. The fastest plan that should fit is
-# compiled, and XLA's own account of it is read. If it does not fit, the model is corrected by what was
-# learnt, and the next plan is tried. All that was compiled is on record:
+# How is it met? A model of the memory proposes, and XLA decides. Plans are *weighed*: XLA assigns their
+# memory, and on a CPU it is stopped before it makes code. If a plan does not fit, the model is corrected by
+# what was learnt. The fastest plan that fits is compiled. All that was tried is on record:
 
 # %% tags=["varies"]
 print(*tight.compile().trail, sep="\n")
 
 # %% [markdown]
-# *Promised* is what the model expected, *takes* is XLA's word. The two differ, here by up to a quarter, and
-# in both directions. That is why a plan counts only once it is compiled: whatever you get holds its budget,
-# by the account of the compiler that will run it. (The last attempt is for a plan that would be faster.)
+# *Promised* is what the model expected, *takes* is XLA's word. The two may differ. That is why a plan counts
+# only once it was weighed or compiled: whatever you get holds its budget, by the account of the compiler that
+# will run it.
 #
 # ## 2. Such a share
 #
-# A float from 0 to 1 is a share of what plain JAX takes beyond arguments and results. Half of that:
+# A float from 0 to 1 is a share of what plain JAX takes beyond arguments and results. A quarter of that:
 
 # %%
-half = traced.partition(budget=0.5).compile()
-share = half.activation_bytes / plain.temp_bytes
-print(f"{half.activation_bytes / 1e6:.1f} MB, {share:.0%} of plain JAX's")
+quarter = traced.partition(budget=0.25).compile()
+share = quarter.activation_bytes / plain.temp_bytes
+print(f"{quarter.activation_bytes / 1e6:.1f} MB, {share:.0%} of plain JAX's")
 
 # %% [markdown]
 # A share travels well, from one batch size to another, and bytes are what a device has. The share counts
@@ -135,9 +137,11 @@ print(front)
 
 # %% [markdown]
 # Read the curve from the right. At the right end most is saved. To the left value after value is given up,
-# in the order of what a byte costs: down to the star a little arithmetic, and from there on matrix products,
-# which is steeper. All plans called `front` lie on this slope. They are minimum cuts as well, one for each
-# price of a second in bytes, and all of them are found at once.
+# in the order of what a byte costs. Plans called `front` are minimum cuts as well, one for each price of a
+# second in bytes, and all of them are found at once. Plans called `division` divide the chain of layers into
+# pieces. Of some pieces nothing inside is kept, and all of it is made again when the backward comes to it.
+# (The star need not lie on the curve: it takes the fewest bytes with which no product runs twice, and saves
+# itself the look at everything else.)
 #
 # Then comes the knee.
 #
@@ -146,34 +150,33 @@ print(front)
 # What stands in the plans?
 
 # %%
-kinds = {"without a budget": traced.partition().plan, "the end of the slope": least.cut.plan}
-kinds["below the knee"] = front.points[-1].plan
+beyond = min(front.points, key=lambda point: point.peak_bytes).plan
+kinds = {"without a budget": traced.partition().plan, "the least": least.cut.plan, "beyond the knee": beyond}
 for name, plan in kinds.items():
     again = [traced.graph.ops[i].name for i in plan.recomputed]
     print(f"{name:20} {plan.bytes_saved / 1e6:5.1f} MB saved,", len(plan.saved), "arrays;",
           again.count("dot_general"), "products and", again.count("random_bits"), "masks run again")
 
 # %% [markdown]
-# At the end of the slope three arrays are left of each layer: what it adds to the stream, its mask, and a
+# In the least plan about three arrays are left of each layer: what it adds to the stream, its mask, and a
 # mean square for each row. From these each layer can be run again by itself. While it is, its inside is
 # alive, and now it is this, and no longer what is saved, that makes the peak.
 #
-# Plans called `pieces` go on from there: of some pieces of the chain nothing inside is kept, not even the
-# masks, and all of it is made again when the backward comes to it, while the last piece, with which the
-# backward begins, is kept whole. Random numbers are dear to make, and so the curve goes up like a wall.
-# What stands beyond the wall is promised to take a megabyte less, by the model. The trail in section 1 tells
-# what XLA says of such a plan, and it is no gain at all. That is why `0.0` gave us the end of the slope: the
-# least is what was measured to be the least.
-#
+# Beyond the knee not even the masks are kept. Random numbers are dear to make, and so the curve goes up like
+# a wall. The model promises that the plan at its top takes the least. XLA has the last word:
+
+# %%
+wall = traced.partition(plan=beyond).compile()
+for name, step in {"the least": least, "beyond the knee": wall}.items():
+    print(f"{name:16} {step.activation_bytes / 1e6:.1f} MB of temporaries")
+
+# %% [markdown]
 # ## 5. What a budget costs
 #
 # So far by the model. Now by the clock: some budgets, each run in turn with plain JAX, as ratios of time.
 
 # %%
-steps = {"none": free}
-for share in (0.6, 0.4):
-    steps[f"{share:.0%}"] = traced.partition(budget=share).compile()
-steps["0.0"] = least
+steps = {"none": free, "25%": quarter, "0.0": least}
 reference = jax.jit(jax.value_and_grad(loss)).lower(layers, key, x, y).compile()
 for name, step in steps.items():
     share = step.activation_bytes / plain.temp_bytes
@@ -189,7 +192,7 @@ def seconds(run):
 
 def ratio(run):
     seconds(run), seconds(reference)  # the first calls, which do not count
-    return statistics.median(seconds(run) / seconds(reference) for _ in range(10))
+    return statistics.median(seconds(run) / seconds(reference) for _ in range(4))
 
 
 times = {name: ratio(step.value_and_grad) for name, step in steps.items()}
@@ -209,10 +212,8 @@ axes.grid(alpha=0.25)
 plt.show()
 
 # %% [markdown]
-# On the computer that made this page no plan is slower than plain JAX: what is not written to memory takes no
-# time to write. At the left end all products of the forward run twice, and part of that gain is given back.
-# And a plan that saves more is not always faster, whatever the model says with our round `rates`; with rates
-# that were measured it comes closer.
+# What is not written to memory takes no time to write: that is why a plan that saves less is often faster
+# than plain JAX. At the left end most products of the forward run twice, and part of that gain is given back.
 #
 # ## 6. Too little
 #
@@ -228,7 +229,7 @@ traced.partition(budget="20 MB")
 # Where dropout runs again in the backward, it must drop the same elements, or the gradient belongs to
 # another function, and nothing tells you. In JAX a key is a value like any other: what is computed again from
 # the same key is the same mask. So the gradients agree at every budget, and also with the plan beyond the
-# wall, which makes seven masks again. As a control, here is how far off they would be with other masks:
+# knee, which makes masks again. As a control, here is how far off they would be with other masks:
 
 # %%
 _, expected = reference(layers, key, x, y)
@@ -241,7 +242,7 @@ def distance(gradients):
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
 
 
-steps["wall"] = traced.partition(plan=front.points[-1].plan).compile()
+steps["wall"] = wall
 for name, step in steps.items():
     print(f"{name:5} within 0.001 %:", distance(step.value_and_grad(layers, key, x, y)[1]) < 1e-5)
 print(f"other masks: {distance(others):.0%}")
@@ -264,5 +265,5 @@ print(f"other masks: {distance(others):.0%}")
 #
 # - The least that is found here is still set by what one layer holds while it is undone. A `scan` over many
 #   steps can also be run in segments: [04_inside_loops](04_inside_loops.ipynb).
-# - A search compiles a few plans. With `JOINTCUT_CACHE_DIR` set its result is kept for the next process.
+# - A search weighs a few plans. With `JOINTCUT_CACHE_DIR` set its result is kept for the next process.
 # - How to price operations by a model of your own: [07_write_your_own](07_write_your_own.ipynb).

@@ -116,9 +116,10 @@ for line in show(graph).splitlines():
 # body 2 read, with nothing in between:
 
 # %%
-forward, backward = graph.regions[1:]
+forward, backward = graph.bodies.values()
+inside = graph.regions[backward.regions[0]].ops
 for v in forward.stacks:
-    readers = [graph.ops[i].name for i in graph.consumers[v] if i in backward.ops]
+    readers = [graph.ops[i].name for i in graph.consumers[v] if i in inside]
     maker = graph.ops[graph.values[v].maker].name
     print(f"%{v:<3} {graph.values[v].saved_bytes:10,} bytes, made by {maker:12} read by {', '.join(readers)}")
 
@@ -181,7 +182,7 @@ plt.show()
 # `explain` tells what was decided and why. Compare the first lines with the list of section 1: of the five
 # wide stacks one is left, and it is neither of the two products of `s`, but their sum.
 
-# %% tags=["varies"]
+# %%
 report = aot.function(loss, cost=cost).explain(adapters, frozen, x)
 print(report)
 
@@ -190,7 +191,7 @@ print(report)
 # instruction, forward then backward. A loop counts as one run of its body here, with all its stacks in
 # place.
 
-# %% tags=["varies"]
+# %%
 report
 
 # %% [markdown]
@@ -202,7 +203,7 @@ report
 # many matrix products there are in the program of one layer, forward and backward together.
 
 
-# %% tags=["varies"]
+# %%
 def figures(compiled):
     return compiled.memory_analysis().temp_size_in_bytes, compiled.as_text().count(" dot(")
 
@@ -230,7 +231,7 @@ for name, (size, products) in known.items():
 # Whoever knows that can say so, and names the sum. That is the way to write it by hand:
 
 
-# %% tags=["varies"]
+# %%
 def named(x, w):
     s = checkpoint_name(x @ w["up"] + x @ w["a"] @ w["b"], "s")
     y = checkpoint_name(x + jax.nn.gelu(s) @ w["down"], "y")
@@ -257,7 +258,8 @@ plt.show()
 # %% [markdown]
 # With the right names one comes to the same memory (and forgets the thin product `x @ a`, which then runs
 # twice). The minimum cut finds these names by itself, and finds others when the layer changes. And with a
-# budget it goes on to where products run twice, down to about what `checkpoint` holds, with a product less.
+# budget it goes on to where products run twice: with two of them, to half; with four, to what `checkpoint`
+# holds.
 #
 # ## 5. Ten thousand steps
 #
@@ -292,7 +294,7 @@ params = array(8, 64), array(32, 64)
 #
 # jointcut does so where a budget asks for it. `budget=0.0` asks for the least memory that it finds.
 
-# %% tags=["varies"]
+# %%
 lengths = [100, 1_000, 10_000]
 curves = {"plain JAX": [], "jointcut": [], "checkpoint on the cell": [], "jointcut, budget=0.0": []}
 for n in lengths:
@@ -324,9 +326,9 @@ plt.show()
 # needs nearly three hundred times as much.
 #
 # Segments run the cell once more, and so does `checkpoint` on the cell. So as soon as a budget forces the
-# cell to run again, jointcut takes segments, and then needs far less than was asked for:
+# cell to run again, jointcut takes segments, for as many of the steps as the budget asks for:
 
-# %% tags=["varies"]
+# %%
 for fraction in (None, 0.3, 0.0):
     found = ours.partition(budget=fraction)
     again = ", ".join(f"in segments of {steps}" for _, steps in found.plan.segments) or "in one piece"
@@ -381,11 +383,11 @@ print(nested.plan)
 
 # %% [markdown]
 # `4 x float32[500, 16, 32]` is a value of the outer body: what enters each layer. `2000 x float32[16, 32]`
-# is a value of the inner one: the state before a step, and the state after it. (A keen eye sees that the
-# second is the first, one step later. JAX keeps both as well; neither of the two notices yet.)
+# is a value of the inner one: the state after a step. The state before a step is the same, one step earlier.
+# JAX keeps both, and jointcut one of them: see the second line.
 # The GELU between the layers is computed again, and of the inner body no product and no sum is kept.
 
-# %% tags=["varies"]
+# %%
 figure, axes = plt.subplots(figsize=(10, 4.4), layout="constrained")
 nested.explain().plot(axes, by="line")
 plt.show()
@@ -394,6 +396,6 @@ plt.show()
 # ## Where to look
 #
 # - `partition/nesting/read.py` finds the scans that belong together and joins their bodies.
-# - `partition/lower/reruns.py` says which loops can run in segments, `scans.py` writes them.
+# - `partition/lower/reruns.py` says which loops can run in segments.
 # - What else a budget does, and what it costs in time, is told in [03_budgets](03_budgets.ipynb).
-# - `cond`, `while_loop` and the body of a scan without a backward are not opened: they stay one operation.
+# - Branches of `cond` are cut like loop bodies, and a `while_loop` runs backwards from checkpoints.

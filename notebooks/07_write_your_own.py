@@ -378,7 +378,7 @@ report = on_usual.partition(products_only).explain()
 report
 
 # %% [markdown]
-# The dashed line is plain JAX. The default, `min_cut`, runs no product twice either; and it runs no chain of
+# The dashed line is plain JAX. The minimum cut runs no product twice either; and it runs no chain of
 # transcendental functions twice, which costs it 3 MB:
 
 # %%

@@ -53,8 +53,11 @@ def source(path: Path) -> NotebookNode:
     return jupytext.read(path)
 
 
-def run(path: Path) -> NotebookNode:
+def run(path: Path, xla_flags: str = "") -> NotebookNode:
     """Execute the source in a fresh kernel, with the folder of notebooks as working directory.
+
+    Flags that let XLA make slower code in less time change no text but that of cells that vary. They may change
+    pictures, and so these are not compared then.
 
     Raises `nbclient.exceptions.CellExecutionError` where a cell without the tag "raises-exception" raises.
     """
@@ -67,8 +70,9 @@ def run(path: Path) -> NotebookNode:
             "JOINTCUT_PROGRESS": "0",  # how long a stage took decides whether it shows
             "IPYTHONDIR": profile,  # nobody's own start-up files
         }
-        ours = ("JOINTCUT_CACHE_DIR", "XLA_FLAGS")  # numbers hang on how much XLA optimises
+        ours = ("JOINTCUT_CACHE_DIR", "XLA_FLAGS")
         env = {key: value for key, value in os.environ.items() if key not in ours} | settings
+        env |= {"XLA_FLAGS": xla_flags} if xla_flags else {}
         client = NotebookClient(
             notebook,
             timeout=MOST_SECONDS,
@@ -78,6 +82,8 @@ def run(path: Path) -> NotebookNode:
             extra_arguments=["--log-level=ERROR"],  # or the kernel warns of its own local sockets
         )
         client.execute(env=env)
+    if xla_flags:
+        notebook.metadata["made_with"] = made_with() | {"xla_flags": xla_flags}
     return notebook
 
 

@@ -1,8 +1,9 @@
 """The notebooks are what a fresh run gives, small, and free of what belongs to one machine.
 
-The quick ones are executed here; `make notebooks` executes all.
+All are executed here, with code of XLA's that takes less time to make.
 """
 
+import os
 import re
 import sysconfig
 import tempfile
@@ -17,9 +18,6 @@ for package in ("jupytext", "nbclient", "ipykernel", "matplotlib"):
 
 nbformat, notebooks = import_module("nbformat"), import_module("notebooks")
 v4 = nbformat.v4
-
-#: Those that take a few seconds, the start of a kernel included.
-QUICK = ["00_from_scratch", "02_read_a_plan"]
 
 NAMES = notebooks.names()
 MOST_BYTES = 500_000
@@ -114,9 +112,9 @@ def test_a_source_opens_with_a_title_and_keeps_to_its_columns(name):
     assert not [line for line in path.read_text("utf-8").splitlines() if len(line) > MOST_COLUMNS]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fresh_run_gives_what_is_committed(name):
-    fresh = notebooks.committed(notebooks.run(notebooks.FOLDER / f"{name}.py"))
+    fresh = notebooks.committed(notebooks.run(notebooks.FOLDER / f"{name}.py", os.environ["XLA_FLAGS"]))
     complaints = notebooks.differences(kept(name), fresh)
     assert not complaints, "\n".join([f"{name}: run `python notebooks/make.py {name}` if this is meant", *complaints])
 
