@@ -192,7 +192,7 @@ def seconds(run):
 
 def ratio(run):
     seconds(run), seconds(reference)  # the first calls, which do not count
-    return statistics.median(seconds(run) / seconds(reference) for _ in range(4))
+    return statistics.median(seconds(run) / seconds(reference) for _ in range(3))
 
 
 times = {name: ratio(step.value_and_grad) for name, step in steps.items()}

@@ -411,14 +411,13 @@ axes.margins(x=0.15)
 plt.show()
 
 # %% [markdown]
-# The command line says what lies there, and clears it. An executable is pickled, so every entry is signed
-# with a key that was made for this folder; without that key an entry does not count.
+# The command line says what lies there, and `jointcut cache clear` clears it. An executable is pickled, so
+# every entry is signed with a key that was made for this folder; without that key an entry does not count.
 
 # %% tags=["varies"]
 held = json.loads(run(JOINTCUT, "cache", "ls", "--json", **cache))
 for entry in held["entries"]:
     print(f"{entry['bytes']:,} bytes: {entry['label']}")
-print(run(JOINTCUT, "cache", "clear", "--yes", **cache))
 
 # %% [markdown]
 # Without the variable nothing is kept; `cache=True` keeps programs in `~/.cache/jointcut/programs`, and
