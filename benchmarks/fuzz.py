@@ -226,7 +226,7 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
         names += ["compiled", "method", "budget"]
     draws.shuffle(names)
     plain = Plain(made, {})
-    for name in names[:most]:
+    for name in names[:most] if plain.of("grad") is not None else ():
         if name == "transformation":
             yield from transformed(made, function, draws.choice(list(TRANSFORMATIONS)), plain)
         elif name == "compiled":
