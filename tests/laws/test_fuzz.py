@@ -51,6 +51,7 @@ def test_random_loops_answer_as_python(seed):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")
 @pytest.mark.parametrize("seed", OBJECTS)
 def test_random_modules_change_as_under_nnx(seed):
     found = faults(fuzz.checks_of_object(seed))
