@@ -19,6 +19,7 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 110
 toc_object_entries_show_parents = "hide"
 nb_execution_mode = "off"  # the notebooks are kept with what they printed
+suppress_warnings = ["misc.highlighting_failure"]  # an error of ours with a × in it, which is no traceback
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 highlight_language = "none"  # examples after >>> and fences that name a language are coloured all the same
