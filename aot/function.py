@@ -344,7 +344,7 @@ def function(
             `jax.experimental.sparse.BCOO` of those rows.
         budget: the memory that a step may take, instead of a strategy. A float from 0.0 to 1.0 is a fraction of the
             activation bytes of `jax.jit(jax.value_and_grad(fun))`, without parameters, batch and gradients; 0.0 is the
-            least that is found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
+            least found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
         devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.

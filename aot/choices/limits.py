@@ -39,7 +39,7 @@ class Limit(Record):
     """A budget, of which exactly one field is set.
 
     Attributes:
-        fraction: share of the activation bytes of `jax.jit(jax.value_and_grad(f))`; 0.0 asks for the least that is found.
+        fraction: share of the activation bytes of `jax.jit(jax.value_and_grad(f))`; 0.0 asks for the least found.
         peak_bytes: peak of the whole step on one device, arguments and results included.
         of_device: whether the budget is the memory that the device has free when the step is planned.
     """
