@@ -13,6 +13,7 @@ from typing import Any
 from jointcut.partition.prices.counts import PER_ELEMENT, Arrays, Work, counted
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.primitives import BY_BODY, CHEAP, CUMULATIVE, OPAQUE, PICKING, REORDERING, WEIGHTS
+from jointcut.partition.program.sizes import names_in
 
 #: Primitives that XLA folds into the loop that reads the result. It does not always do so with one that takes elements
 #: in another order or from several arrays. Other movement only changes how an index is computed.
@@ -52,7 +53,7 @@ def work(eqn: jaxprs.Equation) -> Work | None:
     if name == "scan":
         layout = jaxprs.scan_layout(eqn)
         return _sequence(layout.body).times(layout.length)
-    if (runs := jaxprs.runs_of(eqn)) is not None:
+    if (runs := _runs(eqn)) is not None:
         return Work.sum(_sequence(jaxprs.opened(closed)[0]).times(count) for closed, count in runs)
     if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = map(_sequence, inner)
@@ -62,6 +63,12 @@ def work(eqn: jaxprs.Equation) -> Work | None:
     if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
         return Work.largest(map(_sequence, jaxprs.inner_jaxprs(eqn))).times(done.others)
     return counted(name, reads, writes, eqn.params, is_complex)
+
+
+def _runs(eqn: jaxprs.Equation) -> Sequence[tuple[jaxprs.ClosedJaxpr, int]] | None:
+    """As `runs_of`; None where these programs have symbolic sizes: the call's own jaxpr has numbers in their place."""
+    runs = jaxprs.runs_of(eqn)
+    return None if runs is None or any(names_in(closed) for closed, _ in runs) else runs
 
 
 def _told(flops: float, transcendentals: float) -> Work:
@@ -86,7 +93,7 @@ def moved_bytes(eqn: jaxprs.Equation) -> int:
     if name == "scan":
         layout = jaxprs.scan_layout(eqn)
         return layout.length * _moved_inside(layout.body)
-    if (runs := jaxprs.runs_of(eqn)) is not None:
+    if (runs := _runs(eqn)) is not None:
         return sum(count * _moved_inside(jaxprs.opened(closed)[0]) for closed, count in runs)
     if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = [_moved_inside(jaxpr) for jaxpr in inner]
