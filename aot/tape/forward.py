@@ -17,6 +17,8 @@ from jointcut.aot.trace.blame import explained
 from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.arguments import fixed
+from jointcut.wrappers.arguments.copies import Originals
+from jointcut.wrappers.arguments.objects import is_owned
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import is_array_like
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -34,6 +36,7 @@ class Ran:
         avals: the types of the flat output.
         seeds: for each flat output, the node that made it; None if no gradient flows from it.
         arguments: the differentiated arguments, flattened.
+        originals: the writable objects of the call, to which is to be written what the function wrote to their copies.
     """
 
     tape: Recording
@@ -43,6 +46,7 @@ class Ran:
     avals: tuple[Any, ...]
     seeds: tuple[Edge | None, ...]
     arguments: Sequence[Flattened]
+    originals: Originals
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Flattened:
     """One differentiated argument: its tree, its leaves, and the place of each among the leaves of the tape.
 
     A leaf that is not floating point has no place, None, and is handed to the function as it is. Of those `in_modules`
-    of Equinox the gradient is None.
+    of Equinox the gradient is None, of those in other objects a zero of `float0`.
     """
 
     tree: Any
@@ -97,14 +101,15 @@ def ran(
     tape = Recording(name, records, jaxprs.trace_context(), check)
     with jaxprs.eager(tape) as trace, explained(name, function):
         tape.trace = trace
-        given, arguments = list(args), []
+        given, named, arguments = [*map(_copied, args)], {k: _copied(x) for k, x in kwargs.items()}, []
         for place in range(len(args)) if positions is None else positions:
             argument = _flattened(tape, f"args[{place}]", args[place], positions is not None)
             arguments.append(argument)
             leaves = zip(argument.leaves, argument.places, strict=True)
             tracers = [x if at is None else tape.tracers[at] for x, at in leaves]
             given[place] = jax.tree.unflatten(argument.tree, tracers)
-        out = function(*given, **kwargs)
+        originals = Originals.of((tuple(args), kwargs), (tuple(given), named))
+        out = function(*given, **named)
         if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
             cure = "Return (output, aux), or leave has_aux out."
             raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))
@@ -115,7 +120,14 @@ def ran(
     values = [value_of(x) if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
     avals: tuple[Any, ...] = tuple(map(jax.typeof, values))
     value = jax.tree.unflatten(tree, values)
-    return Ran(tape, value, jax.tree.map(value_of, aux), tree, avals, seeds, arguments)
+    return Ran(tape, value, jax.tree.map(value_of, aux), tree, avals, seeds, arguments, originals)
+
+
+def _copied(argument: Any) -> Any:
+    """An argument with copies of the writable objects in it; one without is itself."""
+    if not any(map(is_owned, jax.tree.leaves(argument, is_leaf=is_owned))):
+        return argument
+    return jax.tree.map(lambda x: x, argument)
 
 
 def refuse_eager(name: str) -> None:
@@ -135,13 +147,15 @@ def refuse_others(name: str, leaves: Sequence[Any], tree: Any) -> None:
 
 def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> Flattened:
     leaves, tree = jax.tree.flatten(argument)
-    in_modules = frozenset(fixed.inside_modules(jax.tree.unflatten(tree, range(len(leaves)))))
+    whole = jax.tree.unflatten(tree, range(len(leaves)))
+    in_modules = frozenset(fixed.inside_modules(whole))
+    held = in_modules.union(*map(jax.tree.leaves, filter(is_owned, jax.tree.leaves(whole, is_leaf=is_owned))))
     places: list[int | None] = []
     for i, (at, leaf) in enumerate(zip(tree_paths(path, tree), leaves, strict=True)):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
             places.append(len(tape.leaves))
             tape.leaf(as_array(leaf), at)
-        elif must_differ and i not in in_modules:
+        elif must_differ and i not in held:
             kind = jax.typeof(leaf).str_short() if is_array_like(leaf) else f"a {type(leaf).__name__}"
             what = f"is {kind}: value_and_grad differentiates floating-point arguments."
             raise TraceError(message(at, what, "Leave its argument out of argnums, convert it, or use vjp."))

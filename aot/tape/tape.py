@@ -29,6 +29,7 @@ from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.choices.options import NONFINITE, name_of
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
+from jointcut.aot.tape.nodes import value_of
 from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
@@ -142,7 +143,7 @@ class Taped:
         Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. In `jax.jit` the whole step is
         one program. Raises `TraceError` if the update joins gradients otherwise, with the equation.
         """
-        made = self._ran([0], (params, *args), kwargs)
+        made = self._ran([0], (params, *args), kwargs, is_update=True)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
         trees = made.arguments[0].gradients(leaves), state
@@ -168,10 +169,16 @@ class Taped:
 
     # ------------------------------------------------------------------------------------------- helpers
 
-    def _ran(self, positions: Sequence[int] | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Ran:
+    def _ran(self, positions: Sequence[int] | None, args: Any, kwargs: dict[str, Any], is_update: bool = False) -> Ran:
+        """Run the function on a tape, and write back what it wrote to objects."""
         if self._refuse is not None:
             self._refuse(args)
-        return ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check)
+        made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check)
+        if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
+            what = f"is an object that is updated, and {self._name} writes to it."
+            raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
+        made.originals.write(value_of)
+        return made
 
     def _value(self, made: Ran) -> Any:
         return (made.value, made.aux) if self._has_aux else made.value
@@ -219,7 +226,8 @@ class Decorator:
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
 
-        The function runs on numbers: Python's `if` and `for`, `print`, numpy and `float(x)` work on its values. Each op
+        The function runs on numbers: Python's `if` and `for`, `print`, numpy and `float(x)` work on its values. What it
+        writes to Flax's NNX objects is written to the caller's, once the function has returned. Each op
         is recorded with the residuals that its backward reads. The backward of the whole call is then one program, with
         the backward halves of the `jax.jit` and `aot.function` calls in it. It is compiled once for each structure: the
         ops, which values they read, shapes and dtypes. Values are not part of the structure, nor are Python numbers

@@ -11,7 +11,7 @@ Files, in reading order:
     fixed: Keep leaves that are not arrays out of programs: functions, strings, flags, numbers of Equinox modules.
     adapters: Know the writable objects of each library: how they are taken apart, built, written and filled anew.
     objects: Take writable objects apart into arrays, and write the new arrays back.
-    copies: Refuse a function that writes to a copy of an object.
+    copies: Refuse a function that writes to a copy of an object, or write back what it writes.
     containers: Find array-like objects and the arrays that belong to them.
     tree: Flatten one call, and build it again.
 """

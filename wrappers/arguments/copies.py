@@ -1,20 +1,23 @@
-"""Refuse a function that writes to a copy of an object.
+"""Refuse a function that writes to a copy of an object, or write back what it writes.
 
 A traced function gets objects that are built anew from their arrays. Writes to objects that `arguments.objects` knows
 are repeated on the caller's objects. Writes to any other registered pytree class would be lost. (Dicts and lists are
 exempt: a function that calls `batch.pop("labels")` works on its own copy under `jax.jit` as well.)
+
+On a tape, too, a function runs on copies, which hold tracers. `Originals` writes the numbers in them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from jointcut.partition.errors import TraceError, message
+from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.wrappers.arguments import objects
+from jointcut.wrappers.arguments.adapters import Adapter, adapters
 from jointcut.wrappers.arguments.paths import Paths
 
 
@@ -39,6 +42,73 @@ class Copies:
                 what = f"is a {type(node).__name__}, which the function writes: that would be lost after the call."
                 cure = "Return the new object, as aux with has_aux=True, and put it in the place of the old one."
                 raise TraceError(message(path, what, cure))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The objects of one adapter, and their copies, with the form, arrays and tree that these have at the start."""
+
+    adapter: Adapter
+    paths: tuple[str, ...]
+    originals: tuple[Any, ...]
+    copies: tuple[Any, ...]
+    form: Any
+    arrays: list[Any]
+    tree: Any
+
+    def is_written(self) -> bool:
+        form, parts = self.adapter.split(self.copies)
+        arrays, tree = jax.tree.flatten(parts)
+        return form != self.form or tree != self.tree or not _same(arrays, self.arrays)
+
+    def write(self, value_of: Callable[[Any], Any]) -> None:
+        form, parts = self.adapter.split(self.copies)
+        arrays, tree = jax.tree.flatten(parts)
+        if form != self.form or tree != self.tree:
+            what = "gets or loses parts in the function, and a tape writes back arrays alone."
+            raise CallError(message(self._place(), what, "Use aot.function, or make the parts before the call."))
+        if self.adapter.split(self.originals)[0] != form:
+            what = "is written by the function, and holds a variable twice: on a tape these are two."
+            raise CallError(message(self._place(), what, "Use aot.function, which takes them for one."))
+        written = [new is not old for new, old in zip(arrays, self.arrays, strict=True)]
+        self.adapter.update(self.originals, jax.tree.map(value_of, parts), jax.tree.unflatten(tree, written))
+
+    def _place(self) -> str:
+        return " or ".join(self.paths)
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The writable objects of a call whose function runs on copies of them."""
+
+    groups: tuple[_Group, ...]
+
+    @classmethod
+    def of(cls, call: tuple[Any, Any], copied: tuple[Any, Any]) -> Originals:
+        """The objects in a call `(args, kwargs)`, with those in its copy."""
+        groups = []
+        for adapter in adapters():
+            named, copies = (Paths(range(len(c[0]))).nodes(c, adapter.owns) for c in (call, copied))
+            if named:
+                held = tuple(copy for _, copy in copies)
+                paths, originals = zip(*named, strict=True)
+                form, parts = adapter.split(held)
+                groups.append(_Group(adapter, paths, originals, held, form, *jax.tree.flatten(parts)))
+        return cls(tuple(groups))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The paths of the objects of each adapter to whose copies something was written."""
+        return tuple(path for group in self.groups if group.is_written() for path in group.paths)
+
+    def write(self, value_of: Callable[[Any], Any]) -> None:
+        """Write to the objects what was written to their copies, each array through `value_of`.
+
+        Raises `CallError`, and writes nothing, where the objects cannot take it.
+        """
+        for group in self.groups:
+            if group.is_written():
+                group.write(value_of)
 
 
 def _same(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
