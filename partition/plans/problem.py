@@ -13,7 +13,15 @@ from typing import Any, Self
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.prices.bounds import Allowance
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, Verdict, judge, not_offloaded, told_to_keep
+from jointcut.partition.prices.rules import (
+    CheckpointPolicy,
+    Constraint,
+    Verdict,
+    judge,
+    must_keep,
+    not_offloaded,
+    told_to_keep,
+)
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
@@ -112,6 +120,16 @@ class Problem:
     def kept_bytes(self, bound: Allowance, saved: Iterable[int]) -> int:
         """The bytes that a part keeps in the device's memory where these values are saved there."""
         return sum(self.prices[v] for v in bound.values.intersection(saved))
+
+    @cached_property
+    def must_keep(self) -> frozenset[int]:
+        """The values that must never be computed again."""
+        return must_keep(self.constraints)
+
+    @cached_property
+    def told_to_keep(self) -> frozenset[int]:
+        """Those of them that a user named."""
+        return must_keep(self.constraints, is_asked=True)
 
     @cached_property
     def preferences(self) -> tuple[Constraint, ...]:

@@ -139,12 +139,17 @@ class Constraint:
     is_costly: bool = False
 
 
+def must_keep(constraints: Iterable[Constraint], *, is_asked: bool = False) -> frozenset[int]:
+    """The values that must never be computed again; with `is_asked`, those of them that a user named."""
+    return frozenset(c.value for c in constraints if c.demand.is_must_keep and (c.is_asked or not is_asked))
+
+
 def told_to_keep(graph: Graph, sides: Sides, constraints: Iterable[Constraint]) -> Sides:
     """The sides with what a user wants kept among what the backward reads, wherever the backward has a use for it.
 
     That is: it reads the value, or computes something from it without another that is to be kept.
     """
-    asked = {c.value for c in constraints if c.demand.is_must_keep and c.is_asked}
+    asked = must_keep(constraints, is_asked=True)
     kept = asked.union(form.source for form in graph.forms if graph.is_packed(form, asked))
     useful = set(sides.wanted)
     for op in reversed(graph.ops) if asked else ():

@@ -64,7 +64,7 @@ def in_segments(problem: Problem, plan: Plan) -> Plan | None:
     """The plan with its long loops run in segments; None where that would not keep fewer bytes."""
     lengths, bytes_spared = [], 0
     values, ancestors = problem.graph.values, problem.graph.ancestors
-    kept = {c.value for c in problem.constraints if c.demand.is_must_keep}.union(plan.offloaded)
+    kept = problem.must_keep.union(plan.offloaded)
     kept_whole = {values[v].loop for v in kept}
     for loop, sizes in segmentable(problem, plan).items():
         steps = best_length(sizes.length, sizes.carry_bytes, sizes.residual_bytes)

@@ -159,7 +159,7 @@ def _moved(steps: Iterable[Step]) -> Iterator[int]:
 
 def worth_sending(problem: Problem, plan: Plan) -> list[int]:
     """The saved values of a plan that may go to the host, those that are made first, and needed last, in front."""
-    graph, kept = problem.graph, {c.value for c in problem.constraints if c.demand.is_must_keep}
+    graph, kept = problem.graph, problem.must_keep
     in_segments = {loop for loop, _ in plan.segments}
     least = _WORTH * max((s.bytes for s in plan.saved), default=0)
     row = [
