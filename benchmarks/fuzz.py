@@ -297,7 +297,10 @@ class Plain:
         """The answer in one transformation, None where JAX refuses: forward mode of a `custom_vjp`, say."""
         if name not in self.known:
             try:
-                self.known[name] = traced(TRANSFORMATIONS[name](self.made.loss), self.made.arguments)
+                function = TRANSFORMATIONS[name](self.made.loss)
+                if name == "jvp":  # refused where a branch that is not run holds a `custom_vjp`
+                    jax.jit(function).lower(*self.made.arguments)
+                self.known[name] = traced(function, self.made.arguments)
             except (TypeError, NotImplementedError, ValueError, AttributeError):  # the last for numbers of Flax's type
                 self.known[name] = None
         return self.known[name]

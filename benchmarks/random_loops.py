@@ -38,13 +38,13 @@ WRITES = (
     "lax.dynamic_update_index_in_dim(b, h[0], k, 0)",
     "b.at[k].set(h[0] + b[k - 1])",
 )
-#: How a loop is called, by name; `most` is a bound on its trips.
+#: How a loop is called, by name; `most` is a bound on its trips, `few` bytes that hold a checkpoint or some.
 WAYS = (
     "lax.while_loop(test, body, start)",
     "lax.while_loop(test, body, start)",
     "lax.fori_loop(0, n, lambda i, c: body((i, *c[1:])), start)",
     "aot.while_loop(test, body, start)",
-    "aot.while_loop(test, body, start, memory='1kB')",
+    "aot.while_loop(test, body, start, memory=few)",
     "aot.while_loop(test, body, start, max_trips=most)",
 )
 
@@ -79,7 +79,8 @@ def looped(seed: int) -> Looped:
     counter = draws.choice(("0", "0", "jnp.float32(0)"))
     way = draws.choice(WAYS)
     counter = "0" if "fori_loop" in way else counter
-    lines = [f"most = {most}", *(_buffered(draws) if buffer else _unbuffered(draws, counter)), f"c = {way}"]
+    few = "1kB" if size < 1024 else "9kB"
+    lines = [f"most, few = {most}, {few!r}", *(_buffered(draws) if buffer else _unbuffered(draws, counter)), f"c = {way}"]
     lines.append("return jnp.sum(jnp.cos(c[1])) + jnp.sum(jnp.sin(c[-1]))")
     text = "def loss(w, x, n):\n" + "".join(f"    {line}\n" for line in lines)
     return Looped(seed, text, _made(text), lanes, size, most)

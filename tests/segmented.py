@@ -125,7 +125,22 @@ def two_loops(steps):
     return loss, (normal(13, 3), normal(14, steps, 3))
 
 
-PROGRAMS = (cell, dropout, reverse, half, nested, mapped, two_loops)
+def fixed(steps):
+    """A carry that is the same from the second step on, made outside of the loop."""
+
+    def loss(weight, sequence):
+        def step(carry, x):
+            h, at = carry
+            h = jnp.tanh(h * weight[at] + x)
+            return (h, jnp.argmax(jnp.sin(weight))), jnp.sin(h)
+
+        (last, _), seen = lax.scan(step, (weight, jnp.argmin(weight)), jnp.exp(sequence))
+        return jnp.sum(last) + jnp.sum(seen**2)
+
+    return loss, (normal(15, 3), normal(16, steps, 3))
+
+
+PROGRAMS = (cell, dropout, reverse, half, nested, mapped, two_loops, fixed)
 
 
 # ------------------------------------------------------------------------------------ cut them, and run them

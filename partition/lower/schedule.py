@@ -260,6 +260,8 @@ def _read_around(graph: Graph, loop: _Divided) -> dict[int, None]:
     starts = dict(zip(body.carried_in, body.starts, strict=True))
     reads: dict[int, None] = {}
     read = {graph.outermost(v) for step in runs(loop.levels[-1].steps) for v in graph.ops[step.op].inputs}
+    handed_on = zip(body.carried_in, body.carried, strict=True)
+    read.update(graph.outermost(after) for v, after in handed_on if v in loop.starts and after is not None)
     for v in sorted(read.union(loop.levels[-1].stacks)):
         if body.loop not in graph.ancestors[graph.values[v].loop]:
             reads[v] = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -262,6 +263,24 @@ class Live:
 
     places: frozenset[int]
     read: frozenset[Var]
+
+
+def parted(jaxpr: Jaxpr, num_late: int) -> tuple[ClosedJaxpr, ClosedJaxpr]:
+    """Divide a program into what needs none of its last `num_late` inputs, and the rest, which makes its outputs.
+
+    The first part takes the program's constants and other inputs, and returns what the rest reads of it. The rest takes
+    this and the late inputs.
+    """
+    late = jaxpr.invars[len(jaxpr.invars) - num_late :]
+    needs, first, rest = set(late), list[Equation](), list[Equation]()
+    for eqn in jaxpr.eqns:
+        is_late = any(not isinstance(v, Literal) and v in needs for v in eqn.invars)
+        needs.update(eqn.outvars if is_late else ())
+        (rest if is_late else first).append(eqn)
+    read = [v for v in chain(*(eqn.invars for eqn in rest), jaxpr.outvars) if not isinstance(v, Literal)]
+    kept = list(dict.fromkeys(v for v in read if v not in needs))
+    given = [*jaxpr.constvars, *jaxpr.invars[: len(jaxpr.invars) - num_late]]
+    return build(given, kept, first), build([*kept, *late], jaxpr.outvars, rest)
 
 
 def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:

@@ -54,6 +54,26 @@ def test_the_transpose_of_the_pullback_is_the_forward_derivative(program):
         assert_same(got, jax.jvp(plain, (xs,), (tangents,))[1], program, slack=10)
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("program", list(map(named, A_FEW)), ids=lambda program: program.name)
+def test_the_transpose_of_the_linearised_function_is_the_pullback(program, options):
+    with program.precision():
+        plain, xs = of_moving_parts(program, program.function)
+        everything = tuple(range(len(program.args)))
+        ours, _ = of_moving_parts(
+            program, aot.function(program.function, argnums=everything, has_aux=program.has_aux, **options)
+        )
+
+        def by_both(function, xs):
+            out, along = jax.linearize(function, xs)
+            cts = [jnp.cos(jnp.arange(y.size).reshape(y.shape)).astype(y.dtype) for y in out]
+            return cts, along(xs), jax.linear_transpose(along, xs)(cts)[0]
+
+        cts, moved, back = jax.jit(partial(by_both, ours))(xs)
+        assert_same(moved, jax.jvp(plain, (xs,), (xs,))[1], program, slack=10)
+        assert_same(back, jax.vjp(plain, xs)[1](cts)[0], program, slack=10)
+
+
 A = np.eye(3, dtype=np.float32) * 4 + np.arange(9, dtype=np.float32).reshape(3, 3) / 9
 X = jnp.array([0.2, 0.5, 1.0])
 

@@ -26,7 +26,7 @@ from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.wrappers.built_in.programs import Mask, Plain, Program, picked_of, pushed_through
+from jointcut.wrappers.built_in.programs import Linearised, Mask, Plain, Program, picked_of, pushed_through
 from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
@@ -186,8 +186,8 @@ class _Program(Program):
 
     @property
     def forward(self) -> jaxprs.CallRules:
-        """As `CallRules.forward`: JAX's own derivative, which computes what it can before it has tangents."""
-        return Plain(self.closed, self.guards)
+        """As `CallRules.forward`: a derivative that computes what it can before it has tangents."""
+        return Linearised(self) if self.guards else Plain(self.closed)
 
 
 def _rules(

@@ -2,7 +2,8 @@
 
 `Plain` is a jaxpr that JAX differentiates. `Program` is one with a derivative of its own: `halved` runs its forward and
 returns a linear map, `pushed` gives outputs and tangents at once. `Waiting` holds both back until it is known which of
-the two is wanted, so that forward mode does not pay for residuals, and effects happen once.
+the two is wanted, so that forward mode does not pay for residuals, and effects happen once. `Linearised` is a program
+under `jax.linearize` whose products are guarded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite import guard
+from jointcut.partition.rewrite import guard, simplify
 from jointcut.partition.rewrite.slopes import sloped
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -23,6 +24,7 @@ from jointcut.wrappers.table import Table
 
 Mask = tuple[bool, ...]
 
+_linear_p = jaxprs.linear_primitive("jointcut_linearised")
 _waiting_p = jaxprs.call_primitive("jointcut_waiting", lambda rules: rules.early)
 
 
@@ -130,6 +132,70 @@ class Waiting(Plain):
             return filled([t for t, _ in inexact], [aval for _, aval in inexact])
 
         return outputs, rest
+
+
+class Linearised(Plain):
+    """A program under `jax.linearize`, with guards: all that needs no tangent is computed at once.
+
+    The rest is one call, since a guard tests tangents for zero, which JAX cannot transpose. Its transpose is that of
+    the program's halves.
+    """
+
+    def __init__(self, program: Program) -> None:
+        """Take the program."""
+        super().__init__(program.closed, guards=True)
+        self._program = program
+        self._parted: Table[tuple[Any, Any, jaxprs.LinearRules, list[bool]]] = Table()
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
+        """As `CallRules.jvp`."""
+        mask, picked = picked_of(primals, tangents)
+        if not picked:
+            return super().jvp(primals, tangents)
+        first, consts, rules, moves = self._parted.of(mask, lambda: self._parts(mask))
+        outs = self.run(*primals)
+        known = [*jaxprs.evaluate(first, *consts, *primals), *primals]
+        moved = iter(_linear_p.bind(*known, *picked, rules=rules, num_residuals=len(known)))
+        return outs, [next(moved) if on else None for on in moves]
+
+    def _parts(self, mask: Mask) -> tuple[Any, Any, jaxprs.LinearRules, list[bool]]:
+        """The program of what the linear map reads, its constants, the map, and which outputs it moves."""
+        primal, _ = jaxprs.opened(self.closed)
+        structs = jaxprs.input_structs(self.closed)
+        tangents = [jaxprs.tangent_aval(v.aval) for v, on in zip(primal.invars, mask, strict=True) if on]
+        moves: list[bool] = []
+
+        def push(*flat: Any) -> list[Any]:
+            _, moved = pushed_through(self.closed, mask, flat[: len(mask)], flat[len(mask) :], guards=True)
+            moves.extend(t is not None for t in moved)
+            return [t for t in moved if t is not None]
+
+        traced = jax.make_jaxpr(push)(*structs, *map(jaxprs.struct, tangents))
+        jaxpr, consts = jaxprs.opened(sloped(simplify.inlined(traced)))
+        first, rest = simplify.parted(jaxpr, len(tangents))
+        return first, consts, self._rules(mask, rest, len(tangents)), moves
+
+    def _rules(self, mask: Mask, rest: Any, count: int) -> jaxprs.LinearRules:
+        """The linear map of `rest`, which reads its residuals, and the primals after them."""
+        num_kept = len(jaxprs.opened(rest)[0].invars) - count
+
+        def avals(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
+            del residuals, linear
+            return [v.aval for v in jaxprs.opened(rest)[0].outvars]
+
+        def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
+            return jaxprs.evaluate(rest, *residuals[:num_kept], *linear)
+
+        def transpose(residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
+            primals = residuals[num_kept:]
+            _, move = self._program.halved(mask, primals)
+            given = [
+                jaxprs.struct(jaxprs.tangent_aval(jax.typeof(x))) for x, on in zip(primals, mask, strict=True) if on
+            ]
+            transposed = jax.linear_transpose(lambda *ts: [t for t in move(*ts) if t is not None], *given)
+            return list(transposed(filled(cotangents, avals((), ()))))
+
+        return jaxprs.LinearRules(avals, apply, transpose)
 
 
 def picked_of(primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Mask, list[Any]]:
