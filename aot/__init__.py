@@ -49,6 +49,8 @@ from jointcut.aot.choices.policies import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from jointcut.aot.choices.policies import PREFER_SAVE as PREFER_SAVE
 from jointcut.aot.choices.policies import SAVE_AS as SAVE_AS
 from jointcut.aot.choices.scopes import budget as budget
+from jointcut.aot.choices.target import Target as Target
+from jointcut.aot.choices.target import target as target
 from jointcut.aot.cures.found import Cure as Cure
 from jointcut.aot.cures.found import NonFinite as NonFinite
 from jointcut.aot.explain import explain as explain
@@ -86,6 +88,7 @@ from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
 from jointcut.partition.errors import SpillError as SpillError
+from jointcut.partition.errors import TargetError as TargetError
 from jointcut.partition.errors import UncachedWarning as UncachedWarning
 from jointcut.partition.errors import UncheckedWarning as UncheckedWarning
 from jointcut.partition.errors import UncutWarning as UncutWarning
@@ -119,6 +122,8 @@ __all__ = [
     "SpillError",
     "Stacked",
     "Taped",
+    "Target",
+    "TargetError",
     "Traced",
     "UncachedWarning",
     "UncheckedWarning",
@@ -141,6 +146,7 @@ __all__ = [
     "scan",
     "shapes",
     "tape",
+    "target",
     "trips",
     "while_loop",
     "while_loop_stack_output",

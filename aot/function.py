@@ -34,6 +34,7 @@ from jointcut.aot.choices.conventions import Conventions
 from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.choices.policies import GivenPolicy
+from jointcut.aot.choices.target import Target, refuse_to_run
 from jointcut.aot.export.export import PLATFORMS, export, refuse_request
 from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.report.report import Report
@@ -74,10 +75,9 @@ class Function:
         choosing.disjoint(self._options, self._statics.argnums, self._statics.count)
         self._name = choosing.name_of(self._function)
         self._binder = Binder(self._statics)
-        self._uncut = Uncut(self._name)
+        self._uncut, self._unmeasured = Uncut(self._name), Unmeasured(self._name)
         self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
-        self._unmeasured = Unmeasured(self._name)
         self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
         functools.update_wrapper(self, self._function)
 
@@ -164,8 +164,8 @@ class Function:
         return self._updater(update, sweeps)(params, state, *args, **kwargs)
 
     def _updater(self, update: Any, sweeps: int) -> Updating:
-        given = self._function, self._options, self._statics, update, sweeps
-        return self._updating.of((id(update), sweeps), lambda: Updating(*given))
+        make = functools.partial(Updating, self._function, self._options, self._statics, update, sweeps)
+        return self._updating.of((id(update), sweeps), make)
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -241,10 +241,10 @@ class Function:
         if jaxprs.tracing():
             self._warn_inside()
             return self._cut(signature, positions, bound).open
+        refuse_to_run(self._name, self._options.goal)
         if debug.is_on():
             return self._cut(signature, positions, bound).checked()
-        cached = None if self._cached_calls is None else self._cached_calls.find(kind, positions, bound)
-        if cached is not None:
+        if (cached := self._cached_calls and self._cached_calls.find(kind, positions, bound)) is not None:
             return self._watched(kind, positions, signature, cached)
         runner = signature.made.of(kind, lambda: self._jitted(kind, positions, signature, bound))
         runner = self._watched(kind, positions, signature, runner)
@@ -256,9 +256,7 @@ class Function:
         """The runner with a look at its results, if the options ask for that."""
         if self._options.check is None:
             return runner
-
-        chosen = positions if kind != "call" else ()
-        cut = functools.partial(self._cut, signature, chosen, signature.bound)
+        cut = functools.partial(self._cut, signature, positions if kind != "call" else (), signature.bound)
         return signature.made.of(("watched", kind), lambda: watched(runner, cut, self._unchecked))
 
     def _warn_inside(self) -> None:
@@ -288,10 +286,9 @@ class Function:
             traced = tracing.trace(self._function, self._options, bound, positions)
             if choosing.is_measured(self._options) and jaxprs.tracing():
                 self._unmeasured()
-            if self._options.budget is not None and jaxprs.manual_mesh() is not None:
-                cut = Cut(traced, cut_inside(traced.program, self._options, self._name))
-            else:
-                cut = traced.partition()
+            is_inside = self._options.budget is not None and jaxprs.manual_mesh() is not None
+            split = cut_inside(traced.program, self._options, self._name) if is_inside else None
+            cut = traced.partition() if split is None else Cut(traced, split)
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut
 
@@ -325,6 +322,7 @@ def function(
     spill: str | os.PathLike[str] | None = None,
     error: float | None = None,
     devices: int | None = None,
+    target: str | Target | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -348,6 +346,7 @@ def function(
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
         devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.
+        target: the device that the step is planned for, such as `"h100"`, which need not be here; see `aot.target`.
         cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
         plan: a plan made before for the same program, or its text, instead of a strategy.
         cache: the folder that keeps compiled programs for other processes, `~/.cache/jointcut/programs` with True. The
@@ -393,8 +392,9 @@ def function(
         TraceError: `fun` is not callable, a position is not an integer, or a wrapper lacks its methods.
         SpillError: at a call, the folder of `spill` is full or cannot be written.
         StrategyError: the strategy is unknown.
+        TargetError: the target is unknown, or lacks a compiler, or the step is to run and the device is not here.
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error, devices)
+    options = Options(argnums, *given, *more, offload, check_offload, saved_arrays, spill, error, devices, target)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -80,7 +80,11 @@ def looped(seed: int) -> Looped:
     way = draws.choice(WAYS)
     counter = "0" if "fori_loop" in way else counter
     few = "1kB" if size < 1024 else "9kB"
-    lines = [f"most, few = {most}, {few!r}", *(_buffered(draws) if buffer else _unbuffered(draws, counter)), f"c = {way}"]
+    lines = [
+        f"most, few = {most}, {few!r}",
+        *(_buffered(draws) if buffer else _unbuffered(draws, counter)),
+        f"c = {way}",
+    ]
     lines.append("return jnp.sum(jnp.cos(c[1])) + jnp.sum(jnp.sin(c[-1]))")
     text = "def loss(w, x, n):\n" + "".join(f"    {line}\n" for line in lines)
     return Looped(seed, text, _made(text), lanes, size, most)

@@ -62,6 +62,10 @@ class BudgetError(JointcutError, ValueError):
         return str(self.args[0])
 
 
+class TargetError(JointcutError, ValueError):
+    """A device to plan for is unknown, its compiler is missing, or what was asked needs it here."""
+
+
 class StrategyError(JointcutError, ValueError):
     """A strategy is unknown, or returned something that is not a plan."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from jointcut.aot.choices.conventions import NAMED, Conventions
 from jointcut.aot.choices.limits import Budget, limit, plain_number
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
+from jointcut.aot.choices.target import Target, backend_for, current, target
 from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.partition.errors import (
@@ -25,7 +26,6 @@ from jointcut.partition.errors import (
 )
 from jointcut.partition.passes import HalfPass
 from jointcut.partition.plans import planfile
-from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.prices.policies import Policy, constraints_of
@@ -86,6 +86,9 @@ class Options(Record):
         spill: the folder in which what is saved waits for the backward in files, or None.
         cache: the folder that keeps compiled programs for other processes; True for `~/.cache/jointcut/programs`, False
             for none. The default is the environment variable `JOINTCUT_CACHE_DIR`, if set.
+        target: the device that everything is planned and compiled for, or its name; see `aot.target`. The default is
+            the target of the `with` statement around the trace, or that on whose devices the arguments lie, or else
+            JAX's default device.
     """
 
     argnums: int | Sequence[int] = 0
@@ -112,6 +115,12 @@ class Options(Record):
     spill: str | os.PathLike[str] | Spill | None = None
     error: float | None = None
     devices: int | None = None
+    target: str | Target | None = None
+
+    @property
+    def goal(self) -> Target | None:
+        """The target: of the options, or of the `with` statement that we are in; None for JAX's default device."""
+        return current() if self.target is None else target(self.target)
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -195,6 +204,7 @@ def validated(function: Any, options: Options) -> Options:
         wrappers=_tuple(options.wrappers),
         policy=read_policy(options.policy),
         spill=read_spill(options.spill),
+        target=None if options.target is None else target(options.target),
     )
 
 
@@ -297,8 +307,10 @@ def demands(options: Options, graph: Graph) -> tuple[Constraint, ...]:
     Raises as `constraints_of` does, and `PolicyError` where the device has no host memory and something is to be there.
     """
     policy = read_policy(options.policy)
-    in_nested = Backend.here().moves_in_nested
+    in_nested = backend_for(options.goal).moves_in_nested
     found = () if policy is None else constraints_of(policy, graph, in_nested=in_nested)
+    if options.goal is not None:  # GPUs and TPUs have host memory
+        return found
     if options.offload:
         _refuse_without_host("offload", "is True")
     if asking := next((c for c in found if c.demand.is_for_host), None):

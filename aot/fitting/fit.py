@@ -24,6 +24,7 @@ import numpy as np
 
 from jointcut.aot.choices.limits import Limit, Room
 from jointcut.aot.choices.options import Options
+from jointcut.aot.choices.target import rates_for
 from jointcut.aot.fitting.attempts import Attempt, Fitted, Ways, Weighed, attempt
 from jointcut.aot.fitting.link import host_rate
 from jointcut.aot.fitting.rates import rates
@@ -328,16 +329,16 @@ def _of_each_strategy(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def prices(options: Options) -> CostModel:
-    """The cost model of the options, or the measured rates of the device.
+    """The cost model of the options, or the rates of its target, or of the device: known ones, else measured ones.
 
     Raises `BudgetError` without a cost model where several processes take part: each would measure its own device, and
     they might choose different plans.
     """
-    if options.cost is None and jax.process_count() > 1:
+    if options.cost is None and jax.process_count() > 1 and rates_for(options.goal) is None:
         cure = "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.prices.cost."
         what = f"must lead to one plan in all {jax.process_count()} processes, and each would measure its own device."
         raise BudgetError(message("budget", what, cure))
-    return options.cost or rates()
+    return options.cost or rates_for(options.goal) or rates()
 
 
 def planner_for(problem: Problem, options: Options) -> Planner:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.choices.target import Target
 from jointcut.aot.fitting.attempts import Weighed
 from jointcut.aot.run.weigh import aside, weigh
 from jointcut.partition.plans.plan import Plan
@@ -17,9 +18,10 @@ from jointcut.partition.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Scales:
-    """The plans of one program that were weighed so far; `lower` lowers the step of a plan."""
+    """The plans of one program that were weighed so far; `lower` lowers the step of a plan, for the target `goal`."""
 
     lower: Callable[[Plan], jax.stages.Lowered]
+    goal: Target | None = None
     _begun: dict[Any, Future[Weighed[Any]]] = field(default_factory=dict, repr=False)
 
     def weigh(self, plans: Sequence[Plan]) -> list[Future[Weighed[Any]]]:
@@ -31,7 +33,7 @@ class Scales:
         lowered = self.lower(plan)
 
         def figures() -> Weighed[None]:
-            memory = weigh(lowered)
+            memory = weigh(lowered, self.goal)
             return Weighed(None, memory.peak_bytes, memory.temp_bytes, 1e3 * (time.perf_counter() - start))
 
         self._begun[plan.key] = aside(figures)

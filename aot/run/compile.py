@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.choices.target import Target
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.record import Record
@@ -30,6 +31,16 @@ def compiler_options() -> dict[str, Any] | None:
     disabled = re.search(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
     passes = [*(disabled.group(1).split(",") if disabled else ()), _BARRIER_PASS]
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
+
+
+#: What is said to XLA of a device that is not here: it cannot time kernels there.
+_UNSEEN: dict[str, dict[str, Any]] = {"cuda": {"xla_gpu_autotune_level": 0}, "rocm": {"xla_gpu_autotune_level": 0}}
+
+
+def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Compiled:
+    """Compile a program, which was lowered for the devices of a target if there is one."""
+    options = None if goal is None or goal.is_here else _UNSEEN.get(goal.platform)
+    return lowered.compile(compiler_options=options)
 
 
 @dataclass(frozen=True)

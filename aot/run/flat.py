@@ -117,7 +117,8 @@ def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits],
         "keeping backward": last(),
     }
     known = dict.fromkeys(("step", "forward"), lambda: structs)
-    jits = Jits(call.name, jitted, {**known, **dict.fromkeys(("backward", "keeping backward"), takes)})
+    takers = {**known, **dict.fromkeys(("backward", "keeping backward"), takes)}
+    jits = Jits(call.name, jitted, takers, call.options.goal)
     return jits
 
 

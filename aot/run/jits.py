@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.choices.target import Target
 from jointcut.aot.progress.progress import Stage
+from jointcut.aot.run.compile import compiled
 from jointcut.aot.trace.blame import note
 from jointcut.wrappers.table import Table
 
@@ -22,13 +24,14 @@ from jointcut.wrappers.table import Table
 class Jits:
     """The flat programs of one signature by name.
 
-    `jitted` are the functions, `takes` returns the types that each is compiled for, and `compile_ms` has the wall time
-    of each compilation.
+    `jitted` are the functions, `takes` returns the types that each is compiled for, `goal` is the target on whose
+    devices these lie, and `compile_ms` has the wall time of each compilation.
     """
 
     name: str
     jitted: Mapping[str, Any]
     takes: Mapping[str, Callable[[], Sequence[Any]]]
+    goal: Target | None = None
     compile_ms: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: Table[Any] = field(default_factory=Table, repr=False, compare=False)
     _compiled: Table[Any] = field(default_factory=Table, repr=False, compare=False)
@@ -61,7 +64,7 @@ class Jits:
         takes = self.takes[which]()
         start = time.perf_counter()
         lowered = self._lowered.pop(which, None) or self.jitted[which].lower(*takes)
-        executable = lowered.compile()
+        executable = compiled(lowered, self.goal)
         self.compile_ms[which] = 1e3 * (time.perf_counter() - start)
         return executable
 

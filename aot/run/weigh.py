@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.choices.target import Target
+from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.partition.program import jaxprs
 
 #: The name of the function that is not registered, which XLA's error has, and the shape by which its result is known.
@@ -40,14 +41,14 @@ _ASSIGNMENT, _REPORT = "*-buffer-assignment.txt", "*-memory-usage-report.txt"
 _T = TypeVar("_T")
 
 
-def can_weigh() -> bool:
+def can_weigh(goal: Target | None = None) -> bool:
     """Whether a program's memory is known long before it is compiled: on CPU."""
-    return jax.default_backend() == "cpu"
+    return goal is None and jax.default_backend() == "cpu"
 
 
-def begin(lowered: jax.stages.Lowered) -> Future[ProgramMemory]:
+def begin(lowered: jax.stages.Lowered, goal: Target | None = None) -> Future[ProgramMemory]:
     """Weigh a program on a thread of its own."""
-    return aside(lambda: weigh(lowered))
+    return aside(lambda: weigh(lowered, goal))
 
 
 def aside(call: Callable[[], _T]) -> Future[_T]:
@@ -55,14 +56,14 @@ def aside(call: Callable[[], _T]) -> Future[_T]:
     return _pool().submit(call)
 
 
-def weigh(lowered: jax.stages.Lowered) -> ProgramMemory:
-    """XLA's account of a program that is not compiled yet, and need not be.
+def weigh(lowered: jax.stages.Lowered, goal: Target | None = None) -> ProgramMemory:
+    """XLA's account of a program that is not compiled yet, and need not be; `goal` is what it was lowered for.
 
     Raises what XLA raises for a program that it cannot compile; an error of making code is found only where the program
     is compiled in full.
     """
-    if not can_weigh():
-        return ProgramMemory.of(lowered.compile())
+    if not can_weigh(goal):
+        return ProgramMemory.of(compiled(lowered, goal))
     if (assigned := _assigned(lowered)) is not None:
         return assigned
     unoptimised: dict[str, Any] = {"xla_backend_optimization_level": 0}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jointcut.aot.choices.target import refuse_to_run
 from jointcut.aot.fitting.attempts import Attempt
 from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, ProgramMemory, Timings
@@ -103,6 +104,8 @@ class Compiled:
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
         """The runner of a call, and the call; raises `CallError` if its arguments do not fit."""
+        traced = self.cut.traced
+        refuse_to_run(traced.name, traced.options.goal)
         signature, bound = self._binder(args, kwargs)
         signature.made.of("fits", lambda: self._fits(bound))
         if debug.is_on():
@@ -161,6 +164,7 @@ class Compiled:
 
         There is one cotangent per output that can carry one. Returns the flat gradients of the differentiated leaves.
         """
+        refuse_to_run(self.cut.traced.name, self.cut.traced.options.goal)
         return list(self.cut.executables.programs.backward(residuals, cotangents, False))
 
 

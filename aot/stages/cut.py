@@ -188,7 +188,7 @@ class Cut:
         return Cut(self.traced, halved(problem, lambda graph: other, self.split.passes))
 
     def compile(self, executables: int | None = None) -> Compiled:
-        """Compile for the default backend.
+        """Compile for the target, or for the default backend.
 
         `executables` is the number of programs of `value_and_grad`: 1 (the default for a scalar output) or 2. One
         program needs less memory, since it frees residuals early; two are a little faster (`make bench` shows both).
@@ -291,7 +291,7 @@ class Cut:
         """The types of the backward's inputs; residuals have the shardings that the forward gives them."""
         traced, inputs = self.traced, self.traced.structs
         closed = self._own.backward
-        structs = [*map(jaxprs.unplaced, jaxprs.input_structs(closed))]
+        structs = traced.placed(map(jaxprs.unplaced, jaxprs.input_structs(closed)))
         if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
             # `output_shardings` below would also count references.
             references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}

@@ -9,7 +9,7 @@ the file of the device's rates (see `aot/fitting/rates`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from jax import lax
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
 from jointcut.aot.choices.policies import has_forms, read_policy, stored_forms
+from jointcut.aot.choices.target import backend_for, rates_for
 from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread
 from jointcut.aot.fitting.scopes import bounded
 from jointcut.aot.hooks.saving import WHICH
@@ -53,7 +54,7 @@ _STEPS, _ROWS, _SIDE = 5, 8, 128  # of the step that is run
 def problem_for(
     graph: Graph, options: Options, differentiated: Sequence[int] = (), forms: Sequence[tuple[int, str]] | None = None
 ) -> Problem:
-    """The planning problem of a joint program on JAX's default backend, under the options' policy and hooks.
+    """The planning problem of a joint program for the target of the options, under their policy and hooks.
 
     `differentiated` are the program's differentiated inputs, counted among its primals. `forms` are given beside those
     of the policy; None if there are none, and a plan brings none.
@@ -70,7 +71,9 @@ def problem_for(
         asked = (*kept_exact(plain, again), *asked)
         left_out = without_form(plain) | chosen_from(plain, again)
         forms = tuple((v, form) for v, form in forms if v not in left_out)
-    problem = Problem.of(graph, constraints=asked, backend=Backend.here(), forms=forms)
+    goal = options.goal
+    problem = Problem.of(graph, constraints=asked, backend=backend_for(goal), forms=forms)
+    problem = replace(problem, rates=rates_for(goal))
     problem = bounded(problem, bounds_of(read_policy(options.policy), graph))
     problem = replace(problem, remarks=tuple(without_effect(read_policy(options.policy), graph)))
     if (saving := options.saved_arrays) is not None:
@@ -79,9 +82,19 @@ def problem_for(
         problem = replace(problem, hooks=Hooks(saving.packing, saving.which or WHICH[0], params))
     if (spill := options.spilled) is not None:
         problem = replace(problem, hooks=Hooks(spill.packing, WHICH[0], frozenset()))
-    if (problem.to_host or options.offload) and options.check_offload:
+    if (problem.to_host or options.offload) and options.check_offload and (goal is None or goal.is_here):
         check()
     return problem
+
+
+def remarked(problem: Problem, arrays: Iterable[Any]) -> Problem:
+    """The problem of a program with these arguments, with a remark where its bytes are those of several devices."""
+    placed = (getattr(x, "sharding", None) for x in arrays)
+    count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
+    if count == 1:
+        return problem
+    line = f"what is saved, arguments and results are bytes of all {count} devices together; peaks are of one device"
+    return replace(problem, remarks=(*problem.remarks, line))
 
 
 def check() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,11 +26,11 @@ from jointcut.aot.fitting.inexact import FORM, WORTH, Examples, Rounding, search
 from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
 from jointcut.aot.fitting.searches import Wanted, settled, summary, way
 from jointcut.aot.progress.progress import Stage
-from jointcut.aot.run.compile import ProgramMemory
+from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.aot.run.weigh import begin
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.aot.stages.cut import Cut
-from jointcut.aot.stages.offloading import problem_for
+from jointcut.aot.stages.offloading import problem_for, remarked
 from jointcut.aot.stages.weighing import Weighing
 from jointcut.aot.trace.analyse import analyse, plain_meta
 from jointcut.aot.trace.joint import Joint
@@ -118,7 +118,12 @@ class Traced:
     @property
     def structs(self) -> list[Any]:
         """The types of the forward's inputs, with the shardings of committed arrays."""
-        return [*map(struct, self.consts), *self.bound.unique]
+        return [*self.placed(map(struct, self.consts)), *self.bound.unique]
+
+    def placed(self, structs: Iterable[Any]) -> list[Any]:
+        """Types of arrays on the devices of the target, if there is one."""
+        goal = self.options.goal
+        return list(structs) if goal is None else list(map(goal.placed, structs))
 
     @property
     def convention(self) -> Convention:
@@ -187,18 +192,19 @@ class Traced:
 
     @cached_property
     def _plain_weighed(self) -> Future[ProgramMemory]:
-        return begin(self._plain_lowered)
+        return begin(self._plain_lowered, self.options.goal)
 
     @cached_property
     def plain_program(self) -> jax.stages.Compiled:
         """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
-        return self._plain_lowered.compile()
+        return compiled(self._plain_lowered, self.options.goal)
 
     @cached_property
     def _plain_lowered(self) -> jax.stages.Lowered:
         plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
-        closed, structs = plain.closed, [*map(struct, plain.consts), *self.bound.unique]
-        cotangents = jaxprs.input_structs(closed)[len(structs) + len(ones) :]  # if the output is not a scalar
+        closed, structs = plain.closed, [*self.placed(map(struct, plain.consts)), *self.bound.unique]
+        others = jaxprs.input_structs(closed)[len(structs) + len(ones) :]
+        cotangents = self.placed(others)  # if the output is not a scalar
         whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=plain.roles.replaced)
         return whole.lower(*structs, *cotangents)
 
@@ -266,18 +272,11 @@ class Traced:
 
     @cached_property
     def problem(self) -> Problem:
-        """The planning problem of the joint program on JAX's default backend, under the options' policy."""
+        """The planning problem of the joint program for its target, under the options' policy."""
         places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
         differentiated = sorted({places[i] - count for i in self.program.differentiated})
         problem = problem_for(self.graph, self.options, differentiated, self.forms)
-        placed = (getattr(x, "sharding", None) for x in (*self.consts, *self.bound.leaves))
-        count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
-        if count == 1 or jaxprs.tracing():
-            return problem
-        line = (
-            f"what is saved, arguments and results are bytes of all {count} devices together; peaks are of one device"
-        )
-        return replace(problem, remarks=(*problem.remarks, line))
+        return problem if jaxprs.tracing() else remarked(problem, (*self.consts, *self.bound.leaves))
 
     @cached_property
     def planner(self) -> Planner:

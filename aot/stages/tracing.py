@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.choices.options import Options, name_of
+from jointcut.aot.choices.target import target_of
 from jointcut.aot.fitting.inexact import is_at_hand
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
@@ -21,7 +22,7 @@ from jointcut.aot.trace.blame import explained, unique_paths
 from jointcut.aot.trace.joint import joint
 from jointcut.aot.trace.rows import with_rows
 from jointcut.aot.trace.wanted import differentiated
-from jointcut.partition.errors import TraceError, choices, message
+from jointcut.partition.errors import TargetError, TraceError, choices, message
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers import stack
 from jointcut.wrappers.arguments.tree import Bound
@@ -42,7 +43,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     name = name_of(function)
     with Stage("trace", name) as now:
         wanted = differentiated(bound, positions, options)
-        shapes = bound.abstract()
+        options, shapes = placed(options, bound.abstract())
         inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
         wrapped = wrapped_for(function, shapes, inputs, options.around)
         target = wrapped.target
@@ -61,6 +62,21 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
     examples = bound if options.error is not None and is_at_hand(bound) else None
     return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds, examples)
+
+
+def placed(options: Options, shapes: Bound) -> tuple[Options, Bound]:
+    """The options with their target, which may follow from the arguments, and the arguments placed there.
+
+    Raises `TargetError` for arguments on the devices of another target.
+    """
+    found, goal = target_of(shapes.leaves), options.goal
+    if found is not None and goal is not None and found.device_kind != goal.device_kind:
+        what = f"lie on {found.device_kind}, and the target is {goal.name}, {goal.device_kind}."
+        raise TargetError(message("The arguments", what, "Lay them on the target's devices, or leave the target out."))
+    goal = goal or found
+    if goal is None or jaxprs.tracing():
+        return replace(options, target=goal), shapes
+    return replace(options, target=goal), replace(shapes, leaves=tuple(map(goal.placed, shapes.leaves)))
 
 
 def wrapped_for(

@@ -46,11 +46,11 @@ class Weighing:
     @property
     def is_quick(self) -> bool:
         """Whether weighing is quicker than compiling; steps of two programs are not weighed."""
-        return self.executables == 1 and can_weigh()
+        return self.executables == 1 and can_weigh(self.traced.options.goal)
 
     @cached_property
     def _scales(self) -> Scales:
-        return Scales(lambda plan: self._cut(plan).jits.lowered("step"))
+        return Scales(lambda plan: self._cut(plan).jits.lowered("step"), self.traced.options.goal)
 
     def measure(self, plan: Plan) -> Weighed[Compiled]:
         """Compile a plan, to run it."""

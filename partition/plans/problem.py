@@ -51,6 +51,8 @@ class Problem:
         bounds: the parts that may keep only so many bytes; the constraints see to it.
         forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
         remarks: what is to be said of the demands beside any plan.
+        rates: what the device does in a second, where that is known without measuring it: by them the default plan of
+            ops without prices is chosen.
     """
 
     graph: Graph
@@ -65,6 +67,7 @@ class Problem:
     hooks: Hooks | None = None
     bounds: tuple[Allowance, ...] = ()
     remarks: tuple[str, ...] = ()
+    rates: CostModel | None = None
 
     @classmethod
     def of(

@@ -15,4 +15,5 @@ Files, in reading order:
     policies: Read a policy: make constraints of what it demands of the values that its keys name.
     bounds: Read which parts of a program may keep how many bytes for the backward.
     cost: Price every value in bytes and every op in seconds.
+    targets: Know the accelerators that programs are planned for: their memory, and what they do in a second.
 """

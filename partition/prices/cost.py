@@ -88,9 +88,15 @@ class Roofline:
         if op.name in _FREE:
             return 0.0
         done = _work(graph, op)
-        computing = done.products / self.flops_per_s + done.weighted / self.elementwise_per_s
+        products = done.products / self.product_rate(graph, op) if done.products else 0.0
+        computing = products + done.weighted / self.elementwise_per_s
         moving = 0.0 if _is_fused(graph, op) else _moved_bytes(graph, op) / self.bytes_per_s
         return max(computing, moving)
+
+    def product_rate(self, graph: Graph, op: Op) -> float:
+        """The flops in a second of an op's products."""
+        del graph, op
+        return self.flops_per_s
 
     def saving_seconds(self, num_bytes: int) -> float:
         """The seconds to write the bytes once and read them once."""

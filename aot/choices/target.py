@@ -1,0 +1,360 @@
+"""Name the device that a program is planned for, which need not be here.
+
+>>> t = target("h100x8")
+>>> t.platform, t.count, t.memory_bytes
+('cuda', 8, 84942979072)
+>>> with target("h100"):
+...     current().name
+'h100'
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jointcut.partition.errors import TargetError, choices, message
+from jointcut.partition.figures import human_bytes
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.targets import CHIPS, Chip, chip_of
+from jointcut.wrappers.record import Record
+
+#: A GPU and how many, `h100x8`; and a slice of TPUs, `v5e-4`.
+_NAME = re.compile(r"(?P<chip>[a-z0-9]+(?:-[0-9]+gb)?)(?:(?P<by>[x-])(?P<count>[0-9]+))?")
+
+#: What libtpu asks for where no TPU is attached.
+_WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+_EXTRA = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu"}
+_WITHOUT_GPU = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"  # by which a plugin loads although its libraries of CUDA are not there
+
+
+#: The target of what is traced. JAX's own caches, and ours, keep what was made under each apart.
+_CURRENT: Any = jax.make_user_context(None)
+_LOCK, _THREAD = threading.Lock(), threading.local()
+
+
+@dataclass(frozen=True)
+class Target(Record):
+    """The devices that a program is planned, weighed and compiled for; made by `aot.target`.
+
+    In a `with` statement it is the target of all functions that are traced there and have none of their own.
+
+    Attributes:
+        name: as `aot.target` takes it.
+        count: the number of devices.
+    """
+
+    name: str
+    count: int
+
+    def __str__(self) -> str:
+        """`h100x8: 8 x NVIDIA H100 80GB HBM3, 84.9 GB each`."""
+        many = f"{self.count} x " if self.count > 1 else ""
+        return f"{self.name}: {many}{self.device_kind}, {human_bytes(self.memory_bytes)}{' each' if many else ''}"
+
+    def __enter__(self) -> Self:
+        """Be the target of what is traced on this thread."""
+        entered = _CURRENT(self)
+        entered.__enter__()
+        _entered().append(entered)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Be it no longer."""
+        _entered().pop().__exit__(kind, error, trace)
+
+    @property
+    def chip(self) -> Chip:
+        """The chip, with the sources of its figures."""
+        return CHIPS[_parts(self.name)[0]]
+
+    @property
+    def platform(self) -> str:
+        """`"cuda"`, `"rocm"` or `"tpu"`."""
+        return self.chip.platform
+
+    @property
+    def device_kind(self) -> str:
+        """JAX's name for the kind of device."""
+        return self.chip.kind
+
+    @property
+    def topology(self) -> str:
+        """How the devices are connected, as JAX's topologies name it."""
+        return self._shape if self.platform == "tpu" else f"1x1x{self.count}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory of one device."""
+        return self.chip.memory_bytes
+
+    @property
+    def rates(self) -> Roofline:
+        """What one device computes and moves in a second."""
+        return self.chip.rates
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Bytes a second between devices, both ways together; None where one device has no links."""
+        return self.chip.link_bytes_per_s
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from."""
+        return self.chip.source
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has so many devices of this kind: then it runs what is planned for them."""
+        return len(_attached(self.device_kind)) >= self.count
+
+    @cached_property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices to compile for: those of this process, or else devices that only compile.
+
+        Raises `TargetError` with the line to install if the plugin of the platform is missing, or does not fit jaxlib.
+        """
+        attached = _attached(self.device_kind)
+        return attached[: self.count] if len(attached) >= self.count else _topology(self)[: self.count]
+
+    @cached_property
+    def sharding(self) -> jax.sharding.Sharding:
+        """Where an argument without a sharding lies: on the one device, or whole on each of several."""
+        if self.count == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh((self.count,), ("devices",)), PartitionSpec())
+
+    def mesh(self, shape: tuple[int, ...], axis_names: tuple[str, ...]) -> Mesh:
+        """The devices as a mesh, for the shardings of arguments."""
+        return Mesh(np.array(self.devices).reshape(shape), axis_names)
+
+    def placed(self, struct: Any) -> Any:
+        """The type of an argument, on the target's devices unless it has a sharding of its own there."""
+        sharding = getattr(struct, "sharding", None)
+        if not isinstance(struct, jax.ShapeDtypeStruct) or (sharding is not None and _compiles_only(sharding)):
+            return struct
+        return struct.update(sharding=self.sharding)
+
+    @property
+    def _shape(self) -> str:
+        return dict(self.chip.counts)[self.count]
+
+
+def target(name: str) -> Target:
+    """The device, or devices, that a program is planned for; they need not be here.
+
+    A GPU is named with how many there are, `"h100"` or `"h100x8"`: `h100`, `h200`, `a100-80gb`, `b200`, `l4`, `mi300x`.
+    A TPU is named as Google Cloud names slices, `"v5e-4"`, `"v5p-8"` (8 cores, which are 4 devices) or `"v6e-8"`.
+
+    A function with a target, `aot.function(target="h100")`, or one that is traced under `with aot.target("h100"):`, is
+    traced, planned, weighed and compiled for that device: `trace`, `partition`, `explain`, `pareto`, plan files and
+    `export` speak of it. XLA's compilers for GPUs and TPUs do that without the device, by their JAX plugins. To run a
+    step for a device that is not here is refused.
+
+    Raises `TargetError` for an unknown name. A plugin that is missing is an error where it is needed first.
+
+    >>> print(target("v5e-4"))
+    v5e-4: 4 x TPU v5 lite, 17.2 GB each
+    """
+    if isinstance(name, Target):
+        return name
+    if not isinstance(name, str):
+        raise TargetError(message("target", f"is a {type(name).__name__}.", f"Give a name, such as {_NAMES[0]!r}."))
+    known, count = _parts(name)
+    return Target(name.lower(), count) if known else _unknown(name)
+
+
+_NAMES = ("h100", "h100x8", "h200", "a100-80gb", "b200", "l4", "mi300x", "v5e-4", "v5p-8", "v6e-8")
+
+
+def _parts(name: str) -> tuple[str, int]:
+    """The chip and the number of devices of a name; an empty text and 0 where it is none."""
+    match = _NAME.fullmatch(name.lower())
+    chip = None if match is None else CHIPS.get(match["chip"])
+    if match is None or chip is None:
+        return "", 0
+    count, is_slice = int(match["count"] or 1), chip.platform == "tpu"
+    if match["count"] is not None and (match["by"] == "-") != is_slice:
+        return "", 0
+    if not is_slice:
+        return (chip.name, count) if count else ("", 0)
+    devices = count // 2 if chip.name == "v5p" and match["count"] else count  # Google counts the cores of a v5p
+    return (chip.name, devices) if devices in dict(chip.counts) else ("", 0)
+
+
+def _unknown(name: str) -> Target:
+    match = _NAME.fullmatch(name.lower())
+    chip = None if match is None else CHIPS.get(match["chip"])
+    if chip is not None and chip.platform == "tpu":
+        double = 2 if chip.name == "v5p" else 1
+        known = ", ".join(f"{chip.name}-{double * n}" for n, _ in chip.counts)
+        raise TargetError(message("target", f"{name!r} is no slice that is known.", f"Those of {chip.name}: {known}."))
+    raise TargetError(message("target", f"{name!r} is unknown.", choices(name, _NAMES)))
+
+
+def _entered() -> list[Any]:
+    """The contexts that this thread has entered, the innermost last."""
+    return _THREAD.__dict__.setdefault("entered", [])
+
+
+# ---------------------------------------------------------------------------------------------- which one it is
+
+
+def current() -> Target | None:
+    """The target of the innermost `with` statement on this thread."""
+    return _CURRENT.value
+
+
+def target_of(leaves: Iterable[Any]) -> Target | None:
+    """The target on whose devices the shardings of some arguments lie; None where they lie on devices that run.
+
+    Raises `TargetError` for arguments on devices of two targets, or on a device that is not known.
+    """
+    kinds = dict[str, int]()
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(leaf, jax.ShapeDtypeStruct) and sharding is not None and _compiles_only(sharding):
+            kind = next(iter(sharding.device_set)).device_kind
+            kinds[kind] = max(kinds.get(kind, 0), len(sharding.device_set))
+    if not kinds:
+        return None
+    if len(kinds) > 1:
+        what = f"lie on devices of two kinds, {' and '.join(kinds)}."
+        raise TargetError(message("The arguments", what, "Lay all of them on the devices of one target."))
+    ((kind, count),) = kinds.items()
+    chip = chip_of(kind)
+    if chip is None:
+        what = f"lie on {kind}, of which jointcut knows no rates."
+        raise TargetError(message("The arguments", what, "Give the rates as aot.function(cost=Roofline(...))."))
+    return _of_chip(chip, count)
+
+
+def _of_chip(chip: Chip, count: int) -> Target:
+    if chip.platform == "tpu":
+        return Target(f"{chip.name}-{2 * count if chip.name == 'v5p' else count}", count)
+    return Target(chip.name if count == 1 else f"{chip.name}x{count}", count)
+
+
+def backend_for(goal: Target | None) -> Backend:
+    """The habits of the compiler for a target, or for JAX's default device."""
+    return Backend.here() if goal is None else Backend.of((goal.platform,))
+
+
+def rates_for(goal: Target | None) -> Roofline | None:
+    """The rates of a target, or of JAX's default device; None where nobody knows them without measuring."""
+    if goal is not None:
+        return goal.rates
+    device = jax.local_devices()[0]
+    chip = None if device.platform == "cpu" else chip_of(device.device_kind)
+    return None if chip is None else chip.rates
+
+
+def refuse_to_run(name: str, goal: Target | None) -> None:
+    """Raise `TargetError` for a step of a device that is not here."""
+    if goal is not None and not goal.is_here:
+        what = f"is planned for {goal.name}, and there is no {goal.device_kind} here to run it."
+        cure = "Call trace, partition, explain, pareto or export, which need none; or leave the target out."
+        raise TargetError(message(name, what, cure))
+
+
+def _compiles_only(sharding: Any) -> bool:
+    """Whether a sharding lies on devices of which there are only compilers."""
+    devices = getattr(sharding, "device_set", ())
+    return any("CompileOnly" in type(device.client).__name__ for device in devices)
+
+
+# ------------------------------------------------------------------------------------------------- its devices
+
+
+def _attached(kind: str) -> tuple[Any, ...]:
+    return tuple(device for device in jax.devices() if device.device_kind.startswith(kind))
+
+
+@cache
+def _topology(given: Target) -> tuple[Any, ...]:
+    """The devices of a target that is not here, which only compile."""
+    jax.devices()  # what runs is chosen first: a plugin that is loaded for its compiler changes nothing of it
+    with _LOCK:
+        try:
+            return _tpus(given) if given.platform == "tpu" else _gpus(given)
+        except (NotImplementedError, ImportError, AssertionError, RuntimeError) as error:
+            raise _missing(given, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+
+
+def _tpus(given: Target) -> tuple[Any, ...]:
+    if find_spec("libtpu") is None:
+        raise _missing(given, "libtpu is not installed")
+    with _variables({} if "TPU_ACCELERATOR_TYPE" in os.environ else _WITHOUT_TPU):
+        options = {"chips_per_host_bounds": [1, 1, 1]} if given.count == 1 else {}
+        name = f"{given.chip.name}:{given.topology}"
+        return tuple(topologies.get_topology_desc(topology_name=name, platform="tpu", **options).devices)
+
+
+def _gpus(given: Target) -> tuple[Any, ...]:
+    def described() -> tuple[Any, ...]:
+        options = {"target_config": given.chip.configuration, "topology": given.topology}
+        return tuple(topologies.get_topology_desc(given.name, given.platform, **options).devices)
+
+    try:
+        return described()
+    except NotImplementedError:  # JAX has not loaded the plugin, as it found no GPU
+        _load(given)
+        return described()
+
+
+def _load(given: Target) -> None:
+    """Load the plugin with XLA's compiler for GPUs."""
+    prefix = f"xla_{given.platform}"
+    plugins = importlib.import_module("jax_plugins") if find_spec("jax_plugins") else None
+    found = (
+        [] if plugins is None else [m.name for m in pkgutil.iter_modules(plugins.__path__) if m.name.startswith(prefix)]
+    )
+    if not found:
+        raise _missing(given, "its plugin is not installed")
+    with _variables({_WITHOUT_GPU: "1"}):
+        for name in sorted(found)[-1:]:
+            importlib.import_module(f"jax_plugins.{name}").initialize()
+
+
+def _missing(given: Target, why: str) -> TargetError:
+    extra = f"pip install 'jointcut[{_EXTRA[given.platform]}]'"
+    what = f"needs XLA's compiler for {given.platform}: {why}."
+    return TargetError(message(f"target {given.name}", what, f"Install the plugin that fits jaxlib: {extra}."))
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
