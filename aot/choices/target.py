@@ -163,7 +163,7 @@ class Target(Record):
         return dict(self.chip.counts)[self.count]
 
 
-def target(name: str) -> Target:
+def target(name: str | Target) -> Target:
     """The device, or devices, that a program is planned for; they need not be here.
 
     A GPU is named with how many there are, `"h100"` or `"h100x8"`: `h100`, `h200`, `a100-80gb`, `b200`, `l4`, `mi300x`.
