@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pkgutil
 import re
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.metadata import requires, version
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
@@ -28,15 +30,17 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jointcut.aot.choices.limits import Limit
 from jointcut.partition.errors import TargetError, choices, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.prices.targets import CHIPS, Chip, chip_of
+from jointcut.partition.prices.targets import ATTAINED, CHIPS, Chip, chip_of
+from jointcut.partition.program.jaxprs import quiet_plugins
 from jointcut.wrappers.record import Record
 
 #: A GPU and how many, `h100x8`; and a slice of TPUs, `v5e-4`.
-_NAME = re.compile(r"(?P<chip>[a-z0-9]+(?:-[0-9]+gb)?)(?:(?P<by>[x-])(?P<count>[0-9]+))?")
+_NAME = re.compile(r"(?P<chip>[a-z0-9]+?(?:-[0-9]+gb)?)(?:(?P<by>[x-])(?P<count>[0-9]+))?")
 
 #: What libtpu asks for where no TPU is attached.
 _WITHOUT_TPU = {
@@ -46,11 +50,13 @@ _WITHOUT_TPU = {
     "TPU_WORKER_ID": "0",
 }
 _EXTRA = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu"}
+_LIBTPU = re.compile(r"libtpu==([0-9.]+)\*")
 _WITHOUT_GPU = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"  # by which a plugin loads although its libraries of CUDA are not there
 
 
 #: The target of what is traced. JAX's own caches, and ours, keep what was made under each apart.
 _CURRENT: Any = jax.make_user_context(None)
+_LOG = logging.getLogger("jointcut")
 _LOCK, _THREAD = threading.Lock(), threading.local()
 
 
@@ -125,6 +131,12 @@ class Target(Record):
     def source(self) -> str:
         """Where the figures come from."""
         return self.chip.source
+
+    @property
+    def share(self) -> str:
+        """Which part of the data sheet's figures the rates are: `75% to 85%`."""
+        shares = sorted(ATTAINED.values())
+        return f"{shares[0]:.0%} to {shares[-1]:.0%}"
 
     @property
     def is_here(self) -> bool:
@@ -220,6 +232,14 @@ def _entered() -> list[Any]:
     return _THREAD.__dict__.setdefault("entered", [])
 
 
+def within_memory(goal: Target | None, budget: Limit) -> Limit:
+    """The budget; one that is more than the memory of the target is logged."""
+    peak_bytes = budget.peak_bytes or 0
+    if goal is not None and peak_bytes > goal.memory_bytes:
+        _LOG.warning("The budget of %s is more than %s has: %s.", budget, goal.name, f"{goal.memory_bytes:,} bytes")
+    return budget
+
+
 # ---------------------------------------------------------------------------------------------- which one it is
 
 
@@ -290,14 +310,14 @@ def _compiles_only(sharding: Any) -> bool:
 
 
 def _attached(kind: str) -> tuple[Any, ...]:
-    return tuple(device for device in jax.devices() if device.device_kind.startswith(kind))
+    with quiet_plugins():
+        return tuple(device for device in jax.devices() if device.device_kind.startswith(kind))
 
 
 @cache
 def _topology(given: Target) -> tuple[Any, ...]:
     """The devices of a target that is not here, which only compile."""
-    jax.devices()  # what runs is chosen first: a plugin that is loaded for its compiler changes nothing of it
-    with _LOCK:
+    with _LOCK:  # `_attached` came first, and with it what runs: a plugin that is loaded now changes nothing of that
         try:
             return _tpus(given) if given.platform == "tpu" else _gpus(given)
         except (NotImplementedError, ImportError, AssertionError, RuntimeError) as error:
@@ -307,6 +327,9 @@ def _topology(given: Target) -> tuple[Any, ...]:
 def _tpus(given: Target) -> tuple[Any, ...]:
     if find_spec("libtpu") is None:
         raise _missing(given, "libtpu is not installed")
+    asked = next((m[1] for r in requires("jax") or () if (m := _LIBTPU.match(r))), "")
+    if not version("libtpu").startswith(asked):
+        raise _missing(given, f"libtpu is version {version('libtpu')}, and jaxlib asks for {asked}*")
     with _variables({} if "TPU_ACCELERATOR_TYPE" in os.environ else _WITHOUT_TPU):
         options = {"chips_per_host_bounds": [1, 1, 1]} if given.count == 1 else {}
         name = f"{given.chip.name}:{given.topology}"
@@ -318,6 +341,7 @@ def _gpus(given: Target) -> tuple[Any, ...]:
         options = {"target_config": given.chip.configuration, "topology": given.topology}
         return tuple(topologies.get_topology_desc(given.name, given.platform, **options).devices)
 
+    _plugin(given)
     try:
         return described()
     except NotImplementedError:  # JAX has not loaded the plugin, as it found no GPU
@@ -327,6 +351,12 @@ def _gpus(given: Target) -> tuple[Any, ...]:
 
 def _load(given: Target) -> None:
     """Load the plugin with XLA's compiler for GPUs."""
+    with _variables({_WITHOUT_GPU: "1"}):
+        importlib.import_module(f"jax_plugins.{_plugin(given)}").initialize()
+
+
+def _plugin(given: Target) -> str:
+    """The name of the plugin for GPUs; raises `TargetError` where none is installed that fits."""
     prefix = f"xla_{given.platform}"
     plugins = importlib.import_module("jax_plugins") if find_spec("jax_plugins") else None
     found = (
@@ -334,9 +364,11 @@ def _load(given: Target) -> None:
     )
     if not found:
         raise _missing(given, "its plugin is not installed")
-    with _variables({_WITHOUT_GPU: "1"}):
-        for name in sorted(found)[-1:]:
-            importlib.import_module(f"jax_plugins.{name}").initialize()
+    name = max(found)
+    plugin, ours = version(f"jax-{name.removeprefix('xla_')}-plugin"), version("jaxlib")
+    if plugin.split(".")[:3] != ours.split(".")[:3]:
+        raise _missing(given, f"its plugin is version {plugin}, and jaxlib is {ours}")
+    return name
 
 
 def _missing(given: Target, why: str) -> TargetError:
