@@ -79,7 +79,7 @@ class Function:
         self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
-        functools.update_wrapper(self, self._function)
+        functools.update_wrapper(self, self._function, updated=())  # its attributes are not ours
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
