@@ -228,7 +228,7 @@ class Function:
         Returns the folder. Raises `ArtefactError` if the function has effects or references among its arguments, or if
         the folder cannot be written; then nothing is left behind.
         """
-        lowered_for = refuse_request(path, platforms or platforms_for(self._options.goal), order, overwrite)
+        lowered_for = refuse_request(path, platforms_for(platforms, self._options.goal), order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
         options = self._options if budget is None else choosing.with_budget(self._options, budget)
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)

@@ -52,8 +52,6 @@ FLAGS += " --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
-if not os.environ.setdefault("JAX_PLATFORMS", "cpu").partition(",")[2]:  # plugins are here for their compilers
-    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 
 def shared_contexts(make: Callable[[], Any]) -> Callable[[], Any]:

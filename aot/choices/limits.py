@@ -162,7 +162,11 @@ Room = Callable[[Sized | None], float]
 
 
 def room_for(
-    budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int], device_bytes: int | None
+    budget: Limit,
+    leaves: Iterable[Any],
+    fixed_bytes: int,
+    plain_bytes: Callable[[], int],
+    device_bytes: int | None = None,
 ) -> Room:
     """The budget as bytes of temporaries.
 

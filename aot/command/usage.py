@@ -72,7 +72,8 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
 
 \b
 --json prints an object of
-  function, strategy, backend
+  function, strategy, backend (or the target), and device_bytes, which a
+    device of the target has
   totals, plain     of this plan, and of plain JAX: saved_bytes,
                     num_saved, forward_bytes and backward_bytes (the
                     most that is alive in each), peak_bytes (as

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-def platforms_for(goal: Target | None) -> tuple[str, ...]:
-    """What is lowered for where nobody says: the platform of the target, or all."""
-    return PLATFORMS if goal is None else (goal.platform,)
+def platforms_for(given: str | Sequence[str] | None, goal: Target | None) -> str | Sequence[str]:
+    """What is lowered for: the given platforms, or else that of the target, or all."""
+    return given if given is not None else PLATFORMS if goal is None else (goal.platform,)
 
 
 def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:

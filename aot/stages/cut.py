@@ -136,7 +136,7 @@ class Cut:
         overwrite: bool = False,
     ) -> Path:
         """Write this cut as an artefact that others can run, and return its path; see `Function.export`."""
-        platforms = known_platforms(platforms or platforms_for(self.traced.options.goal))
+        platforms = known_platforms(platforms_for(platforms, self.traced.options.goal))
         pair = Pair.of(self, platforms)  # pyright: ignore[reportArgumentType]
         return export(pair, path, platforms, order, overwrite)
 

@@ -40,6 +40,8 @@ class Backend:
         most_read: how many arrays an elementwise chain may read whose end several ops read. The compiler computes it
             again for each of these, and the sums of a deep network grow with its depth: so they are written out.
         sums_alone: whether of these chains those alone are written out that end in a sum of cotangents.
+        shares_zeros: whether the compiler takes all zeros of a shape for one array, which it makes where a scatter
+            fills it; see `rewrite.fills`.
         sums_late: whether the compiler adds up the cotangents of a value in one loop at the end, and holds all of them
             until then: so each sum of two is written out where there are many.
         moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
@@ -62,6 +64,7 @@ class Backend:
     most_read: int | None = None
     sums_late: bool = False
     sums_alone: bool = False
+    shares_zeros: bool = False
     moves_inside: bool = True
     moves_in_nested: bool = True
 
@@ -176,7 +179,7 @@ CPU = Backend(
 #: a slice of a product, it holds the whole product. Where each sum that several ops read is written, the suite's graph
 #: network takes 84 MB of temporaries and not 131 (plain JAX 210), one with features of edges 111 and not 140 (264), the
 #: GPT in a scan 18.4 and not 21.0. Where other elementwise chains are written too, a perceptron takes 42 and not 38.
-GPU = Backend("gpu", most_read=1, sums_alone=True, sums_late=True, moves_in_nested=False)
+GPU = Backend("gpu", most_read=1, sums_alone=True, sums_late=True, shares_zeros=True, moves_in_nested=False)
 
 
 def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:

@@ -1,10 +1,11 @@
 """XLA's compilers for devices that are not here give the account by which plans are weighed.
 
-They come with JAX's plugins, which the extras `cuda` and `tpu` install.
+They come with JAX's plugins, which the extras `cuda` and `tpu` install, and for these tests `compilers`.
 """
 
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from compilers import FOLDER
 from jointcut import aot
 from jointcut.partition.errors import BudgetError, TargetError
 
@@ -40,6 +42,8 @@ PROGRAMS = [(scanned, SCANNED), (written_out, WRITTEN_OUT)]
 
 def installed(name):
     """A target whose compiler is installed; the test is skipped where none is."""
+    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
     target = aot.target(name)
     try:
         _ = target.devices
