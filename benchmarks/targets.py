@@ -134,26 +134,41 @@ def cycles(text: str) -> int:
     ... }
     ... ENTRY %main (x: f32[]) -> f32[] {
     ...   %w = f32[] while(%x), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
-    ...   %b = f32[] add(%w, %w), backend_config={"estimated_cycles":"5"}
+    ...   %v = f32[] while(%x), condition=%below, body=%body
+    ...   %b = f32[] add(%w, %v), backend_config={"estimated_cycles":"5"}
+    ... }
+    ... %below (n: s32[]) -> pred[] {
+    ...   %most = s32[]{:T(128)} constant(4)
+    ...   %lt = pred[] compare(%n, %most), direction=LT
     ... }'''
     >>> cycles(text)
-    35
+    75
     """
-    own, calls, name, entry = dict[str, int](), dict[str, list[tuple[str, int]]](), "", ""
+    lines, name, entry = dict[str, list[str]](), "", ""
     for line in text.splitlines():
         if (opening := re.match(r"(ENTRY )?%?([\w.\-]+) [^=]*\{$", line)) is not None:
             name, entry = opening[2], opening[2] if opening[1] else entry
-        elif " = " in line:
-            found = [int(n) for n in _CYCLES.findall(line)]
-            own[name] = own.get(name, 0) + sum(n for n in found if n < _MOST_CYCLES)
-            trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            bodies = re.findall(r"(?:body|to_apply|branch_computations=\{)=?%?([\w.\-]+)", line)
-            calls.setdefault(name, []).extend((body, int(trips[1]) if trips else 1) for body in bodies)
+        lines.setdefault(name, []).append(line)
 
     def total(computation: str) -> int:
-        return own.get(computation, 0) + sum(n * total(body) for body, n in calls.get(computation, []))
+        cycles = 0
+        for line in lines.get(computation, ()):
+            cycles += sum(n for n in map(int, _CYCLES.findall(line)) if n < _MOST_CYCLES)
+            bodies = re.findall(r"(?:body|to_apply|branch_computations=\{)=?%?([\w.\-]+)", line)
+            cycles += sum(_trips(line, lines) * total(body) for body in bodies)
+        return cycles
 
     return total(entry)
+
+
+def _trips(line: str, lines: dict[str, list[str]]) -> int:
+    """How often the loop of a line runs: as it says, or up to the one number that its condition compares with."""
+    if (told := re.search(r'known_trip_count":\{"n":"(\d+)"', line)) is not None:
+        return int(told[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", line)
+    held = "\n".join(lines.get(condition[1], ())) if condition is not None else ""
+    limits = re.findall(r"s32\[\]\S* constant\((\d+)\)", held)
+    return int(limits[0]) if len(limits) == 1 and "direction=LT" in held else 1
 
 
 def table_of(target: aot.Target, rows: dict[str, Row]) -> Table:

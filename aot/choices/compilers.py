@@ -24,8 +24,9 @@ from jointcut.partition.errors import TargetError, message
 from jointcut.partition.prices.targets import Chip
 from jointcut.partition.program.jaxprs import quiet_plugins
 
-#: What libtpu asks for where no TPU is attached.
+#: What libtpu asks for where no TPU is attached, and that several processes may load it then.
 _WITHOUT_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
