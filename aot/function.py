@@ -35,7 +35,7 @@ from jointcut.aot.choices.limits import Budget
 from jointcut.aot.choices.options import Options
 from jointcut.aot.choices.policies import GivenPolicy
 from jointcut.aot.choices.target import Target, refuse_to_run
-from jointcut.aot.export.export import PLATFORMS, export, refuse_request
+from jointcut.aot.export.export import export, platforms_for, refuse_request
 from jointcut.aot.hooks.saving import SavedArrays
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
@@ -79,7 +79,7 @@ class Function:
         self._unchecked, self._uncached = Unchecked(self._name), Uncached(self._name)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._inside = Inside(self._function, self._options, self._name, self._uncut, self._unmeasured)
-        functools.update_wrapper(self, self._function)
+        functools.update_wrapper(self, self._function, updated=())  # its attributes are not ours
 
     def __repr__(self) -> str:
         """`<aot.function loss: best>`."""
@@ -203,7 +203,7 @@ class Function:
         self,
         path: str | os.PathLike[str],
         *args: Any,
-        platforms: str | Sequence[str] = PLATFORMS,
+        platforms: str | Sequence[str] | None = None,
         budget: Budget | None = None,
         order: int = 1,
         sizes: Mapping[str, int] | None = None,
@@ -216,7 +216,7 @@ class Function:
         Args:
             path: the folder to make; its README.md describes the content.
             *args: arguments, arrays or `jax.ShapeDtypeStruct`; the programs are for their shapes.
-            platforms: the platforms to lower for, "cpu", "cuda", "rocm" or "tpu"; this machine need not have them.
+            platforms: what to lower for, of "cpu", "cuda", "rocm" and "tpu"; by default that of the target, or all.
             budget: replaces the function's own budget; measured on this machine.
             order: how often the artefact can be differentiated.
             sizes: a number for each symbolic size of the arguments (`aot.shapes("b, 128", "float32")`): the plan is
@@ -228,7 +228,7 @@ class Function:
         Returns the folder. Raises `ArtefactError` if the function has effects or references among its arguments, or if
         the folder cannot be written; then nothing is left behind.
         """
-        lowered_for = refuse_request(path, platforms, order, overwrite)
+        lowered_for = refuse_request(path, platforms_for(platforms, self._options.goal), order, overwrite)
         bound = replace(bind(args, kwargs, self._statics).abstract(), duplicates={})
         options = self._options if budget is None else choosing.with_budget(self._options, budget)
         pair = exportable(self._function, options, bound, sizes, constraints, lowered_for)

@@ -34,6 +34,7 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.rewrite.draws import drawn_late
+from jointcut.partition.rewrite.fills import zeros_apart
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.stored.packing import BFLOAT16, FLOAT16, HOOK
@@ -166,6 +167,9 @@ def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_
     if problem.backend.runs_early:
         backward = drawn_late(made_late(halves.backward))
         halves = replace(halves, forward=drawn_late(halves.forward), backward=backward)
+    if problem.backend.shares_zeros:
+        forward, backward = zeros_apart(halves.forward, halves.backward)
+        halves = replace(halves, forward=forward, backward=backward)
     verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 

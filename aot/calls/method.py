@@ -59,7 +59,7 @@ class Method:
     def __init__(self, function: Any, instance: Any) -> None:
         """Bind a function; attribute access calls this."""
         self._bound = function, instance
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
 
     def __repr__(self) -> str:
         """`<aot.function Model.loss: best, bound to a Model>`."""

@@ -6,6 +6,7 @@ Files, in reading order:
     conventions: Choose the derivative at points where a function has none, or several.
     scopes: Bound what a part of a program keeps for its backward.
     policies: Read a policy: what a user demands of single values, by names, scopes and primitives.
+    compilers: Load XLA's compiler for a device that is not here, from the plugin by which JAX would run it.
     target: Name the device that a program is planned for, which need not be here.
     options: List every choice a user can make, with its default.
 """

@@ -161,14 +161,24 @@ class Sized(Protocol):
 Room = Callable[[Sized | None], float]
 
 
-def room_for(budget: Limit, leaves: Iterable[Any], fixed_bytes: int, plain_bytes: Callable[[], int]) -> Room:
+def room_for(
+    budget: Limit,
+    leaves: Iterable[Any],
+    fixed_bytes: int,
+    plain_bytes: Callable[[], int],
+    device_bytes: int | None = None,
+) -> Room:
     """The budget as bytes of temporaries.
 
     `leaves` are the arguments of the call, `fixed_bytes` the bytes of arguments and results as known before a step was
-    compiled, `plain_bytes` gives the bytes of plain JAX's temporaries. Raises as `free_bytes`.
+    compiled, `plain_bytes` gives the bytes of plain JAX's temporaries. `device_bytes` is what a target has, None for
+    JAX's default device. Raises as `free_bytes`.
     """
     if budget.fraction is not None:
         share = budget.fraction
         return lambda measured: share * plain_bytes() if share else math.inf
-    peak = free_bytes(leaves) if budget.of_device else budget.peak_bytes or 0
+    if not budget.of_device:
+        peak = budget.peak_bytes or 0
+    else:
+        peak = free_bytes(leaves) if device_bytes is None else device_bytes
     return lambda measured: peak - (fixed_bytes if measured is None else measured.fixed_bytes)

@@ -10,48 +10,36 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import pkgutil
+import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jointcut.aot.choices import compilers
+from jointcut.aot.choices.limits import Limit
 from jointcut.partition.errors import TargetError, choices, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.prices.targets import CHIPS, Chip, chip_of
+from jointcut.partition.prices.targets import ATTAINED, CHIPS, Chip, chip_of
+from jointcut.partition.program.jaxprs import quiet_plugins
 from jointcut.wrappers.record import Record
 
 #: A GPU and how many, `h100x8`; and a slice of TPUs, `v5e-4`.
-_NAME = re.compile(r"(?P<chip>[a-z0-9]+(?:-[0-9]+gb)?)(?:(?P<by>[x-])(?P<count>[0-9]+))?")
-
-#: What libtpu asks for where no TPU is attached.
-_WITHOUT_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-}
-_EXTRA = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu"}
-_WITHOUT_GPU = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"  # by which a plugin loads although its libraries of CUDA are not there
-
+_NAME = re.compile(r"(?P<chip>[a-z0-9]+?(?:-[0-9]+gb)?)(?:(?P<by>[x-])(?P<count>[0-9]+))?")
 
 #: The target of what is traced. JAX's own caches, and ours, keep what was made under each apart.
 _CURRENT: Any = jax.make_user_context(None)
-_LOCK, _THREAD = threading.Lock(), threading.local()
+_LOG = logging.getLogger("jointcut")
+_THREAD = threading.local()
 
 
 @dataclass(frozen=True)
@@ -127,6 +115,12 @@ class Target(Record):
         return self.chip.source
 
     @property
+    def share(self) -> str:
+        """Which part of the data sheet's figures the rates are: `75% to 85%`."""
+        shares = sorted(ATTAINED.values())
+        return f"{shares[0]:.0%} to {shares[-1]:.0%}"
+
+    @property
     def is_here(self) -> bool:
         """Whether this process has so many devices of this kind: then it runs what is planned for them."""
         return len(_attached(self.device_kind)) >= self.count
@@ -138,7 +132,9 @@ class Target(Record):
         Raises `TargetError` with the line to install if the plugin of the platform is missing, or does not fit jaxlib.
         """
         attached = _attached(self.device_kind)
-        return attached[: self.count] if len(attached) >= self.count else _topology(self)[: self.count]
+        if len(attached) >= self.count:
+            return attached[: self.count]
+        return compilers.devices(self.chip, self.count, self.topology)
 
     @cached_property
     def sharding(self) -> jax.sharding.Sharding:
@@ -220,6 +216,14 @@ def _entered() -> list[Any]:
     return _THREAD.__dict__.setdefault("entered", [])
 
 
+def within_memory(goal: Target | None, budget: Limit) -> Limit:
+    """The budget; one that is more than the memory of the target is logged."""
+    peak_bytes = budget.peak_bytes or 0
+    if goal is not None and peak_bytes > goal.memory_bytes:
+        _LOG.warning("The budget of %s is more than %s has: %s.", budget, goal.name, f"{goal.memory_bytes:,} bytes")
+    return budget
+
+
 # ---------------------------------------------------------------------------------------------- which one it is
 
 
@@ -286,75 +290,6 @@ def _compiles_only(sharding: Any) -> bool:
     return any("CompileOnly" in type(device.client).__name__ for device in devices)
 
 
-# ------------------------------------------------------------------------------------------------- its devices
-
-
 def _attached(kind: str) -> tuple[Any, ...]:
-    return tuple(device for device in jax.devices() if device.device_kind.startswith(kind))
-
-
-@cache
-def _topology(given: Target) -> tuple[Any, ...]:
-    """The devices of a target that is not here, which only compile."""
-    jax.devices()  # what runs is chosen first: a plugin that is loaded for its compiler changes nothing of it
-    with _LOCK:
-        try:
-            return _tpus(given) if given.platform == "tpu" else _gpus(given)
-        except (NotImplementedError, ImportError, AssertionError, RuntimeError) as error:
-            raise _missing(given, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
-
-
-def _tpus(given: Target) -> tuple[Any, ...]:
-    if find_spec("libtpu") is None:
-        raise _missing(given, "libtpu is not installed")
-    with _variables({} if "TPU_ACCELERATOR_TYPE" in os.environ else _WITHOUT_TPU):
-        options = {"chips_per_host_bounds": [1, 1, 1]} if given.count == 1 else {}
-        name = f"{given.chip.name}:{given.topology}"
-        return tuple(topologies.get_topology_desc(topology_name=name, platform="tpu", **options).devices)
-
-
-def _gpus(given: Target) -> tuple[Any, ...]:
-    def described() -> tuple[Any, ...]:
-        options = {"target_config": given.chip.configuration, "topology": given.topology}
-        return tuple(topologies.get_topology_desc(given.name, given.platform, **options).devices)
-
-    try:
-        return described()
-    except NotImplementedError:  # JAX has not loaded the plugin, as it found no GPU
-        _load(given)
-        return described()
-
-
-def _load(given: Target) -> None:
-    """Load the plugin with XLA's compiler for GPUs."""
-    prefix = f"xla_{given.platform}"
-    plugins = importlib.import_module("jax_plugins") if find_spec("jax_plugins") else None
-    found = (
-        [] if plugins is None else [m.name for m in pkgutil.iter_modules(plugins.__path__) if m.name.startswith(prefix)]
-    )
-    if not found:
-        raise _missing(given, "its plugin is not installed")
-    with _variables({_WITHOUT_GPU: "1"}):
-        for name in sorted(found)[-1:]:
-            importlib.import_module(f"jax_plugins.{name}").initialize()
-
-
-def _missing(given: Target, why: str) -> TargetError:
-    extra = f"pip install 'jointcut[{_EXTRA[given.platform]}]'"
-    what = f"needs XLA's compiler for {given.platform}: {why}."
-    return TargetError(message(f"target {given.name}", what, f"Install the plugin that fits jaxlib: {extra}."))
-
-
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with quiet_plugins():
+        return tuple(device for device in jax.devices() if device.device_kind.startswith(kind))

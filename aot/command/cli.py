@@ -11,6 +11,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +24,13 @@ from jointcut.aot.cache.store import Store
 from jointcut.aot.choices.limits import Budget, limit
 from jointcut.aot.choices.policies import SAVE_AS, Demand
 from jointcut.aot.choices.scopes import budget as part_budget
+from jointcut.aot.choices.target import target as target_named
 from jointcut.aot.command import facts, npz, printed, usage
 from jointcut.aot.command.named import named, users_code, with_numbers
 from jointcut.aot.command.trial import FlatPair, Trial
 from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract
-from jointcut.aot.export.export import PLATFORMS, known_platforms
+from jointcut.aot.export.export import known_platforms
 from jointcut.partition.errors import CacheError, JointcutError, choices, message
 from jointcut.partition.prices.keys import Key
 from jointcut.partition.prices.rules import CheckpointPolicy
@@ -118,8 +120,13 @@ def _budget(context: click.Context, option: click.Parameter, text: str | None) -
     return budget
 
 
-def _platforms(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    return known_platforms([name.strip() for name in text.split(",") if name.strip()])
+def _target(context: click.Context, option: click.Parameter, text: str | None) -> AbstractContextManager[Any]:
+    """A context in which functions are traced for the target, if one is named."""
+    return nullcontext() if text is None else target_named(text)
+
+
+def _platforms(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else known_platforms([name.strip() for name in text.split(",") if name.strip()])
 
 
 def _sizes(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, int]:
@@ -154,6 +161,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--argnums", metavar="N[,N...]", callback=_argnums, help=usage.ARGNUMS),
         click.option("--size", "sizes", metavar="NAME=N", multiple=True, callback=_sizes, help=usage.SIZE),
         click.option("--budget", metavar="BUDGET", callback=_budget, help=usage.BUDGET),
+        click.option("--target", metavar="TARGET", callback=_target, help=usage.TARGET),
     ]
     for option in reversed(options):
         command = option(command)
@@ -175,6 +183,7 @@ def explain(
     argnums: int | tuple[int, ...] | None,
     sizes: dict[str, int],
     budget: Budget | None,
+    target: AbstractContextManager[Any],
     strategy: str | None,
     policy: dict[Key, tuple[Demand, ...]],
     spill: Path | None,
@@ -185,7 +194,7 @@ def explain(
 ) -> None:
     """Say what the backward of a function needs from its forward."""
     call = with_numbers(named(function, example, argnums, spill), sizes)
-    with users_code(function, "cannot be traced for these arguments"):
+    with target, users_code(function, "cannot be traced for these arguments"):
         traced = call.function.trace(*call.args, **call.kwargs)
     cut = traced.partition(strategy, budget=budget, policy=policy or None)
     report = replace(cut.explain(measure=with_compile), name=function)
@@ -197,7 +206,7 @@ def explain(
 @main.command(help=usage.EXPORT)
 @_of_a_function
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--platforms", default=",".join(PLATFORMS), show_default=True, callback=_platforms, help=usage.PLATFORMS)
+@click.option("--platforms", callback=_platforms, help=usage.PLATFORMS)
 @click.option("--order", type=click.IntRange(1, 3), default=1, show_default=True, help=usage.ORDER)
 @click.option("--constraint", "constraints", metavar="TEXT", multiple=True, help=usage.CONSTRAINT)
 @click.option("--overwrite", is_flag=True, help=usage.OVERWRITE)
@@ -208,8 +217,9 @@ def export(
     argnums: int | tuple[int, ...] | None,
     sizes: dict[str, int],
     budget: Budget | None,
+    target: AbstractContextManager[Any],
     folder: Path,
-    platforms: tuple[str, ...],
+    platforms: tuple[str, ...] | None,
     order: int,
     constraints: tuple[str, ...],
     overwrite: bool,
@@ -220,7 +230,7 @@ def export(
     call = named(function, example, argnums)
     options: dict[str, Any] = {"platforms": platforms, "budget": budget, "order": order, "overwrite": overwrite}
     options |= {"sizes": sizes, "constraints": constraints}
-    with users_code(function, "cannot be exported for these arguments"):
+    with target, users_code(function, "cannot be exported for these arguments"):
         path = call.function.export(folder, *call.args, **options, **call.kwargs)
     data = _artefact(path)
     _tell(data, as_json, lambda: printed.exported(data))

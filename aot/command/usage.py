@@ -48,6 +48,7 @@ arguments of --example, cut, and compiled; it is not run. An example without a m
   jointcut explain train:loss --example batch --policy tanh=BUDGET:8kB
   jointcut explain train:loss --example batch --spill /scratch
   jointcut explain train:loss --example batch --budget 0.5
+  jointcut explain train:loss --example batch --target h100
   jointcut explain train:loss --example batch --save report.html
   jointcut explain train:loss --example batch --json | jq .totals
 
@@ -71,7 +72,8 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
 
 \b
 --json prints an object of
-  function, strategy, backend
+  function, strategy, backend (or the target), and device_bytes, which a
+    device of the target has
   totals, plain     of this plan, and of plain JAX: saved_bytes,
                     num_saved, forward_bytes and backward_bytes (the
                     most that is alive in each), peak_bytes (as
@@ -124,6 +126,9 @@ BUDGET = """The memory that a step may take: its peak in bytes with a unit (1.5G
 activations (0.5; 0.0 is the least that is found), or device for what that has free. It is held by XLA's
 own account."""
 
+TARGET = """The device that the step is planned and compiled for, such as h100, h100x8 or v5e-4, which need not be here.
+XLA's compilers for GPUs and TPUs are in the extras cuda and tpu."""
+
 STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
 JAX keeps, best less than min_cut where that saves time too. By default best."""
 
@@ -163,7 +168,10 @@ example may be names, any_batch = ({...}, aot.shapes("b, 64", "float32")): the p
 what jointcut show FOLDER --json does.
 """
 
-PLATFORMS = "What to lower the programs for: one or more of cpu, cuda, rocm, tpu, joined by commas."
+PLATFORMS = (
+    "What to lower the programs for: one or more of cpu, cuda, rocm, tpu, joined by commas. By default that of the "
+    "target, or all."
+)
 
 ORDER = "How often the artefact can be differentiated."
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.choices.target import Target
 from jointcut.aot.export import agreement, artefact, guide
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.pair import Pair
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 #: The platforms by default, by `jax.export`'s names.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def platforms_for(given: str | Sequence[str] | None, goal: Target | None) -> str | Sequence[str]:
+    """What is lowered for: the given platforms, or else that of the target, or all."""
+    return given if given is not None else PLATFORMS if goal is None else (goal.platform,)
 
 
 def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:

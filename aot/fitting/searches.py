@@ -226,6 +226,7 @@ class _Lookup:
             "policy": wanted.options.policy,
             **({"offload": True} if wanted.options.offload else {}),
             **({"forms": wanted.forms} if wanted.forms else {}),
+            **({"target": wanted.options.goal.name} if wanted.options.goal else {}),
             "environment": environment(),
         }
         jaxpr, _ = jaxprs.opened(program.closed)
@@ -276,8 +277,8 @@ def _placed(wanted: Wanted[Any]) -> tuple[tuple[int, Any], ...]:
 
 
 def _is_usual(sharding: jax.sharding.Sharding) -> bool:
-    devices = list(sharding.device_set)
-    return len(devices) == 1 and sharding.memory_kind in (None, devices[0].default_memory().kind)
+    devices, kind = list(sharding.device_set), sharding.memory_kind
+    return len(devices) == 1 and (kind is None or kind == devices[0].default_memory().kind)
 
 
 # ------------------------------------------------------------------------------------------- three ways to a plan
@@ -371,7 +372,9 @@ def _room(wanted: Wanted[Any], lookup: _Lookup) -> Room:
                 lookup.plain.keep(known[types])
         return known[types]
 
-    return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes)
+    goal = wanted.options.goal
+    device_bytes = None if goal is None else goal.memory_bytes
+    return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes, device_bytes)
 
 
 def _kept(wanted: Wanted[_T], lookup: _Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:

@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from jointcut.aot.choices.target import Target
 from jointcut.aot.fitting.axes import optional
 from jointcut.aot.fitting.pareto import Pareto
 from jointcut.aot.report import drawing, table
@@ -107,13 +108,14 @@ class Report:
         front: the Pareto front of plans, with this one as the chosen one. Where the step was compiled, predicted peaks
             are scaled so that this plan's is XLA's.
         account: XLA's figures, None where nothing was compiled (`cut.explain(measure=False)`).
-        backend: where the step runs: "cpu", "gpu", "tpu".
+        backend: where the step runs: "cpu", "gpu", "tpu", or the name of its target.
         life: the arrays alive at each step: at XLA's instructions where it was compiled, else in a replay of the plan.
         plain_life: the same of plain JAX.
         sections: the sections of the page, as plain JSON.
         default_saved_bytes: bytes that jointcut's default plan would save, in a report of plain JAX.
         tried: the smaller budgets that were tried, None where nothing was compiled.
         derived: where derivatives may differ from JAX's, by rule and line.
+        target: the device that the step was planned for, None for JAX's default device.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Report:
     default_saved_bytes: int | None = None
     tried: Tried | None = field(default=None, repr=False)
     derived: tuple[DerivedRow, ...] = ()
+    target: Target | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -208,9 +211,9 @@ class Report:
     def remarks(self) -> tuple[str, ...]:
         """Remarks on the totals: how accurate they are, the cost of what runs twice, and `bounds`."""
         peak = "the peak is that of the compiled step, as XLA tells it" if self.account else PEAKS
-        times = [] if self.time_share is None else [TIMES]
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
-        return (peak, *times, *again, *self.bounds, *in_words(self.derived))
+        there = table.on_target(self.target, self.peak_bytes, self.time_share is not None, TIMES)
+        return (peak, *there, *again, *self.bounds, *in_words(self.derived))
 
     @property
     def _price(self) -> str:
@@ -332,6 +335,7 @@ class Report:
             "function": self.name,
             "strategy": self.plan.strategy,
             "backend": self.backend,
+            "device_bytes": None if self.target is None else self.target.memory_bytes,
             "totals": asdict(self.totals),
             "plain": asdict(self.plain),
             "saved": [asdict(row) for row in self.saved],

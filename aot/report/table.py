@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from jointcut.aot.choices.target import Target
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, saved_change, sentence, within
 from jointcut.aot.report.tried import Tried
@@ -239,6 +240,15 @@ def module_within(path: str, width: int) -> str:
 def ratio(part: float, whole: float) -> str:
     """One figure divided by another; empty where the other is 0."""
     return f"{part / whole:.2f}" if whole else ""
+
+
+def on_target(target: Target | None, peak_bytes: int, is_timed: bool, times: str) -> Iterator[str]:
+    """Remarks on a step for a target: whether it fits, and where its times come from; else on how good `times` are."""
+    if target is not None:
+        verdict = "fits on" if peak_bytes <= target.memory_bytes else "does not fit on"
+        yield f"{human_bytes(peak_bytes)} {verdict} {target.name}, with {human_bytes(target.memory_bytes)} a device"
+    if is_timed:
+        yield times if target is None else f"times are by {target.share} of the figures of {target.source}"
 
 
 def notes(lines: Iterable[str]) -> Iterator[RenderableType]:

@@ -33,14 +33,21 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_disable_hlo_passes": ",".join(dict.fromkeys(passes))}
 
 
-#: What is said to XLA of a device that is not here: it cannot time kernels there.
-_UNSEEN: dict[str, dict[str, Any]] = {"cuda": {"xla_gpu_autotune_level": 0}, "rocm": {"xla_gpu_autotune_level": 0}}
+#: What is said to XLA of a GPU that is not here: that it cannot time kernels there. Some products then have no kernel
+#: of Triton's, and XLA stops ("Couldn't find output tile sizes", "No supported config found"). Libraries have one for
+#: all, with a workspace of 34 MB for a step.
+_UNTIMED: dict[str, Any] = {"xla_gpu_autotune_level": 0}
+_BY_LIBRARIES = {**_UNTIMED, "xla_gpu_enable_triton_gemm": False}
 
 
 def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Compiled:
     """Compile a program, which was lowered for the devices of a target if there is one."""
-    options = None if goal is None or goal.is_here else _UNSEEN.get(goal.platform)
-    return lowered.compile(compiler_options=options)
+    if goal is None or goal.is_here or goal.platform == "tpu":
+        return lowered.compile()
+    try:
+        return lowered.compile(compiler_options=_UNTIMED)
+    except jax.errors.JaxRuntimeError:
+        return lowered.compile(compiler_options=_BY_LIBRARIES)
 
 
 @dataclass(frozen=True)

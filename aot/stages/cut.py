@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 
 from jointcut.aot.choices.limits import limit
-from jointcut.aot.export.export import PLATFORMS, export, known_platforms
+from jointcut.aot.export.export import export, known_platforms, platforms_for
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.fitting.attempts import Fitted
 from jointcut.aot.fitting.inexact import one
@@ -131,12 +131,12 @@ class Cut:
         self,
         path: str | os.PathLike[str],
         *,
-        platforms: str | Sequence[str] = PLATFORMS,
+        platforms: str | Sequence[str] | None = None,
         order: int = 1,
         overwrite: bool = False,
     ) -> Path:
         """Write this cut as an artefact that others can run, and return its path; see `Function.export`."""
-        platforms = known_platforms(platforms)
+        platforms = known_platforms(platforms_for(platforms, self.traced.options.goal))
         pair = Pair.of(self, platforms)  # pyright: ignore[reportArgumentType]
         return export(pair, path, platforms, order, overwrite)
 

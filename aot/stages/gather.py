@@ -82,6 +82,7 @@ def gather(
     budget. Without `measured`, no budget is tried.
     """
     name, plan, fixed = cut.traced.name, cut.plan, cut.traced.program.fixed_bytes
+    goal = cut.traced.options.goal
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
     plain = cut.traced.as_jax.planner
@@ -95,9 +96,10 @@ def gather(
     flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None
     report = Report(
         name, plan, _totals(mine, plan, here, fixed, again, flops), _totals(plains, uncut, there, fixed, (), flops),
-        rows.saved(plan), again, less, scale.front(front, there, account), account, jax.default_backend(),
+        rows.saved(plan), again, less, scale.front(front, there, account), account,
+        jax.default_backend() if goal is None else goal.name,
         mine, plains, (), None if default is None else default.bytes_saved, tried,
-        derived(cut.traced.program.changes, cut.traced.options.conventions),
+        derived(cut.traced.program.changes, cut.traced.options.conventions), goal,
     )  # fmt: skip
     marks = [(rival, scale.point(point(planner.candidate(candidate)))) for rival, candidate in rivals(planner)]
     return replace(report, sections=_sections(report, planner, _budgets(report, marks), lives is None))

@@ -19,6 +19,7 @@ import jax
 from jointcut.aot.choices.limits import Budget, Limit, limit
 from jointcut.aot.choices.options import Options, check_error, wanted_plan, with_budget
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
+from jointcut.aot.choices.target import within_memory
 from jointcut.aot.fitting.attempts import Fitted
 from jointcut.aot.fitting.checkpoints import in_budget
 from jointcut.aot.fitting.fit import planner_for
@@ -118,7 +119,7 @@ class Traced:
     @property
     def structs(self) -> list[Any]:
         """The types of the forward's inputs, with the shardings of committed arrays."""
-        return [*self.placed(map(struct, self.consts)), *self.bound.unique]
+        return self.placed([*map(struct, self.consts), *self.bound.unique])
 
     def placed(self, structs: Iterable[Any]) -> list[Any]:
         """Types of arrays on the devices of the target, if there is one."""
@@ -202,7 +203,7 @@ class Traced:
     @cached_property
     def _plain_lowered(self) -> jax.stages.Lowered:
         plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
-        closed, structs = plain.closed, [*self.placed(map(struct, plain.consts)), *self.bound.unique]
+        closed, structs = plain.closed, self.placed([*map(struct, plain.consts), *self.bound.unique])
         others = jaxprs.input_structs(closed)[len(structs) + len(ones) :]
         cotangents = self.placed(others)  # if the output is not a scalar
         whole = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat, *ones), donate_argnums=plain.roles.replaced)
@@ -240,7 +241,7 @@ class Traced:
             return replace(cut, split=replace(cut.split, plan=replace(cut.plan, gradient_error=unused)))
         if self._for_budgets is not self:
             return self._for_budgets.partition(budget=how.budget)
-        bytes_limit = limit(how.budget)
+        bytes_limit = within_memory(self.options.goal, limit(how.budget))
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)
         alone, examples = replace(self, examples=None), Examples.of(self.examples, self.bound)

@@ -43,7 +43,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     name = name_of(function)
     with Stage("trace", name) as now:
         wanted = differentiated(bound, positions, options)
-        options, shapes = placed(options, bound.abstract())
+        options, shapes = with_target(options, bound), bound.abstract()
         inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
         wrapped = wrapped_for(function, shapes, inputs, options.around)
         target = wrapped.target
@@ -64,19 +64,16 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds, examples)
 
 
-def placed(options: Options, shapes: Bound) -> tuple[Options, Bound]:
-    """The options with their target, which may follow from the arguments, and the arguments placed there.
+def with_target(options: Options, bound: Bound) -> Options:
+    """The options with their target, which may follow from the arguments.
 
     Raises `TargetError` for arguments on the devices of another target.
     """
-    found, goal = target_of(shapes.leaves), options.goal
+    found, goal = target_of(bound.leaves), options.goal
     if found is not None and goal is not None and found.device_kind != goal.device_kind:
         what = f"lie on {found.device_kind}, and the target is {goal.name}, {goal.device_kind}."
         raise TargetError(message("The arguments", what, "Lay them on the target's devices, or leave the target out."))
-    goal = goal or found
-    if goal is None or jaxprs.tracing():
-        return replace(options, target=goal), shapes
-    return replace(options, target=goal), replace(shapes, leaves=tuple(map(goal.placed, shapes.leaves)))
+    return replace(options, target=goal or found)
 
 
 def wrapped_for(

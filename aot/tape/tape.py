@@ -72,7 +72,7 @@ class Taped:
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self.captures = Captures(self._name)
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
 
     def __repr__(self) -> str:
         """`<aot.tape loss: 2 captures>`."""

@@ -7,7 +7,7 @@ plan is scheduled, so that the halves that are verified are those that run.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -39,6 +39,9 @@ class Backend:
             over an array.
         most_read: how many arrays an elementwise chain may read whose end several ops read. The compiler computes it
             again for each of these, and the sums of a deep network grow with its depth: so they are written out.
+        sums_alone: whether of these chains those alone are written out that end in a sum of cotangents.
+        shares_zeros: whether the compiler takes all zeros of a shape for one array, which it makes where a scatter
+            fills it; see `rewrite.fills`.
         sums_late: whether the compiler adds up the cotangents of a value in one loop at the end, and holds all of them
             until then: so each sum of two is written out where there are many.
         moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
@@ -60,6 +63,8 @@ class Backend:
     runs_early: bool = False
     most_read: int | None = None
     sums_late: bool = False
+    sums_alone: bool = False
+    shares_zeros: bool = False
     moves_inside: bool = True
     moves_in_nested: bool = True
 
@@ -74,7 +79,7 @@ class Backend:
         if len(platforms) > 1:
             return PORTABLE
         name = platforms[0]
-        return CPU if name == "cpu" else cls(name, moves_in_nested=name not in _GPUS)
+        return CPU if name == "cpu" else replace(GPU, name=name) if name in _GPUS else cls(name)
 
     def written_forward(self, graph: Graph, saved: Collection[int], again: Collection[int]) -> frozenset[int]:
         """Values that the forward writes to memory for one of its ops, although the backward computes them again.
@@ -112,7 +117,8 @@ class Backend:
                     else:
                         found |= arrays[before.id]
                 is_shared = len(found) > self.most_read and sum(i in half for i in graph.consumers[v]) > 1
-                if is_shared or v in written:
+                counts = op.name == "add_any" or not self.sums_alone
+                if (is_shared and counts) or v in written:
                     written.add(v)
                     found = {v}
                 arrays[v] = set(islice(found, self.most_read + 1))
@@ -164,6 +170,16 @@ CPU = Backend(
     sums_late=True,
     moves_inside=False,
 )
+
+
+#: Measured with JAX 0.10.2 by XLA's account for an H100.
+#:
+#: A value that several layers read, such as the features of edges, has a sum of cotangents, of which each layer reads a
+#: part. XLA computes such a sum in the loop of each reader, and holds all its terms until the last one; where a term is
+#: a slice of a product, it holds the whole product. Where each sum that several ops read is written, the suite's graph
+#: network takes 84 MB of temporaries and not 131 (plain JAX 210), one with features of edges 111 and not 140 (264), the
+#: GPT in a scan 18.4 and not 21.0. Where other elementwise chains are written too, a perceptron takes 42 and not 38.
+GPU = Backend("gpu", most_read=1, sums_alone=True, sums_late=True, shares_zeros=True, moves_in_nested=False)
 
 
 def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:

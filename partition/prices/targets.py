@@ -127,7 +127,7 @@ def _tpu(
     return Chip(name, "tpu", kind, round(size * 2**30), rates, links_per_s, source, counts=counts)
 
 
-_NVIDIA, _GOOGLE = "NVIDIA, {} data sheet", "Google Cloud, TPU {} documentation"
+_NVIDIA, _GOOGLE = "NVIDIA's data sheet of the {}", "Google Cloud's documentation of TPU {}"
 _HOPPER = {"shared": 233472, "cores": 132, "cache": 52428800, "clock": 1.98, "optin": 232448}
 
 #: The chips, by name.
@@ -157,7 +157,7 @@ CHIPS: dict[str, Chip] = {
             memory=23609475072, shared=102400, threads=1536, cores=58, cache=50331648, clock=2.04, optin=101376,
         ),
         _gpu(
-            "mi300x", "AMD Instinct MI300X", "AMD, Instinct MI300X data sheet", (653.7, 1307.4, 163.4, 163.4),
+            "mi300x", "AMD Instinct MI300X", "AMD's data sheet of the Instinct MI300X", (653.7, 1307.4, 163.4, 163.4),
             (5300, 896, 64), "rocm", 'rocm_compute_capability { gcn_arch_name: "gfx942:sramecc+:xnack-" }',
             memory=206158430208, warp=64, block=65536, shared=65536, cores=304, cache=4194304, clock=2.1, optin=65536,
             registers=131072,

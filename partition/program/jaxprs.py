@@ -13,6 +13,7 @@ import functools
 import gc
 import importlib
 import io
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -633,6 +634,18 @@ def memory_kinds() -> tuple[str, ...]:
     device = jax.local_devices()[0]
     default = device.default_memory().kind
     return default, *(m.kind for m in device.addressable_memories() if m.kind != default)
+
+
+@contextmanager
+def quiet_plugins() -> Iterator[None]:
+    """Log nothing of plugins that find no device, where only their compilers are wanted."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def version() -> tuple[int, ...]:

@@ -136,7 +136,6 @@ def test_parts_that_nobody_could_tell_apart_are_refused(tmp_path):
             "platforms holds 'tpus'.\nKnown names: 'cpu', 'cuda', 'rocm', 'tpu'. Did you mean 'tpu'?",
         ),
         ({"platforms": ()}, "platforms is empty.\nGive one or more of cpu, cuda, rocm, tpu."),
-        ({"platforms": None}, "platforms is None.\nGive one or more of cpu, cuda, rocm, tpu."),
         ({"order": 0}, "order is 0.\nGive 1, 2 or 3: how often it can be differentiated."),
         ({"order": 2.0}, "order is 2.0.\nGive 1, 2 or 3: how often it can be differentiated."),
     ],

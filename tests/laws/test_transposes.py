@@ -54,7 +54,7 @@ def test_the_transpose_of_the_pullback_is_the_forward_derivative(program):
         assert_same(got, jax.jvp(plain, (xs,), (tangents,))[1], program, slack=10)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options), "default"))
 @pytest.mark.parametrize("program", list(map(named, A_FEW)), ids=lambda program: program.name)
 def test_the_transpose_of_the_linearised_function_is_the_pullback(program, options):
     with program.precision():

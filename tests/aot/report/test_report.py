@@ -226,8 +226,9 @@ def test_a_report_is_plain_json_with_the_keys_that_are_documented(measured, pred
         told = report.to_dict()
         assert json.loads(json.dumps(told)) == json.loads(json.dumps(told, sort_keys=True))
         assert list(told) == [
-            "function", "strategy", "backend", "totals", "plain", "saved", "recomputed", "less", "segments", "loops",
-            "forms", "overruled", "packed", "gradient_error", "bound_bytes", "derivatives", "account",
+            "function", "strategy", "backend", "device_bytes", "totals", "plain", "saved", "recomputed", "less",
+            "segments", "loops", "forms", "overruled", "packed", "gradient_error", "bound_bytes", "derivatives",
+            "account",
         ]  # fmt: skip
         assert told["function"] == "loss" and told["strategy"] == "min_cut" and told["backend"] == "cpu"
         assert told["totals"] == asdict(report.totals) and len(told["saved"]) == report.totals.num_saved

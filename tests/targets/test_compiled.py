@@ -1,0 +1,123 @@
+"""XLA's compilers for devices that are not here give the account by which plans are weighed.
+
+They come with JAX's plugins, which the extras `cuda` and `tpu` install, and for these tests `compilers`.
+"""
+
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from compilers import FOLDER
+from jointcut import aot
+from jointcut.partition.errors import BudgetError, TargetError
+
+
+def struct(*shape, sharding=None):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+
+def scanned(ws, x):
+    def step(x, w):
+        return x + jnp.tanh(jax.nn.gelu(x @ w) @ w.T), None
+
+    return jnp.mean(lax.scan(step, x, ws)[0] ** 2)
+
+
+def written_out(ws, x):
+    for w in ws:
+        x = jax.nn.gelu(x @ w)
+    return jnp.mean(x**2)
+
+
+SCANNED = struct(6, 256, 1024), struct(4096, 256)
+WRITTEN_OUT = [struct(512, 512)] * 4, struct(4096, 512)
+PROGRAMS = [(scanned, SCANNED), (written_out, WRITTEN_OUT)]
+
+
+def installed(name):
+    """A target whose compiler is installed; the test is skipped where none is."""
+    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    target = aot.target(name)
+    try:
+        _ = target.devices
+    except TargetError as error:
+        pytest.skip(str(error).splitlines()[1])
+    return target
+
+
+@pytest.fixture(params=["h100", "v5e-1"])
+def there(request):
+    return installed(request.param)
+
+
+@pytest.fixture
+def h100():
+    return installed("h100")
+
+
+# What a TPU's compiler takes is some seconds for each program, so it gets the two here alone.
+@pytest.mark.parametrize(("function", "arguments"), PROGRAMS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_step_is_weighed_by_the_compiler_of_its_target(there, function, arguments):
+    traced = aot.function(function, target=there).trace(*arguments)
+    compiled = traced.partition().compile()
+    plain, sizes = traced.plain_memory, compiled.programs[0].memory_analysis()
+    assert compiled.activation_bytes == sizes.temp_size_in_bytes
+    assert compiled.activation_bytes <= 1.01 * plain.temp_bytes
+    assert sizes.argument_size_in_bytes >= sum(x.size for x in jax.tree.leaves(arguments))
+    assert there.platform == "tpu" or compiled.activation_bytes < 0.7 * plain.temp_bytes
+
+
+def test_both_halves_are_compiled_for_the_target(h100):
+    memory = aot.function(scanned, target=h100).trace(*SCANNED).partition().compile(2).memory
+    assert memory.step is None
+    assert memory.backward.argument_bytes >= memory.residual_bytes > 0
+
+
+def test_a_budget_is_held_by_its_account(h100):
+    traced = aot.function(written_out, target=h100).trace(*WRITTEN_OUT)
+    plain = traced.plain_memory.temp_bytes
+    try:
+        cut = traced.partition(budget=0.6)
+    except BudgetError as error:
+        assert (error.least_bytes or 0) > 0.6 * plain  # the compiler keeps little of its own accord
+    else:
+        assert cut.compile().activation_bytes <= 0.6 * plain
+
+
+def test_a_report_speaks_of_the_target(h100):
+    report = aot.function(written_out, target=h100).explain(*WRITTEN_OUT)
+    text = str(report)
+    assert re.search(rf"on {h100.name}, JAX", text)
+    assert re.search(rf"[\d.]+ MB fits on {h100.name}, with [\d.]+ GB a device\.", text)
+    assert f"imes are by 75% to 85% of the figures of {h100.source}." in text.replace("\n", " ")
+    assert json.loads(json.dumps(report.to_dict()))["device_bytes"] == h100.memory_bytes
+
+
+def test_what_is_exported_is_for_its_platform(there, tmp_path):
+    folder = aot.function(written_out, target=there).export(tmp_path / "artefact", *WRITTEN_OUT)
+    assert json.loads((folder / "signature.json").read_text())["platforms"] == [there.platform]
+
+
+def test_arguments_on_devices_that_only_compile_name_the_target():
+    eight = installed("h100x8")
+    mesh = eight.mesh((8,), ("data",))
+    whole, rows = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((), ("data",)))
+    arguments = [struct(512, 512, sharding=whole)] * 4, struct(8 * 4096, 512, sharding=rows)
+    traced = aot.function(written_out).trace(*arguments)
+    assert traced.options.target == eight
+    one = aot.function(written_out, target="h100").trace(*WRITTEN_OUT)
+    eighth = traced.partition().compile().activation_bytes  # of one device
+    assert eighth < 2 * one.partition().compile().activation_bytes
+    with pytest.raises(TargetError) as error:
+        aot.function(written_out, target="h200").trace(*arguments)
+    assert str(error.value).splitlines() == [
+        "The arguments lie on NVIDIA H100 80GB HBM3, and the target is h200, NVIDIA H200.",
+        "Lay them on the target's devices, or leave the target out.",
+    ]
