@@ -1,4 +1,4 @@
-"""Keep and show what the programs of the suite take on targets: records, JSON, the table and its last lines."""
+"""Keep and show what programs take on targets: records, JSON, the table and its last lines."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.methods import PLAIN
-from benchmarks.target_prices import is_no_more
 
 DEFAULT, CHECKPOINT, POINT, LEAST = "default", "checkpoint ", "point ", "budget=0.0"
 MB = 1e6
@@ -77,7 +76,7 @@ class Row:
         """Whether it takes no more memory than another method, and no more time but for `SLACK`."""
         if self.seconds is None or other.seconds is None:
             return False
-        return self.taken_bytes <= other.taken_bytes and is_no_more(self.seconds, other.seconds, SLACK)
+        return self.taken_bytes <= other.taken_bytes and self.seconds <= (1 + SLACK) * other.seconds
 
 
 @dataclass(frozen=True)

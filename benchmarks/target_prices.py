@@ -7,7 +7,6 @@ written once and read once.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -124,8 +123,3 @@ def _trips(program: _Text, line: str, condition: str) -> int:
     body = program.lines.get(condition, [])
     limits = [int(n) for each in body for n in _LIMIT.findall(each)]
     return limits[0] if len(limits) == 1 and any(map(_COMPARED.match, body)) else 1
-
-
-def is_no_more(mine: float, theirs: float, slack: float = 0.0) -> bool:
-    """Whether a figure is no more than another, but for the slack as a share of it, and for rounding."""
-    return mine <= theirs * (1 + slack) or math.isclose(mine, theirs, rel_tol=1e-9)

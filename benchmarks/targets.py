@@ -1,15 +1,16 @@
-"""Weigh and price the suite for GPUs and TPUs that need not be here: plain JAX, `jax.checkpoint`, and our plans.
+"""Weigh and price the suite for GPUs and TPUs that need not be here, beside plain JAX and `jax.checkpoint`.
 
     python -m benchmarks.targets                                    # all programs on an H100: an hour or so
     python -m benchmarks.targets gpt-scan vit --targets h100 v5e-4  # some programs, on two targets
-    python -m benchmarks.targets --policies nothing dots --budgets 0.0
+    python -m benchmarks.targets --placements '*: nothing' 'block: dots' --budgets 0.0
     python -m benchmarks.targets --size large --resume              # go on where a run was stopped
 
 Each step is compiled by XLA for the target, and its temporaries are read from XLA's account. Its time is by the rates
 of the target (`partition.prices.targets`), in the same way for all methods: the equations of the jaxpr of the whole
 step, without dead code, each priced as the planner prices an op, and the bytes that the forward keeps for the backward,
 written once and read once. For plain JAX and `jax.checkpoint` these are what `jax.vjp` keeps; for a plan, what it
-saves. What a backward stores for itself while it computes again is not counted, of nobody. On TPUs the cycles that XLA
+saves. What a backward stores for itself while it computes again is counted nowhere, which favours `jax.checkpoint`
+around a whole loss. On TPUs the cycles that XLA
 expects stand beside it.
 
 A placement of `jax.checkpoint` is matched where a plan of ours takes no more memory and no more time, but for 1% of it:
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from multiprocessing import get_context
 from multiprocessing.managers import SyncManager
@@ -36,9 +38,10 @@ import jax
 from tqdm import tqdm
 
 from benchmarks.measure import machine, memory_of, wide_console
-from benchmarks.methods import PLAIN, POLICIES, placements, residual_bytes
+from benchmarks.methods import PLAIN, placements, residual_bytes
 from benchmarks.programs import PROGRAMS, SIZES, Program, Size, load
 from benchmarks.target_figures import (
+    CHECKPOINT,
     DEFAULT,
     POINT,
     Outcome,
@@ -63,9 +66,9 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which methods are measured: placements of `jax.checkpoint` by policy, budgets, and how many points at most."""
+    """Which methods are measured: placements of `jax.checkpoint` by pattern, budgets, and how many points at most."""
 
-    policies: tuple[str, ...] = tuple(POLICIES)
+    placements: tuple[str, ...] = ("*",)
     budgets: tuple[float, ...] = BUDGETS
     points: int = POINTS
 
@@ -93,18 +96,20 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.targets", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all when none")
     parser.add_argument("--targets", nargs="+", default=["h100"], metavar="TARGET", help="as aot.target takes them")
     parser.add_argument("--size", choices=SIZES, default="small", help="how large the programs are (%(default)s)")
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, metavar="FRACTION", help="of plain's")
-    parser.add_argument("--policies", nargs="*", choices=tuple(POLICIES), default=tuple(POLICIES), help="placed where")
+    parser.add_argument("--placements", nargs="*", default=["*"], metavar="PATTERN", help="such as 'block: *'; all")
     parser.add_argument("--points", type=int, default=POINTS, help="points of the menu to compile (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the programs that were measured before")
     options = parser.parse_args()
     if unknown := sorted(set(options.programs) - set(PROGRAMS)):
         parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
-    options.choice = Choice(tuple(options.policies), tuple(options.budgets), options.points)
+    options.choice = Choice(tuple(options.placements), tuple(options.budgets), options.points)
     return options
 
 
@@ -216,7 +221,7 @@ class Place:
         tell(PLAIN)
         rows = [self.of_jax(PLAIN, self.program.loss)]
         for name, (place, wrap) in placements(self.program).items():
-            if name.partition(": ")[2] in choice.policies:
+            if any(fnmatch(name.removeprefix(CHECKPOINT), pattern) for pattern in choice.placements):
                 tell(name)
                 rows.append(self.of_jax(name, self.program.wrapped(place, wrap)))
         tell(DEFAULT)
