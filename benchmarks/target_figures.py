@@ -81,11 +81,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One program at one size on one target; `failed` tells why there are no rows, or not all."""
+    """One program at one size on one target.
+
+    `asked` has the words for what was to be measured, and `failed` tells why there are no rows, or not all.
+    """
 
     name: str
     size: str
     rows: tuple[Row, ...] = ()
+    asked: tuple[str, ...] = ()
     failed: str = ""
 
     def row(self, name: str) -> Row | None:
@@ -122,7 +126,10 @@ def read_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
     if not path.exists():
         return {}
     rows = json.loads(path.read_text("utf-8"))["programs"]
-    made = (Outcome(**{**row, "rows": tuple(Row(**each) for each in row["rows"])}) for row in rows)
+    made = (
+        Outcome(**{**row, "rows": tuple(Row(**each) for each in row["rows"]), "asked": tuple(row["asked"])})
+        for row in rows
+    )
     return {(outcome.name, outcome.size): outcome for outcome in made}
 
 

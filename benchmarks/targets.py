@@ -25,14 +25,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import get_context
 from multiprocessing.managers import SyncManager
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, cast
 
 import jax
 from tqdm import tqdm
@@ -72,6 +72,20 @@ class Choice:
     budgets: tuple[float, ...] = BUDGETS
     points: int = POINTS
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What is asked for, in words, to know a program of which all has been measured."""
+        return (*self.placements, *map(budget_name, self.budgets), f"{self.points} points")
+
+    def takes(self, placement: str) -> bool:
+        """Whether a placement fits one of the patterns."""
+        return any(fnmatch(placement.removeprefix(CHECKPOINT), pattern) for pattern in self.placements)
+
+
+def budget_name(budget: float) -> str:
+    """The name of a budget's row."""
+    return f"budget={budget}"
+
 
 def main() -> int:
     """Measure, print, write; the exit code is that of the command line where a target cannot be used."""
@@ -105,7 +119,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, metavar="FRACTION", help="of plain's")
     parser.add_argument("--placements", nargs="*", default=["*"], metavar="PATTERN", help="such as 'block: *'; all")
     parser.add_argument("--points", type=int, default=POINTS, help="points of the menu to compile (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="keep the programs that were measured before")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     options = parser.parse_args()
     if unknown := sorted(set(options.programs) - set(PROGRAMS)):
         parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
@@ -130,12 +144,13 @@ def measure_all(
     with tqdm(names, desc=target, unit="program", disable=None) as bar:
         for name in bar:
             key = name, options.size
-            if options.resume and key in known and not known[key].failed:
+            before = known.get(key, Outcome(*key)) if options.resume else Outcome(*key)
+            if set(options.choice.asked) <= set(before.asked):
                 continue
             try:
-                known[key] = alone(manager, bar.set_postfix_str, measure, name, options.size, target, options.choice)
+                known[key] = alone(manager, bar.set_postfix_str, measure, before, target, options.choice)
             except RemoteError as error:
-                known[key] = Outcome(*key, failed=str(error))
+                known[key] = replace(before, failed=str(error))
             write_outcomes(path, known.values(), where)
             with bar.external_write_mode():
                 print(line_of(known[key]), flush=True)
@@ -184,13 +199,18 @@ def check(target: str, words: "Queue[str]") -> None:
 # --------------------------------------------------------------------------------------------------- of one program
 
 
-def measure(name: str, size: Size, target: str, choice: Choice, words: "Queue[str]") -> Outcome:
-    """Weigh and price all methods that were chosen on one program."""
-    place = Place(load(name, size), aot.target(target))
-    rows: list[Row] = []
-    for row in place.rows(choice, lambda what: words.put(f"{name}: {what}")):
-        rows.append(row)
-    return Outcome(name, size, tuple(rows))
+def measure(before: Outcome, target: str, choice: Choice, words: "Queue[str]") -> Outcome:
+    """Weigh and price all methods that were chosen on one program, but for those that were measured before."""
+    place = Place(load(before.name, cast(Size, before.size)), aot.target(target))
+    rows = {row.name: row for row in before.rows}
+    for name, build in place.methods(choice).items():
+        if name not in rows:
+            words.put(f"{before.name}: {name}")
+            rows[name] = build()
+    if not any(name.startswith(POINT) for name in rows):
+        rows |= {row.name: row for row in place.points(list(rows.values()), choice.points)}
+    asked = tuple(dict.fromkeys((*before.asked, *choice.asked)))
+    return Outcome(before.name, before.size, tuple(rows.values()), asked)
 
 
 @dataclass(frozen=True)
@@ -216,21 +236,16 @@ class Place:
         loss = aot.function(self.program.loss, has_aux=self.program.has_aux, target=self.goal)
         return loss.trace(*self.shapes)
 
-    def rows(self, choice: Choice, tell: Tell) -> Iterator[Row]:
-        """The methods one after the other; `tell` is told of each before it is built."""
-        tell(PLAIN)
-        rows = [self.of_jax(PLAIN, self.program.loss)]
-        for name, (place, wrap) in placements(self.program).items():
-            if any(fnmatch(name.removeprefix(CHECKPOINT), pattern) for pattern in choice.placements):
-                tell(name)
-                rows.append(self.of_jax(name, self.program.wrapped(place, wrap)))
-        tell(DEFAULT)
-        rows.append(self.of_plan(DEFAULT))
-        for budget in choice.budgets:
-            tell(f"budget={budget}")
-            rows.append(self.of_budget(budget))
-        yield from rows
-        yield from self.points(rows, choice.points, tell)
+    def methods(self, choice: Choice) -> dict[str, Callable[[], Row]]:
+        """What builds each method, by name: plain JAX, placements, the default, budgets."""
+        placed = {
+            name: partial(self.of_jax, name, self.program.wrapped(place, wrap))
+            for name, (place, wrap) in placements(self.program).items()
+            if choice.takes(name)
+        }
+        plain, default = partial(self.of_jax, PLAIN, self.program.loss), partial(self.of_plan, DEFAULT)
+        budgets = {budget_name(budget): partial(self.of_budget, budget) for budget in choice.budgets}
+        return {PLAIN: plain, **placed, DEFAULT: default, **budgets}
 
     def of_jax(self, name: str, loss: Callable[..., Any]) -> Row:
         """`jax.jit(jax.value_and_grad(loss))`, compiled for the target."""
@@ -263,7 +278,7 @@ class Place:
 
     def of_budget(self, budget: float) -> Row:
         """A budget as a fraction of plain JAX's temporaries; where it is refused, the least that was found."""
-        start, name = time.perf_counter(), f"budget={budget}"
+        start, name = time.perf_counter(), budget_name(budget)
         try:
             return self.of_plan(name, budget=budget)
         except aot.BudgetError as error:
@@ -271,24 +286,22 @@ class Place:
             least = None if error.least_bytes is None else error.least_bytes - fixed
             return Row(name, None, None, None, 0, time.perf_counter() - start, least_bytes=least)
 
-    def points(self, rows: Sequence[Row], most: int, tell: Tell) -> Iterator[Row]:
+    def points(self, rows: Sequence[Row], most: int) -> Iterator[Row]:
         """The smallest plans that are as fast as the placements that are not matched, by the planner, `most` at most.
 
         The planner knows how much longer than the default a plan takes.
         """
         default = next(row for row in rows if row.name == DEFAULT)
+        unmatched = sorted(Outcome("", "", tuple(rows)).unmatched, key=lambda row: row.taken_bytes)
         planner = self.traced.planner
         of_default = planner.candidate(planner.priced(self.traced.partition().plan))
-        tried, count = {of_default.plan.key}, 0
-        for theirs in sorted(Outcome("", "", tuple(rows)).unmatched, key=lambda row: row.taken_bytes):
+        plans = {of_default.plan.key: of_default.plan}
+        for theirs in unmatched:
             most_seconds = (theirs.seconds or 0.0) - (default.seconds or 0.0) + of_default.step_seconds
-            found = [c for c in planner.ranked if c.step_seconds <= most_seconds]
-            if count == most or not found or found[-1].plan.key in tried:
-                continue
-            tried.add(found[-1].plan.key)
-            count += 1
-            tell(f"{POINT}{count}, for {theirs.name}")
-            yield self.of_plan(f"{POINT}{count}", plan=found[-1].plan)
+            for found in [c for c in planner.ranked if c.step_seconds <= most_seconds][-1:]:
+                plans.setdefault(found.plan.key, found.plan)
+        for n, plan in enumerate(list(plans.values())[1 : 1 + most], 1):
+            yield self.of_plan(f"{POINT}{n}", plan=plan)
 
 
 if __name__ == "__main__":

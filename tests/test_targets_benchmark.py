@@ -25,7 +25,7 @@ CHECKPOINT = replace(PLAIN, name="checkpoint block: nothing", temp_bytes=4_000_0
 DEFAULT = replace(PLAIN, name="default", temp_bytes=5_000_000, seconds=0.9e-3, cycles=190, predicted_bytes=6_000_000)
 LEAST = replace(DEFAULT, name="budget=0.0", temp_bytes=3_000_000, seconds=1.31e-3, cycles=None)
 REFUSED = replace(LEAST, name="budget=0.1", temp_bytes=None, seconds=None, least_bytes=3_000_000)
-OUTCOME = Outcome("mlp", "small", (PLAIN, CHECKPOINT, DEFAULT, LEAST, REFUSED))
+OUTCOME = Outcome("mlp", "small", (PLAIN, CHECKPOINT, DEFAULT, LEAST, REFUSED), ("*",))
 
 
 def installed(name):
@@ -45,11 +45,12 @@ def installed(name):
 def test_one_program_is_weighed_plain_with_a_checkpoint_and_by_default():
     words = Queue()
     choice = Choice(placements=("block: nothing",), budgets=(), points=0)
-    outcome = targets.measure("mlp", "tiny", installed("h100"), choice, words)
+    outcome = targets.measure(Outcome("mlp", "tiny"), installed("h100"), choice, words)
     assert [row.name for row in outcome.rows] == ["plain", "checkpoint block: nothing", "default"]
     assert all(row.temp_bytes > 0 and row.seconds > 0 and row.cycles is None for row in outcome.rows)
     assert [words.get() for _ in range(words.qsize())] == [f"mlp: {row.name}" for row in outcome.rows]
     assert outcome.row("default").predicted_bytes > 0 and outcome.row("default").strategy
+    assert targets.measure(outcome, "h100", choice, words) == outcome and words.empty()
 
 
 @pytest.mark.parametrize("name", ["mi300x", "h1000"])
