@@ -17,8 +17,8 @@ help: ## List these targets.
 demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a table, write a picture.
 	$(PY) -m benchmarks.demo
 
-bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, SUITE=budgets puts budgets on them.
-	$(PY) -m benchmarks.$(SUITE) $(PROGRAMS) $(ARGS)
+bench: $(VENV)/.has-bench ## Measure programs x methods; PROGRAMS="resnet lstm" picks, SUITE=budgets or targets weighs more.
+	$(PY) -m benchmarks.$(SUITE) $(PROGRAMS) $(if $(TARGETS),--targets $(TARGETS)) $(ARGS)
 
 notebooks: $(VENV)/.has-notebooks ## Run all notebooks and compare with what is committed; NOTEBOOKS=NAME CHECK= writes one anew.
 	$(PY) notebooks/make.py $(CHECK) $(NOTEBOOKS)

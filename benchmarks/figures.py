@@ -243,6 +243,28 @@ def examples() -> str:
     return table(["", "activations ÷", "time ÷"], lines)
 
 
+def on_target(name: str) -> str:
+    """The table of a target: plain's temporaries, and those of other steps over them, with the times of ours."""
+    rows = []
+    for program, row in stored(f"targets-{name}")["programs"].items():
+        plain = row["plain"]["temp_bytes"]
+        checkpoint = min(step["temp_bytes"] for step in row["checkpoint"].values())
+        sizes = [size / plain for size in (checkpoint, row["default"]["temp_bytes"], row["0"]["temp_bytes"])]
+        best, default, smallest = bold([share(size) for size in sizes], sizes)
+        times = share(row["default"]["time"]), share(row["0"]["time"])
+        rows.append((program, mb(plain), best, default, times[0], smallest, times[1]))
+    headings = ("program", "plain JAX", "best `jax.checkpoint`", "default", "time", "`budget=0.0`", "time")
+    return table(headings, rows)
+
+
+def target_mean(name: str, way: str) -> float:
+    """The geometric mean, over the programs of a target, of a step's temporaries or "time" over plain JAX's."""
+    rows = stored(f"targets-{name}")["programs"].values()
+    if way == "time":
+        return geometric_mean([row["default"]["time"] for row in rows])
+    return geometric_mean([row[way]["temp_bytes"] / row["plain"]["temp_bytes"] for row in rows])
+
+
 def on_gpu(what: str) -> list[float]:
     """Ratios of the suite on a GPU, by program."""
     rows = stored("device-h200-large")["programs"]

@@ -40,7 +40,7 @@ from jointcut import aot
 from jointcut.aot.stages.traced import Traced
 from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.reruns import segmentable
-from jointcut.partition.plans.backend import CPU, PORTABLE, Backend
+from jointcut.partition.plans.backend import CPU, GPU, PORTABLE, Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
@@ -237,7 +237,7 @@ def checks(seed: int, most: int | None = None) -> Iterator[Check]:
             yield from budgeted(made)
         else:
             for what, plan in plans(joint, name, draws):
-                form = draws.choice((PORTABLE, CPU))
+                form = draws.choice((PORTABLE, CPU, GPU))
                 run = functools.partial(run_halves, joint, plan, form, arguments)
                 yield check(made, f"{what}, {form.name}", plain.of("grad"), run)
 

@@ -89,7 +89,7 @@ class Split:
             return self
         problem = replace(self.problem, backend=backend)
         steps = schedule(problem, self.plan)
-        return replace(self, problem=problem, schedule=steps, halves=self._written(steps))
+        return replace(self, problem=problem, schedule=steps, halves=self._written(problem, steps))
 
     @property
     def underived(self) -> Halves:
@@ -103,8 +103,8 @@ class Split:
             return self.halves
         return _verified(self.problem, self.schedule, self.passes, in_bits=True)
 
-    def _written(self, steps: Schedule) -> Halves:
-        return _verified(self.problem, steps, self.passes)
+    def _written(self, problem: Problem, steps: Schedule) -> Halves:
+        return _verified(problem, steps, self.passes)
 
     def __call__(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run both halves on flat values: outputs and gradients."""

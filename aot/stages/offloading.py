@@ -21,8 +21,8 @@ from jax import lax
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
 from jointcut.aot.choices.policies import has_forms, read_policy, stored_forms
-from jointcut.aot.choices.target import backend_for, rates_for
-from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread
+from jointcut.aot.choices.target import Target, backend_for, rates_for
+from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread, rates
 from jointcut.aot.fitting.scopes import bounded
 from jointcut.aot.hooks.saving import WHICH
 from jointcut.aot.progress.progress import Stage
@@ -33,6 +33,7 @@ from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.bounds import bounds_of
+from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.prices.policies import without_effect
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.program.graph import Graph
@@ -73,7 +74,7 @@ def problem_for(
         forms = tuple((v, form) for v, form in forms if v not in left_out)
     goal = options.goal
     problem = Problem.of(graph, constraints=asked, backend=backend_for(goal), forms=forms)
-    problem = replace(problem, rates=rates_for(goal))
+    problem = replace(problem, rates=_rates(goal, problem.backend))
     problem = bounded(problem, bounds_of(read_policy(options.policy), graph))
     problem = replace(problem, remarks=tuple(without_effect(read_policy(options.policy), graph)))
     if (saving := options.saved_arrays) is not None:
@@ -85,6 +86,17 @@ def problem_for(
     if (problem.to_host or options.offload) and options.check_offload and (goal is None or goal.is_here):
         check()
     return problem
+
+
+def _rates(goal: Target | None, backend: Backend) -> CostModel | None:
+    """The rates by which the default plan is chosen; those of a device that nobody knows are measured once.
+
+    None for a CPU, whose plan does not hang on the machine, and where several processes would each measure their own.
+    """
+    known = rates_for(goal)
+    if known is not None or backend.name == "cpu" or jax.process_count() > 1:
+        return known
+    return rates()
 
 
 def remarked(problem: Problem, arrays: Iterable[Any]) -> Problem:

@@ -32,6 +32,7 @@ from jointcut.partition.lower.emit import Halves, Residual, emit
 from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body
 from jointcut.partition.program.graph import Graph
@@ -67,8 +68,11 @@ class SymbolicSplit(Split):
     function for its shape.
     """
 
-    def _written(self, steps: Schedule) -> Halves:
-        return with_sizes(super()._written(steps), self.graph)
+    def _written(self, problem: Problem, steps: Schedule) -> Halves:
+        backend = replace(
+            problem.backend, runs_early=False, shares_zeros=False
+        )  # their rewrites know no names of sizes
+        return with_sizes(super()._written(replace(problem, backend=backend), steps), self.graph)
 
 
 def symbolic_cut(

@@ -37,8 +37,11 @@ def _apart(jaxpr: Any, filled: set[Any]) -> Any:
     zeros: set[Var] = set()
     eqns: list[Equation] = []
 
+    def is_zero(v: Atom) -> bool:
+        return _is_zero(v) if isinstance(v, Literal) else v in zeros
+
     def other(v: Atom, kind: Any) -> Atom:
-        if _type(v)[1] != kind[1] or not (_is_zero(v) if isinstance(v, Literal) else v in zeros):
+        if _type(v)[1] != kind[1] or not is_zero(v):
             return v
         if kind not in made:
             new = _behind_barrier(kind)
@@ -48,7 +51,7 @@ def _apart(jaxpr: Any, filled: set[Any]) -> Any:
 
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name == "broadcast_in_dim" and _is_zero(eqn.invars[0]) and _type(eqn.outvars[0]) in filled:
+        if name in ("broadcast_in_dim", "convert_element_type") and is_zero(eqn.invars[0]):
             zeros.update(eqn.outvars)
         kind = _type(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
         if kind in filled and name in ELEMENTWISE | {"select_n"}:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
+from jointcut.aot.stages import offloading
 from jointcut.partition.lower import verify
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.program.jaxprs import opened
@@ -64,6 +65,17 @@ def test_the_default_of_a_gpu_is_smaller_than_the_minimum_cut_and_as_fast_as_pla
     assert found.peak_bytes < 0.9 * least.peak_bytes < 0.5 * plain.peak_bytes
     assert found.step_seconds <= plain.step_seconds
     assert found.step_seconds <= least.step_seconds + 0.03 * (planner.common_seconds + least.step_seconds)
+
+
+def test_a_device_that_nobody_knows_is_measured_for_its_default(monkeypatch):
+    asked = []
+    monkeypatch.setattr(offloading, "backend_for", lambda goal: Backend("gpu"))
+    monkeypatch.setattr(offloading, "rates", lambda: asked.append(1) or aot.target("h100").rates)
+    traced = aot.function(layers).trace(*LAYERS)
+    assert traced.partition().plan.key == aot.function(layers, target="h100").trace(*LAYERS).partition().plan.key
+    assert asked == [1]
+    monkeypatch.setattr(offloading, "backend_for", lambda goal: Backend("cpu"))
+    assert aot.function(layers).trace(*LAYERS).problem.rates is None
 
 
 def test_a_cost_of_the_users_goes_before_the_rates():
