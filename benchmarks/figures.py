@@ -243,26 +243,31 @@ def examples() -> str:
     return table(["", "activations ÷", "time ÷"], lines)
 
 
-def on_target(name: str) -> str:
-    """The table of a target: plain's temporaries, and those of other steps over them, with the times of ours."""
-    rows = []
-    for program, row in stored(f"targets-{name}")["programs"].items():
-        plain = row["plain"]["temp_bytes"]
-        checkpoint = min(step["temp_bytes"] for step in row["checkpoint"].values())
-        sizes = [size / plain for size in (checkpoint, row["default"]["temp_bytes"], row["0"]["temp_bytes"])]
-        best, default, smallest = bold([share(size) for size in sizes], sizes)
-        times = share(row["default"]["time"]), share(row["0"]["time"])
-        rows.append((program, mb(plain), best, default, times[0], smallest, times[1]))
-    headings = ("program", "plain JAX", "best `jax.checkpoint`", "default", "time", "`budget=0.0`", "time")
-    return table(headings, rows)
+def on_target(file: str) -> str:
+    """The table of a target: temporaries of each step over plain JAX's, and its predicted time over plain's."""
+    lines = []
+    for program in stored(file)["programs"]:
+        steps = {row["name"]: row for row in program["rows"] if row["temp_bytes"] is not None}
+        plain = steps["plain"]
+        checkpoints = [row for name, row in steps.items() if name.startswith("checkpoint")]
+        best = min(checkpoints, key=lambda row: row["temp_bytes"])
+        found = [best, steps["default"], steps.get("budget=0.0")]
+        sizes = [None if row is None else row["temp_bytes"] / plain["temp_bytes"] for row in found]
+        texts = bold(["" if size is None else share(size) for size in sizes], sizes)
+        times = ["" if row is None else share(row["seconds"] / plain["seconds"]) for row in found]
+        cells = [text for pair in zip(texts, times, strict=True) for text in pair]
+        lines.append((program["name"], mb(plain["temp_bytes"]), *cells))
+    headings = ("program", "plain JAX", "best `jax.checkpoint`", "time", "default", "time", "`budget=0.0`", "time")
+    return table(headings, lines)
 
 
-def target_mean(name: str, way: str) -> float:
-    """The geometric mean, over the programs of a target, of a step's temporaries or "time" over plain JAX's."""
-    rows = stored(f"targets-{name}")["programs"].values()
-    if way == "time":
-        return geometric_mean([row["default"]["time"] for row in rows])
-    return geometric_mean([row[way]["temp_bytes"] / row["plain"]["temp_bytes"] for row in rows])
+def target_mean(file: str, what: str) -> float:
+    """The geometric mean over a target's programs of the default's "temp_bytes" or "seconds" over plain JAX's."""
+    pairs = []
+    for program in stored(file)["programs"]:
+        steps = {row["name"]: row[what] for row in program["rows"]}
+        pairs.append(steps["default"] / steps["plain"])
+    return geometric_mean(pairs)
 
 
 def on_gpu(what: str) -> list[float]:

@@ -16,6 +16,7 @@ from jax.stages import Compiled
 
 from benchmarks.measure import Call, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
+from benchmarks.programs.program import Wrap
 from jointcut import aot
 from jointcut.partition.program.jaxprs import barriers_expand
 
@@ -82,13 +83,19 @@ Method = Callable[[Program], Step]
 def methods_for(program: Program) -> dict[str, Method]:
     """Every method that a program has a place for, by name, plain first."""
     methods: dict[str, Method] = {PLAIN: build_plain}
-    for place in ("loss", *program.places):
-        for name, policy in POLICIES.items():
-            wrap = partial(jax.checkpoint, policy=policy)
-            for form, keep_barriers in forms():
-                build = partial(build_jax, place=place, wrap=wrap, keep_barriers=keep_barriers)
-                methods[f"checkpoint {place}: {name}{form}"] = build
+    for name, (place, wrap) in placements(program).items():
+        for form, keep_barriers in forms():
+            methods[f"{name}{form}"] = partial(build_jax, place=place, wrap=wrap, keep_barriers=keep_barriers)
     return methods | OURS
+
+
+def placements(program: Program) -> dict[str, tuple[str, Wrap]]:
+    """Every placement of `jax.checkpoint` that a program has a place for, by name: the place, and the wrapper there."""
+    return {
+        f"checkpoint {place}: {name}": (place, partial(jax.checkpoint, policy=policy))
+        for place in ("loss", *program.places)
+        for name, policy in POLICIES.items()
+    }
 
 
 def forms() -> list[tuple[str, bool]]:

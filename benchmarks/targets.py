@@ -1,210 +1,308 @@
-"""Weigh the suite for GPUs and TPUs that are not here, beside plain JAX and `jax.checkpoint`.
+"""Weigh and price the suite for GPUs and TPUs that need not be here, beside plain JAX and `jax.checkpoint`.
 
-    python -m benchmarks.targets                          # all programs for an H100: an hour on two cores
-    python -m benchmarks.targets gpt-scan vit --targets h100 v5e-1
-    python -m benchmarks.targets --resume                 # what is not stored yet
+    python -m benchmarks.targets                                    # all programs on an H100: an hour or so
+    python -m benchmarks.targets gpt-scan vit --targets h100 v5e-4  # some programs, on two targets
+    python -m benchmarks.targets --placements '*: nothing' 'block: dots' --budgets 0.0
+    python -m benchmarks.targets --size large --resume              # go on where a run was stopped
 
-Temporaries are by XLA's account of the step, compiled for the target. A step of ours also has a time, by the rates of
-the target and over plain JAX's: each op once, what runs again, and writing and reading what is kept. For a TPU the
-compiler's own cycles stand beside it, each computation as often as its loop runs. What `jax.checkpoint` takes is the
-least over the policies and places of `make bench`. A budget that cannot be met has the least that was found.
+Each step is compiled by XLA for the target, and its temporaries are read from XLA's account. Its time is by the rates
+of the target (`partition.prices.targets`), in the same way for all methods: the equations of the jaxpr of the whole
+step, without dead code, each priced as the planner prices an op, and the bytes that the forward keeps for the backward,
+written once and read once. For plain JAX and `jax.checkpoint` these are what `jax.vjp` keeps; for a plan, what it
+saves. What a backward stores for itself while it computes again is counted nowhere, which favours `jax.checkpoint`
+around a whole loss. On TPUs the cycles that XLA
+expects stand beside it.
 
-The figures go to `benchmarks/results/targets-TARGET.json`, each program's as soon as they are there.
+A placement of `jax.checkpoint` is matched where a plan of ours takes no more memory and no more time, but for 1% of it:
+the default, a budget, or one of a few points of the planner's menu, which are compiled for the placements that the
+others do not match. Temporaries below 64 KiB count as 64 KiB. Figures are added to
+`benchmarks/results/targets-TARGET-jaxVERSION.json` after each program; those of tiny sizes go to a temporary folder.
 """
 
 import argparse
-import json
-import re
-from collections.abc import Iterator
-from functools import partial
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property, partial
+from multiprocessing import get_context
+from multiprocessing.managers import SyncManager
 from pathlib import Path
-from statistics import geometric_mean
-from typing import Any
+from queue import Empty, Queue
+from typing import Any, cast
 
 import jax
-import numpy as np
-from rich import box
-from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.measure import machine, memory_of, wide_console
-from benchmarks.methods import POLICIES
-from benchmarks.programs import PROGRAMS, SIZES, Program, load
+from benchmarks.methods import PLAIN, placements, residual_bytes
+from benchmarks.programs import PROGRAMS, SIZES, Program, Size, load
+from benchmarks.target_figures import (
+    CHECKPOINT,
+    DEFAULT,
+    POINT,
+    Outcome,
+    Row,
+    read_outcomes,
+    summary,
+    table_of,
+    write_outcomes,
+)
+from benchmarks.target_prices import estimated_cycles, step_seconds
 from jointcut import aot
+from jointcut.aot.command.cli import REFUSED
 from jointcut.aot.run.compile import compiled
-from jointcut.partition.errors import BudgetError, TargetError
+from jointcut.aot.stages.traced import Traced
 
 RESULTS = Path(__file__).parent / "results"
-BUDGETS = (0.5, 0.25, 0.0)
-MB = 1e6
+BUDGETS = (0.5, 0.25, 0.1, 0.0)
+POINTS = 2  # of the planner's menu, for each program
 
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_MOST_CYCLES = 1 << 62  # XLA's mark for an op that it cannot estimate
-
-Row = dict[str, Any]
+Tell = Callable[[str], object]
 
 
-def main() -> None:
-    """Weigh the programs asked for, and print a table for each target."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@dataclass(frozen=True)
+class Choice:
+    """Which methods are measured: placements of `jax.checkpoint` by pattern, budgets, and how many points at most."""
+
+    placements: tuple[str, ...] = ("*",)
+    budgets: tuple[float, ...] = BUDGETS
+    points: int = POINTS
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What is asked for, in words, to know a program of which all has been measured."""
+        return (*self.placements, *map(budget_name, self.budgets), f"{self.points} points")
+
+    def takes(self, placement: str) -> bool:
+        """Whether a placement fits one of the patterns."""
+        return any(fnmatch(placement.removeprefix(CHECKPOINT), pattern) for pattern in self.placements)
+
+
+def budget_name(budget: float) -> str:
+    """The name of a budget's row."""
+    return f"budget={budget}"
+
+
+def main() -> int:
+    """Measure, print, write; the exit code is that of the command line where a target cannot be used."""
+    options = parse_options()
+    console, names = wide_console(150), options.programs or list(PROGRAMS)
+    with get_context("spawn").Manager() as manager:
+        try:
+            for target in options.targets:
+                alone(manager, str, check, target)
+        except aot.TargetError as error:
+            print(f"Error: {error}", file=sys.stderr)
+            return REFUSED
+        for target in options.targets:
+            path = path_of(target, options.size)
+            found = measure_all(manager, target, names, options, path)
+            console.print(table_of(target, found))
+            for line in summary(found):
+                console.print(line, markup=False)
+            console.print(f"Written to {path}")
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.targets", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all when none")
-    parser.add_argument("--targets", nargs="+", default=["h100"], metavar="TARGET", help="see aot.target (%(default)s)")
+    parser.add_argument("--targets", nargs="+", default=["h100"], metavar="TARGET", help="as aot.target takes them")
     parser.add_argument("--size", choices=SIZES, default="small", help="how large the programs are (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="leave out what is stored already")
+    parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, metavar="FRACTION", help="of plain's")
+    parser.add_argument("--placements", nargs="*", default=["*"], metavar="PATTERN", help="such as 'block: *'; all")
+    parser.add_argument("--points", type=int, default=POINTS, help="points of the menu to compile (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     options = parser.parse_args()
-    if unknown := set(options.programs) - set(PROGRAMS):
-        parser.error(f"there is no program {min(unknown)}; the programs are {', '.join(PROGRAMS)}")
-    for name in options.targets:
-        try:
-            target = aot.target(name)
-            _ = target.devices
-        except TargetError as error:
-            parser.error(str(error))
-        weigh_for(target, options.programs or list(PROGRAMS), options.size, options.resume)
+    if unknown := sorted(set(options.programs) - set(PROGRAMS)):
+        parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    options.choice = Choice(tuple(options.placements), tuple(options.budgets), options.points)
+    return options
 
 
-def weigh_for(target: aot.Target, names: list[str], size: Any, resumes: bool) -> None:
-    """Weigh programs for one target, keep the figures, and print them."""
-    file = RESULTS / f"targets-{target.name}{'' if size == 'small' else '-' + size}.json"
-    known = json.loads(file.read_text("utf-8"))["programs"] if file.exists() else {}
-    for name in tqdm([n for n in names if not (resumes and n in known)], unit="program", disable=None):
-        known[name] = weighed(load(name, size), target)
-        jax.clear_caches()
-        if size != "tiny":
-            where = machine() | {"size": size}
-            file.write_text(json.dumps({"machine": where, "programs": known}, indent=1) + "\n", "utf-8")
-    console = wide_console(120)
-    console.print(table_of(target, {name: known[name] for name in names if name in known}))
+def path_of(target: str, size: str) -> Path:
+    """Where the figures of a target go."""
+    folder = Path(tempfile.mkdtemp()) if size == "tiny" else RESULTS
+    return folder / f"targets-{target}-jax{jax.__version__}.json"
 
 
-def weighed(program: Program, target: aot.Target) -> Row:
-    """The figures of one program."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.typeof(x).dtype), program.arguments)
-    traced = aot.function(program.loss, has_aux=program.has_aux, target=target).trace(*shapes)
-    planner, plain = traced.planner, traced.plain_program
-    whole = planner.everything()
-    row: Row = {"plain": account(plain, target)}
-    for name, wrapped in placements(program):
-        step = jax.jit(jax.value_and_grad(wrapped, has_aux=program.has_aux))
-        lowered = step.lower(*jax.tree.map(target.placed, shapes))
-        row.setdefault("checkpoint", {})[name] = account(compiled(lowered, target), target)
+def measure_all(
+    manager: SyncManager, target: str, names: Sequence[str], options: argparse.Namespace, path: Path
+) -> list[Outcome]:
+    """Measure programs one after the other, each in a process of its own: a compiler that dies takes only that along.
 
-    def ours(cut: aot.Cut) -> Row:
-        step = planner.common_seconds + planner.step_seconds(planner.priced(cut.plan))
-        base = None if whole is None else planner.common_seconds + planner.step_seconds(whole)
-        predicted = planner.candidate(planner.priced(cut.plan)).predicted_bytes
-        (program_of, *_) = cut.compile(1).programs
-        return account(program_of, target) | {
-            "strategy": cut.plan.strategy,
-            "saved_bytes": cut.plan.bytes_saved,
-            "predicted_bytes": round(predicted),
-            "time": None if base is None else step / base,
-        }
-
-    row["default"] = ours(traced.partition())
-    for budget in BUDGETS:
-        try:
-            row[f"{budget:g}"] = ours(traced.partition(budget=budget))
-        except BudgetError as error:
-            fixed = row["plain"]["argument_bytes"] + row["plain"]["output_bytes"]
-            row[f"{budget:g}"] = {"least_bytes": None if error.least_bytes is None else error.least_bytes - fixed}
-    return row
-
-
-def placements(program: Program) -> Iterator[tuple[str, Any]]:
-    """The loss with `jax.checkpoint` in each of its places, under each policy that needs no names."""
-    for place in ("loss", *program.places):
-        for name, policy in POLICIES.items():
-            yield f"{place}: {name}", program.wrapped(place, partial(jax.checkpoint, policy=policy))
-
-
-def account(step: jax.stages.Compiled, target: aot.Target) -> Row:
-    """XLA's account of a compiled step."""
-    memory = memory_of(step)
-    row: Row = {"temp_bytes": memory.temp, "argument_bytes": memory.argument, "output_bytes": memory.output}
-    return row | ({"cycles": cycles(step.as_text() or "")} if target.platform == "tpu" else {})
-
-
-def cycles(text: str) -> int:
-    """The cycles that XLA:TPU estimates for a program, those of a loop's body times its trips.
-
-    >>> text = '''
-    ... %body (p: f32[]) -> f32[] {
-    ...   %a = f32[] add(%p, %p), backend_config={"estimated_cycles":"10"}
-    ... }
-    ... ENTRY %main (x: f32[]) -> f32[] {
-    ...   %w = f32[] while(%x), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
-    ...   %v = f32[] while(%x), condition=%below, body=%body
-    ...   %b = f32[] add(%w, %v), backend_config={"estimated_cycles":"5"}
-    ... }
-    ... %below (n: s32[]) -> pred[] {
-    ...   %most = s32[]{:T(128)} constant(4)
-    ...   %lt = pred[] compare(%n, %most), direction=LT
-    ... }'''
-    >>> cycles(text)
-    75
+    Returns those that were asked for and measured, now or before.
     """
-    lines, name, entry = dict[str, list[str]](), "", ""
-    for line in text.splitlines():
-        if (opening := re.match(r"(ENTRY )?%?([\w.\-]+) [^=]*\{$", line)) is not None:
-            name, entry = opening[2], opening[2] if opening[1] else entry
-        lines.setdefault(name, []).append(line)
-
-    def total(computation: str) -> int:
-        cycles = 0
-        for line in lines.get(computation, ()):
-            cycles += sum(n for n in map(int, _CYCLES.findall(line)) if n < _MOST_CYCLES)
-            bodies = re.findall(r"(?:body|to_apply|branch_computations=\{)=?%?([\w.\-]+)", line)
-            cycles += sum(_trips(line, lines) * total(body) for body in bodies)
-        return cycles
-
-    return total(entry)
-
-
-def _trips(line: str, lines: dict[str, list[str]]) -> int:
-    """How often the loop of a line runs: as it says, or up to the one number that its condition compares with."""
-    if (told := re.search(r'known_trip_count":\{"n":"(\d+)"', line)) is not None:
-        return int(told[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", line)
-    held = "\n".join(lines.get(condition[1], ())) if condition is not None else ""
-    limits = re.findall(r"s32\[\]\S* constant\((\d+)\)", held)
-    return int(limits[0]) if len(limits) == 1 and "direction=LT" in held else 1
+    known, where = read_outcomes(path), machine()
+    with tqdm(names, desc=target, unit="program", disable=None) as bar:
+        for name in bar:
+            key = name, options.size
+            before = known.get(key, Outcome(*key)) if options.resume else Outcome(*key)
+            if set(options.choice.asked) <= set(before.asked):
+                continue
+            try:
+                known[key] = alone(manager, bar.set_postfix_str, measure, before, target, options.choice)
+            except RemoteError as error:
+                known[key] = replace(before, failed=str(error))
+            write_outcomes(path, known.values(), where)
+            with bar.external_write_mode():
+                print(line_of(known[key]), flush=True)
+    return [known[name, options.size] for name in names if (name, options.size) in known]
 
 
-def table_of(target: aot.Target, rows: dict[str, Row]) -> Table:
-    """A line for each program; the least of a row is bold, whose ever it is."""
-    table = Table(title=f"{target}, JAX {jax.__version__}", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("program", "plain MB", "best checkpoint", "default", "time", "budget=0.0", "time"):
-        table.add_column(heading, justify="left" if heading == "program" else "right")
-    shares: dict[str, list[float]] = {"checkpoint": [], "default": [], "0": []}
-    for name, row in rows.items():
-        plain = row["plain"]["temp_bytes"]
-        temps = {
-            "checkpoint": min(each["temp_bytes"] for each in row["checkpoint"].values()),
-            "default": row["default"]["temp_bytes"],
-            "0": row["0"].get("temp_bytes"),
+def line_of(outcome: Outcome) -> str:
+    """One program's temporaries in a line, while others are measured."""
+    rows = (f"{row.name} {row.temp_bytes / 1e6:.2f}" for row in outcome.rows if row.temp_bytes is not None)
+    return f"{outcome.name}: {outcome.failed or ', '.join(rows)}"
+
+
+# ---------------------------------------------------------------------------------------- a process for each program
+
+
+class RemoteError(Exception):
+    """A program could not be measured: its process ended, or something was raised there."""
+
+
+def alone(manager: SyncManager, tell: Tell, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a process of its own, and pass on what it says meanwhile.
+
+    Raises `TargetError` as the function does, and `RemoteError` for anything else that goes wrong.
+    """
+    words: Queue[str] = manager.Queue()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        future: Future[Any] = pool.submit(function, *args, words)
+        while not future.done():
+            try:
+                tell(words.get(timeout=0.2))
+            except Empty:
+                continue
+        error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, aot.TargetError):
+        raise error from None
+    raise RemoteError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
+def check(target: str, words: "Queue[str]") -> None:
+    """Load XLA's compiler for a target. Raises `TargetError` where there is none."""
+    words.put(f"{len(aot.target(target).devices)} devices")
+
+
+# --------------------------------------------------------------------------------------------------- of one program
+
+
+def measure(before: Outcome, target: str, choice: Choice, words: "Queue[str]") -> Outcome:
+    """Weigh and price all methods that were chosen on one program, but for those that were measured before."""
+    place = Place(load(before.name, cast(Size, before.size)), aot.target(target))
+    rows = {row.name: row for row in before.rows}
+    for name, build in place.methods(choice).items():
+        if name not in rows:
+            words.put(f"{before.name}: {name}")
+            rows[name] = build()
+    if not any(name.startswith(POINT) for name in rows):
+        rows |= {row.name: row for row in place.points(list(rows.values()), choice.points)}
+    asked = tuple(dict.fromkeys((*before.asked, *choice.asked)))
+    return Outcome(before.name, before.size, tuple(rows.values()), asked)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One program on one target."""
+
+    program: Program
+    goal: aot.Target
+
+    @cached_property
+    def shapes(self) -> tuple[Any, ...]:
+        """The types of the arguments."""
+        return jax.eval_shape(lambda *arguments: arguments, *self.program.arguments)
+
+    @cached_property
+    def structs(self) -> tuple[Any, ...]:
+        """The types of the arguments, on the target's devices."""
+        return jax.tree.map(self.goal.placed, self.shapes)
+
+    @cached_property
+    def traced(self) -> Traced:
+        """The program as `aot.function` traces it for the target."""
+        loss = aot.function(self.program.loss, has_aux=self.program.has_aux, target=self.goal)
+        return loss.trace(*self.shapes)
+
+    def methods(self, choice: Choice) -> dict[str, Callable[[], Row]]:
+        """What builds each method, by name: plain JAX, placements, the default, budgets."""
+        placed = {
+            name: partial(self.of_jax, name, self.program.wrapped(place, wrap))
+            for name, (place, wrap) in placements(self.program).items()
+            if choice.takes(name)
         }
-        least = min(size for size in temps.values() if size is not None)
-        shown = {way: _share(size, plain, size == least) for way, size in temps.items()}
-        for way, size in temps.items():
-            shares[way] += [max(size, 1) / plain] if size and plain else []
-        times = (_time(row["default"]), _time(row["0"]))
-        cells = shown["checkpoint"], shown["default"], times[0], shown["0"], times[1]
-        table.add_row(name, f"{plain / MB:,.1f}", *cells)
-    means = {way: f"{geometric_mean(found):.2f}" if found else "" for way, found in shares.items()}
-    table.caption = f"geometric means: checkpoint {means['checkpoint']}, default {means['default']}, 0.0 {means['0']}"
-    return table
+        plain, default = partial(self.of_jax, PLAIN, self.program.loss), partial(self.of_plan, DEFAULT)
+        budgets = {budget_name(budget): partial(self.of_budget, budget) for budget in choice.budgets}
+        return {PLAIN: plain, **placed, DEFAULT: default, **budgets}
 
+    def of_jax(self, name: str, loss: Callable[..., Any]) -> Row:
+        """`jax.jit(jax.value_and_grad(loss))`, compiled for the target."""
+        start = time.perf_counter()
+        traced = jax.jit(jax.value_and_grad(loss, has_aux=self.program.has_aux)).trace(*self.structs)
+        program = compiled(traced.lower(), self.goal)
+        build_s = time.perf_counter() - start
+        kept = residual_bytes(loss, self.structs, self.program.has_aux)
+        seconds = step_seconds([traced.jaxpr], kept, self.goal.rates)
+        return Row(name, memory_of(program).temp, seconds, estimated_cycles(program.as_text() or ""), kept, build_s)
 
-def _share(size: int | None, plain: int, is_least: bool) -> str:
-    if size is None or not plain:
-        return ""
-    return f"[bold]{size / plain:.2f}[/bold]" if is_least else f"{size / plain:.2f}"
+    def of_plan(self, name: str, **how: Any) -> Row:
+        """A plan of ours, chosen as `Traced.partition` is told."""
+        start = time.perf_counter()
+        cut = self.traced.partition(**how)
+        program = cut.compile(1).programs[0]
+        build_s = time.perf_counter() - start
+        seconds = step_seconds([cut.forward, cut.backward], cut.plan.bytes_saved, self.goal.rates)
+        planner = cut.traced.planner
+        return Row(
+            name,
+            memory_of(program).temp,
+            seconds,
+            estimated_cycles(program.as_text() or ""),
+            cut.plan.bytes_saved,
+            build_s,
+            cut.plan.strategy,
+            round(planner.candidate(planner.priced(cut.plan)).predicted_bytes),
+        )
 
+    def of_budget(self, budget: float) -> Row:
+        """A budget as a fraction of plain JAX's temporaries; where it is refused, the least that was found."""
+        start, name = time.perf_counter(), budget_name(budget)
+        try:
+            return self.of_plan(name, budget=budget)
+        except aot.BudgetError as error:
+            fixed = self.traced.plain_memory.peak_bytes - self.traced.plain_memory.temp_bytes
+            least = None if error.least_bytes is None else error.least_bytes - fixed
+            return Row(name, None, None, None, 0, time.perf_counter() - start, least_bytes=least)
 
-def _time(row: Row) -> str:
-    return "" if row.get("time") is None else f"{row['time']:.2f}"
+    def points(self, rows: Sequence[Row], most: int) -> Iterator[Row]:
+        """The smallest plans that are as fast as the placements that are not matched, by the planner, `most` at most.
+
+        The planner knows how much longer than the default a plan takes.
+        """
+        default = next(row for row in rows if row.name == DEFAULT)
+        unmatched = sorted(Outcome("", "", tuple(rows)).unmatched, key=lambda row: row.taken_bytes)
+        planner = self.traced.planner
+        of_default = planner.candidate(planner.priced(self.traced.partition().plan))
+        plans = {of_default.plan.key: of_default.plan}
+        for theirs in unmatched:
+            most_seconds = (theirs.seconds or 0.0) - (default.seconds or 0.0) + of_default.step_seconds
+            for found in [c for c in planner.ranked if c.step_seconds <= most_seconds][-1:]:
+                plans.setdefault(found.plan.key, found.plan)
+        for n, plan in enumerate(list(plans.values())[1 : 1 + most], 1):
+            yield self.of_plan(f"{POINT}{n}", plan=plan)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
