@@ -10,8 +10,7 @@ of the target (`partition.prices.targets`), in the same way for all methods: the
 step, without dead code, each priced as the planner prices an op, and the bytes that the forward keeps for the backward,
 written once and read once. For plain JAX and `jax.checkpoint` these are what `jax.vjp` keeps; for a plan, what it
 saves. What a backward stores for itself while it computes again is counted nowhere, which favours `jax.checkpoint`
-around a whole loss. On TPUs the cycles that XLA
-expects stand beside it.
+around a whole loss. On TPUs the cycles that XLA expects stand beside it.
 
 A placement of `jax.checkpoint` is matched where a plan of ours takes no more memory and no more time, but for 1% of it:
 the default, a budget, or one of a few points of the planner's menu, which are compiled for the placements that the

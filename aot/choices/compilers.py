@@ -46,15 +46,18 @@ _LOCK = threading.Lock()
 def devices(chip: Chip, count: int, topology: str) -> tuple[Any, ...]:
     """So many devices of a chip that is not here, as the topology connects them; they only compile.
 
-    Raises `TargetError` with the line to install if the plugin is missing, or does not fit jaxlib.
+    Raises `TargetError` with the line to install if the plugin is missing, or does not fit jaxlib, and with the cause
+    if it does not start.
     """
     with quiet_plugins():
         jax.devices()  # what runs is chosen first: a plugin that is loaded for its compiler changes nothing of it
     with _LOCK:
         try:
             found = _tpus(chip, count, topology) if chip.platform == "tpu" else _gpus(chip, topology)
-        except (NotImplementedError, ImportError, AssertionError, RuntimeError) as error:
-            raise _missing(chip, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+        except (ImportError, RuntimeError) as error:  # JAX's own errors are of the second kind
+            what = f"needs XLA's compiler for {chip.platform}, which is installed and does not start: "
+            what += f"{str(error).partition(chr(10))[0].rstrip('.')}."
+            raise TargetError(message(f"target {chip.name}", what, "Try it in a new process.")) from error
     return found[:count]
 
 

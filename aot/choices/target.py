@@ -92,7 +92,7 @@ class Target(Record):
     @property
     def topology(self) -> str:
         """How the devices are connected, as JAX's topologies name it."""
-        return self._shape if self.platform == "tpu" else f"1x1x{self.count}"
+        return dict(self.chip.counts)[self.count] if self.platform == "tpu" else f"1x1x{self.count}"
 
     @property
     def memory_bytes(self) -> int:
@@ -149,14 +149,11 @@ class Target(Record):
 
     def placed(self, struct: Any) -> Any:
         """The type of an argument, on the target's devices unless it has a sharding of its own there."""
-        sharding = getattr(struct, "sharding", None)
-        if not isinstance(struct, jax.ShapeDtypeStruct) or (sharding is not None and _compiles_only(sharding)):
+        devices = getattr(getattr(struct, "sharding", None), "device_set", ())
+        is_there = bool(devices) and all(device.device_kind.startswith(self.device_kind) for device in devices)
+        if not isinstance(struct, jax.ShapeDtypeStruct) or is_there:
             return struct
         return struct.update(sharding=self.sharding)
-
-    @property
-    def _shape(self) -> str:
-        return dict(self.chip.counts)[self.count]
 
 
 def target(name: str | Target) -> Target:
@@ -216,7 +213,7 @@ def _entered() -> list[Any]:
     return _THREAD.__dict__.setdefault("entered", [])
 
 
-def within_memory(goal: Target | None, budget: Limit) -> Limit:
+def with_excess_logged(goal: Target | None, budget: Limit) -> Limit:
     """The budget; one that is more than the memory of the target is logged."""
     peak_bytes = budget.peak_bytes or 0
     if goal is not None and peak_bytes > goal.memory_bytes:

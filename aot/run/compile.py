@@ -42,8 +42,12 @@ _BY_LIBRARIES = {**_UNTIMED, "xla_gpu_enable_triton_gemm": False}
 
 def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Compiled:
     """Compile a program, which was lowered for the devices of a target if there is one."""
-    if goal is None or goal.is_here or goal.platform == "tpu":
-        return lowered.compile()
+    is_unseen_gpu = goal is not None and not goal.is_here and goal.platform != "tpu"
+    return compiled_unseen(lowered) if is_unseen_gpu else lowered.compile()
+
+
+def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program for a GPU that is not here."""
     try:
         return lowered.compile(compiler_options=_UNTIMED)
     except jax.errors.JaxRuntimeError:

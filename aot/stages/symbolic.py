@@ -69,9 +69,8 @@ class SymbolicSplit(Split):
     """
 
     def _written(self, problem: Problem, steps: Schedule) -> Halves:
-        backend = replace(
-            problem.backend, runs_early=False, shares_zeros=False
-        )  # their rewrites know no names of sizes
+        # The rewrites for these habits know no names of sizes.
+        backend = replace(problem.backend, runs_early=False, shares_zeros=False)
         return with_sizes(super()._written(replace(problem, backend=backend), steps), self.graph)
 
 

@@ -19,7 +19,7 @@ import jax
 from jointcut.aot.choices.limits import Budget, Limit, limit
 from jointcut.aot.choices.options import Options, check_error, wanted_plan, with_budget
 from jointcut.aot.choices.policies import GivenPolicy, has_forms, read_policy
-from jointcut.aot.choices.target import within_memory
+from jointcut.aot.choices.target import with_excess_logged
 from jointcut.aot.fitting.attempts import Fitted
 from jointcut.aot.fitting.checkpoints import in_budget
 from jointcut.aot.fitting.fit import planner_for
@@ -241,7 +241,7 @@ class Traced:
             return replace(cut, split=replace(cut.split, plan=replace(cut.plan, gradient_error=unused)))
         if self._for_budgets is not self:
             return self._for_budgets.partition(budget=how.budget)
-        bytes_limit = within_memory(self.options.goal, limit(how.budget))
+        bytes_limit = with_excess_logged(self.options.goal, limit(how.budget))
         if self.options.error is None or not self.program.is_train or jaxprs.tracing():
             return self._within(bytes_limit)
         alone, examples = replace(self, examples=None), Examples.of(self.examples, self.bound)

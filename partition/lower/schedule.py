@@ -99,7 +99,7 @@ class _Halves:
     def schedule(self, lengths: Mapping[int, Lengths], kept_steps: Mapping[int, int]) -> Schedule:
         """The schedule, with loops in segments of these lengths, but for so many of their last steps."""
         backward = self.backward()
-        wanted = self.gradients | self.read(backward) | self.problem.told_to_keep
+        wanted = self.gradients | self.read(backward) | self.problem.asked_to_keep
         handed = [v for v in self.plan.values if v in wanted]
         divided = self.divided(lengths, kept_steps, handed)
         if divided:

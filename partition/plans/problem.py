@@ -51,8 +51,8 @@ class Problem:
         bounds: the parts that may keep only so many bytes; the constraints see to it.
         forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
         remarks: what is to be said of the demands beside any plan.
-        rates: what the device does in a second, where that is known without measuring it: by them the default plan of
-            ops without prices is chosen.
+        rates: what the device does in a second, by which the default plan of ops without prices is chosen; None where
+            the strategy has rates of its own, as for a CPU, or nobody knows any.
     """
 
     graph: Graph
@@ -130,7 +130,7 @@ class Problem:
         return must_keep(self.constraints)
 
     @cached_property
-    def told_to_keep(self) -> frozenset[int]:
+    def asked_to_keep(self) -> frozenset[int]:
         """Those of them that a user named."""
         return must_keep(self.constraints, is_asked=True)
 

@@ -54,7 +54,7 @@ class Processor(Roofline):
         return max(seconds, _LEAST_S) if seconds and not is_fused(op.name) and op.name not in CALLS else seconds
 
 
-#: The rates of a backend, for the default plan. Others have not been measured: there the default is the minimum cut.
+#: The rates of a backend, for the default plan of a problem without `rates`. Without either it is the minimum cut.
 RATES: dict[str, CostModel] = {
     "cpu": Processor(flops_per_s=1.25e11, elementwise_per_s=2.9e10, bytes_per_s=3.1e10, fresh_bytes_per_s=5e9)
 }
@@ -78,9 +78,9 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     """Return the best plan known.
 
     That is one of clearly less memory than the minimum cut in no more time, or the minimum cut, or JAX's own plan where
-    that one is no clear gain over it. The plan of a graph is for JAX's default backend. `cost` prices ops instead of
-    the fixed rates. Raises the errors of `min_cut`, and `PlanError` where `cost` gives a price that is negative,
-    infinite or not a number.
+    that one is no clear gain over it; on a device with `rates`, the `leanest`. The plan of a graph is for JAX's default
+    backend. `cost` prices ops instead of the fixed rates. Raises the errors of `min_cut`, and `PlanError` where `cost`
+    gives a price that is negative, infinite or not a number.
     """
     problem = as_problem(program, Backend.here())
     plan = mincut.min_cut(problem)

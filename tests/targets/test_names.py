@@ -150,6 +150,28 @@ def test_a_compiler_of_another_version_is_refused(monkeypatch):
     ]
 
 
+def test_a_compiler_that_does_not_start_says_why(monkeypatch):
+    def locked(*_):
+        raise RuntimeError("the library is in use.\nSee its log")
+
+    compilers.devices.cache_clear()
+    monkeypatch.setattr(compilers, "_tpus", locked)
+    assert refused(aot.function(loss, target="v6e-1").trace(*ARGS).partition().compile) == [
+        "target v6e needs XLA's compiler for tpu, which is installed and does not start: the library is in use.",
+        "Try it in a new process.",
+    ]
+
+
+def test_a_sharding_on_devices_that_are_here_is_kept(monkeypatch):
+    monkeypatch.setitem(CHIPS, "here", replace(CHIPS["h100"], name="here", platform="cpu", kind="cpu"))
+    here = aot.target("here")
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    own = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    assert here.is_here
+    assert here.placed(jax.ShapeDtypeStruct((4,), "float32", sharding=own)).sharding is own
+    assert here.placed(jax.ShapeDtypeStruct((4,), "float32")).sharding == here.sharding
+
+
 def test_a_budget_above_the_memory_is_logged(caplog, monkeypatch):
     traced = aot.function(loss, target="l4").trace(*ARGS)
     monkeypatch.setattr(type(traced), "_within", lambda self, budget: budget)

@@ -56,22 +56,27 @@ class _Group:
     arrays: list[Any]
     tree: Any
 
-    def is_written(self) -> bool:
+    def written(self) -> tuple[Any, list[Any], Any] | None:
+        """Form, arrays and tree of the copies if something was written to them, else None."""
         form, parts = self.adapter.split(self.copies)
         arrays, tree = jax.tree.flatten(parts)
-        return form != self.form or tree != self.tree or not _same(arrays, self.arrays)
+        is_same = form == self.form and tree == self.tree and _same(arrays, self.arrays)
+        return None if is_same else (form, arrays, tree)
 
     def write(self, value_of: Callable[[Any], Any]) -> None:
-        form, parts = self.adapter.split(self.copies)
-        arrays, tree = jax.tree.flatten(parts)
+        """Write to the objects what was written to the copies."""
+        if (written := self.written()) is None:
+            return
+        form, arrays, tree = written
         if form != self.form or tree != self.tree:
             what = "gets or loses parts in the function, and a tape writes back arrays alone."
             raise CallError(message(self._place(), what, "Use aot.function, or make the parts before the call."))
         if self.adapter.split(self.originals)[0] != form:
             what = "is written by the function, and holds a variable twice: on a tape these are two."
             raise CallError(message(self._place(), what, "Use aot.function, which takes them for one."))
-        written = [new is not old for new, old in zip(arrays, self.arrays, strict=True)]
-        self.adapter.update(self.originals, jax.tree.map(value_of, parts), jax.tree.unflatten(tree, written))
+        is_new = [new is not old for new, old in zip(arrays, self.arrays, strict=True)]
+        values = [value_of(array) for array in arrays]
+        self.adapter.update(self.originals, jax.tree.unflatten(tree, values), jax.tree.unflatten(tree, is_new))
 
     def _place(self) -> str:
         return " or ".join(self.paths)
@@ -99,7 +104,7 @@ class Originals:
     @property
     def written(self) -> tuple[str, ...]:
         """The paths of the objects of each adapter to whose copies something was written."""
-        return tuple(path for group in self.groups if group.is_written() for path in group.paths)
+        return tuple(path for group in self.groups if group.written() for path in group.paths)
 
     def write(self, value_of: Callable[[Any], Any]) -> None:
         """Write to the objects what was written to their copies, each array through `value_of`.
@@ -107,8 +112,7 @@ class Originals:
         Raises `CallError`, and writes nothing, where the objects cannot take it.
         """
         for group in self.groups:
-            if group.is_written():
-                group.write(value_of)
+            group.write(value_of)
 
 
 def _same(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
