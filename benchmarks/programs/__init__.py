@@ -1,7 +1,7 @@
 """The programs that are measured: what people train with JAX, as they write it.
 
-Each file is one program that knows nothing of jointcut, at three sizes: `tiny` for tests, `small` for two cores,
-`large` for a GPU. Files, in reading order:
+Each file is one program that knows nothing of jointcut, at four sizes: `tiny` for tests, `small` for two cores, `large`
+for a GPU, and `medium`, base models with a batch for one TPU of 16 GB. Files, in reading order:
 
 - program: Say what a program of the suite is: a loss, its arguments, and where a user could put `jax.checkpoint`.
 - layers: Layers that several programs are made of, in plain JAX; what differs stands in each program's file.

@@ -39,6 +39,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(4, 4, 2, 16, 2, 2, 3),
     "small": Config(16, 16, 2, 128, 4, 6, 100),
+    "medium": Config(32, 32, 2, 768, 12, 12, 1000),  # DiT-B/2
     "large": Config(64, 32, 2, 1152, 16, 28, 1000),  # DiT-XL/2
 }
 

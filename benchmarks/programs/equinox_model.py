@@ -33,6 +33,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(3, 8, 4, 4, 16, 2, 2),
     "small": Config(24, 32, 4, 100, 192, 3, 4),
+    "medium": Config(32, 224, 16, 1000, 768, 12, 12),
     "large": Config(128, 224, 16, 1000, 1024, 16, 24),
 }
 

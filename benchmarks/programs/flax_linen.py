@@ -35,6 +35,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(4, 32, 4, 64, 32, 4, 2),
     "small": Config(8, 128, 20, 8192, 256, 4, 4),
+    "medium": Config(16, 512, 80, 30522, 768, 12, 12),  # BERT-base
     "large": Config(32, 512, 80, 30522, 1024, 16, 24),
 }
 

@@ -37,6 +37,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(molecules=2, atoms=5, elements=3, radial=6, width=8, layers=2),
     "small": Config(molecules=32, atoms=21, elements=4, radial=24, width=64, layers=3),
+    "medium": Config(molecules=64, atoms=48, elements=10, radial=50, width=128, layers=6),
     "large": Config(molecules=512, atoms=48, elements=10, radial=50, width=128, layers=6),
 }
 

@@ -32,6 +32,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(12, 40, 5, 3, 8, 2, 3),
     "small": Config(2048, 12288, 64, 8, 128, 4, 16),
+    "medium": Config(16384, 98304, 128, 16, 128, 8, 48),
     "large": Config(131072, 786432, 128, 16, 128, 15, 48),
 }
 

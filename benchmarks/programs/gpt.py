@@ -142,6 +142,7 @@ def dropout(key: Array, x: Array, rate: float) -> Array:
 SIZES: dict[Size, dict[str, int]] = {
     "tiny": {"layers": 2, "width": 16, "heads": 2, "context": 16, "rows": 2},
     "small": {"layers": 6, "width": 128, "heads": 4, "context": 128, "rows": 8},
+    "medium": {"layers": 12, "width": 768, "heads": 12, "context": 1024, "rows": 4},  # GPT-2 small
     "large": {"layers": 24, "width": 1024, "heads": 16, "context": 1024, "rows": 16},
 }
 

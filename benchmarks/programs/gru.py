@@ -27,6 +27,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(rows=2, frames=8, channels=5, width=8, layers=3, phones=4),
     "small": Config(rows=32, frames=80, channels=80, width=192, layers=4, phones=48),
+    "medium": Config(rows=32, frames=400, channels=80, width=1024, layers=4, phones=9000),
     "large": Config(rows=128, frames=800, channels=80, width=1024, layers=8, phones=9000),
 }
 

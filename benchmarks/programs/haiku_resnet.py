@@ -31,6 +31,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(16, 16, 4, (1, 1, 1, 1), (16, 16, 32, 32), False),
     "small": Config(32, 32, 100, (2, 2, 2, 2), (32, 64, 128, 256), False),  # ResNet-18 of half the width
+    "medium": Config(256, 64, 200, (3, 4, 6, 3), (256, 512, 1024, 2048), True),
     "large": Config(1024, 64, 200, (3, 4, 6, 3), (256, 512, 1024, 2048), True),  # ResNet-50
 }
 

@@ -36,6 +36,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(rows=2, context=12, embedding=6, width=8, layers=2),
     "small": Config(rows=32, context=100, embedding=64, width=256, layers=2),
+    "medium": Config(rows=64, context=256, embedding=256, width=1024, layers=2),
     "large": Config(rows=256, context=512, embedding=256, width=2048, layers=2),
 }
 

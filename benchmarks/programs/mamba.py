@@ -43,6 +43,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(rows=2, context=12, width=8, layers=2, state=4),
     "small": Config(rows=4, context=128, width=128, layers=4, state=8),
+    "medium": Config(rows=1, context=1024, width=1024, layers=8, state=16),
     "large": Config(rows=2, context=1024, width=1024, layers=12, state=16),
 }
 

@@ -35,6 +35,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(tasks=2, ways=3, shots=2, pixels=10, widths=(8, 6), steps=2),
     "small": Config(tasks=8, ways=5, shots=5, pixels=784, widths=(256, 128, 64, 64), steps=5),
+    "medium": Config(tasks=8, ways=20, shots=5, pixels=784, widths=(1024, 1024, 1024, 1024), steps=10),
     "large": Config(tasks=64, ways=20, shots=5, pixels=784, widths=(1024, 1024, 1024, 1024), steps=10),
 }
 

@@ -24,6 +24,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(8, 6, 16, 2, 4),
     "small": Config(2048, 256, 512, 6, 64),
+    "medium": Config(16384, 1024, 4096, 8, 1000),
     "large": Config(65536, 1024, 4096, 12, 1000),
 }
 

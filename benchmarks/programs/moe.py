@@ -46,6 +46,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(2, 16, 32, 16, 2, 2, 4, 16),
     "small": Config(8, 128, 2048, 128, 4, 4, 8, 256),
+    "medium": Config(2, 1024, 32000, 768, 12, 8, 8, 2048),
     "large": Config(8, 1024, 32000, 1024, 16, 16, 16, 2816),
 }
 

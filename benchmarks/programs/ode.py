@@ -36,6 +36,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(rows=4, features=6, dimensions=5, width=8, steps=6, classes=3),
     "small": Config(rows=128, features=784, dimensions=64, width=192, steps=64, classes=10),
+    "medium": Config(rows=1024, features=3072, dimensions=512, width=2048, steps=64, classes=100),
     "large": Config(rows=1024, features=3072, dimensions=512, width=2048, steps=128, classes=100),
 }
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-Size = Literal["tiny", "small", "large"]
+Size = Literal["tiny", "small", "medium", "large"]
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-SIZES: tuple[Size, ...] = ("tiny", "small", "large")
+SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 
 #: Where `jax.checkpoint` can go: around the loss, around each block, around the body of a scan.
 PLACES = ("loss", "block", "body")

@@ -47,6 +47,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(4, 16, 4, (1, 1), 5),
     "small": Config(32, 64, 32, (2, 2, 2, 2), 200),
+    "medium": Config(64, 224, 64, (3, 4, 6, 3), 1000),
     "large": Config(256, 224, 64, (3, 4, 6, 3), 1000),  # ResNet-50
 }
 

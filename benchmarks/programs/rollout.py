@@ -41,6 +41,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(robots=3, columns=3, rows=2, steps=6, width=8),
     "small": Config(robots=256, columns=4, rows=3, steps=64, width=128),
+    "medium": Config(robots=1024, columns=6, rows=4, steps=256, width=512),
     "large": Config(robots=8192, columns=6, rows=4, steps=256, width=512),
 }
 

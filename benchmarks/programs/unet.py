@@ -37,6 +37,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(2, 8, 4, 1, 3, groups=2),
     "small": Config(4, 64, 32, 3, 21),
+    "medium": Config(2, 512, 64, 4, 150),
     "large": Config(16, 512, 64, 4, 150),
 }
 

@@ -42,6 +42,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(2, 8, (8, 8), 1, 3),
     "small": Config(8, 64, (32, 64, 128, 128), 2, 128),
+    "medium": Config(4, 256, (128, 256, 256, 512, 512, 512), 4, 1024),
     "large": Config(64, 256, (128, 256, 256, 512, 512, 512), 4, 1024),
 }
 

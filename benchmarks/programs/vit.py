@@ -32,6 +32,7 @@ class Config:
 SIZES: dict[Size, Config] = {
     "tiny": Config(2, 8, 4, 16, 2, 2, 5),
     "small": Config(16, 64, 8, 192, 3, 6, 200),
+    "medium": Config(32, 224, 16, 768, 12, 12, 1000),  # ViT-B/16
     "large": Config(128, 224, 16, 1024, 16, 24, 1000),  # ViT-L/16
 }
 
