@@ -197,6 +197,8 @@ def explain(
     with target, users_code(function, "cannot be traced for these arguments"):
         traced = call.function.trace(*call.args, **call.kwargs)
     cut = traced.partition(strategy, budget=budget, policy=policy or None)
+    if with_compile and not as_json:
+        click.echo(printed.predicted(cut, function), err=True)
     report = replace(cut.explain(measure=with_compile), name=function)
     path = None if file is None else report.save(file)
     data = facts.of_report(report, cut, path)

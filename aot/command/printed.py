@@ -15,6 +15,7 @@ from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
 from jointcut.aot.report.table import tail as _tail
+from jointcut.aot.stages.cut import Cut
 from jointcut.partition.figures import counted, human_bytes
 
 _SHOWN = 12  # arrays of a kind that are listed without --all
@@ -29,6 +30,16 @@ def report(shown: Report, facts: JSON, everything: bool) -> str:
     if facts["file"] is not None:
         lines += ["", f"written to {facts['file']}"]
     return "\n".join(lines)
+
+
+def predicted(cut: Cut, name: str) -> str:
+    """A first answer of `jointcut explain`, by the model, while XLA compiles."""
+    planner, plan, goal = cut.traced.planner, cut.plan, cut.traced.options.goal
+    peak_bytes = planner.candidate(planner.priced(plan)).predicted_bytes
+    where = "" if goal is None else f" on {goal.name}"
+    kept = f"{human_bytes(plan.bytes_saved)} are kept for the backward, in plain JAX {human_bytes(planner.most_bytes)}"
+    text = f"{name}{where}: {kept}; temporaries of about {human_bytes(round(peak_bytes))} by the model, XLA's follow"
+    return "\n".join(_wrapped(text))
 
 
 def _wrapped(text: str) -> Iterator[str]:

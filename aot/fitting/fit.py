@@ -293,10 +293,13 @@ class _Search(Generic[_T]):
     def smallest(self) -> Iterator[None]:
         """Try the smallest of each strategy by predicted peak, and the default plan if it is among them.
 
-        Yields after each try. Ends when the last two are no smaller than those before, or, where plans are compiled,
-        when XLA's peaks do not differ.
+        Where the backend is not followed, predictions are less good: the default plan is tried in any case. Yields
+        after each try. Ends when the last two are no smaller than those before, or, where plans are compiled, when
+        XLA's peaks do not differ.
         """
         row, peaks = self.nearly[:MOST_SMALLEST], list[float]()
+        if self.standard is not None and self.standard.follow is None:
+            row = [*dict.fromkeys([self.standard, *row])]
         while row:
             count = 1 if self.ways.weigh is None else AT_ONCE
             self.tries(row[:count])

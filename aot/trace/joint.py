@@ -26,7 +26,7 @@ from jointcut.partition.errors import TraceError, message
 from jointcut.partition.prices.policies import Policy
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.roles import Role, Roles
-from jointcut.partition.rewrite import guard, hooks, names, regions, simplify, views
+from jointcut.partition.rewrite import guard, hooks, names, regions, repeats, simplify, views
 from jointcut.wrappers.arguments import fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
@@ -387,6 +387,7 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
     late = hooks.called_early(late, gradients)
     eqns, outvars, boundary = simplify.merged([*first.eqns, *late], outvars, len(first.eqns))
     inputs = [*first.constvars, *second.constvars, *first.invars]
+    eqns, boundary = repeats.repeated_inside(eqns, outvars, boundary)
     eqns, boundary = views.read_back(eqns, boundary, inputs, outvars[:num_outputs])
     consts = [*first.constvars, *(v for v, twice in zip(second.constvars, shared, strict=True) if not twice)]
     values = [*first_consts, *(c for c, twice in zip(second_consts, shared, strict=True) if not twice)]

@@ -52,6 +52,8 @@ class Backend:
             numbers. So these wait; see `nesting.stacks` and `rewrite.draws`.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
+        calibration: the compiler's bytes of temporaries for each byte of a replay that does not follow it, at the
+            median.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Backend:
     shares_zeros: bool = False
     moves_inside: bool = True
     moves_in_nested: bool = True
+    calibration: float = 1.25
 
     @classmethod
     def here(cls) -> Backend:

@@ -192,7 +192,8 @@ class Planner:
             plan = spared(self.graph, plan, steps)
             follow = partial(self._followed, plan.key, steps) if self.is_followed else None
             seconds, peak = self.weighed_seconds(plan), self._replayer.rows(steps).peak_bytes
-            return Candidate(plan, peak, seconds, follow, seconds - self.step_seconds(plan))
+            preferred, calibration = seconds - self.step_seconds(plan), self.problem.backend.calibration
+            return Candidate(plan, peak, seconds, follow, preferred, calibration)
 
     def replay(self, plan: Plan) -> Replay:
         """The peak of a plan, by the model, and what is alive there."""

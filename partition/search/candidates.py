@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.plan import Plan
-
-#: The compiler's bytes for each byte of a replay: about the median on CPU.
-CALIBRATION = 1.25
 
 #: A plan whose replay takes at most this factor of the least one's may take less memory than that one, once compiled.
 WIDE = 1.35
@@ -30,7 +28,8 @@ class Candidate:
 
     `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
     values; the time that every plan takes is not in it, but `preferred_seconds` are: what preferences weigh in the
-    comparison with other plans. `follow` replays the plan's schedule as the compiler runs it.
+    comparison with other plans. `follow` replays the plan's schedule as the compiler runs it. `calibration` is the
+    compiler's bytes for each byte of a replay that does not follow it.
     """
 
     plan: Plan
@@ -38,6 +37,7 @@ class Candidate:
     step_seconds: float
     follow: Callable[[], float] | None = field(default=None, compare=False, repr=False)
     preferred_seconds: float = 0.0
+    calibration: float = PORTABLE.calibration
 
     @property
     def predicted_bytes(self) -> float:
@@ -46,7 +46,7 @@ class Candidate:
         Where the backend is followed, this takes several times as long as the replay that gives `peak_bytes`, which is
         enough to compare plans.
         """
-        return CALIBRATION * self.peak_bytes if self.follow is None else self.follow()
+        return self.calibration * self.peak_bytes if self.follow is None else self.follow()
 
 
 def is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:

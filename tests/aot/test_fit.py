@@ -32,7 +32,7 @@ from jointcut.partition.lower.replay import Replay
 from jointcut.partition.plans.planfile import dumps
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
-from jointcut.partition.search.candidates import CALIBRATION, Candidate, ranked
+from jointcut.partition.search.candidates import Candidate, ranked
 
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
 FIXED = 1000
@@ -377,7 +377,7 @@ def test_where_xla_is_in_proportion_to_the_model_the_fastest_of_all_that_fit_is_
     """After one plan was weighed the model is exact; a plan that takes nearly all of the budget is good enough."""
     menu = data.draw(menus(factor=4 * factor).map(lambda m: Menu([(k, 4 * p, s, t) for k, p, s, t in m.plans])))
     fitting = [c for n, c in enumerate(menu.menu) if menu.plans[n][3] <= room]
-    if not any(CALIBRATION * c.peak_bytes <= room for c in ranked(menu.menu)):
+    if not any(c.predicted_bytes <= room for c in ranked(menu.menu)):
         return
     if not fitting:
         with pytest.raises(BudgetError):

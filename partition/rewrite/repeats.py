@@ -1,0 +1,103 @@
+"""Repeat an array inside the loops that read it, not before them.
+
+JAX moves what is the same in each step of a scan out of its derivative: a mask, repeated over the batch and the heads,
+becomes an array that the whole loop holds. XLA makes no array of it in a loop over elements that repeats the mask
+itself. So where the body of a scan has only such loops for it, the operand that is repeated enters the scan instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal, Var
+from jointcut.partition.program.primitives import ELEMENTWISE, REPEATING
+from jointcut.partition.rewrite.simplify import callee, with_bodies
+
+
+def repeated_inside(eqns: Sequence[Equation], ends: Sequence[Atom], boundary: int) -> tuple[list[Equation], int]:
+    """Equations whose scans repeat arrays themselves, without those that only made such an array for them.
+
+    `ends` are the results of the equations, and `boundary` counts the leading ones of the forward; it is returned anew.
+    """
+    changed = _changed(eqns)
+    read = {v for eqn in changed for v in eqn.invars if isinstance(v, Var)} | {v for v in ends if isinstance(v, Var)}
+    dead = {
+        place
+        for place, (eqn, before) in enumerate(zip(changed, eqns, strict=True))
+        if eqn is before and _is_repeated(eqn) and read.isdisjoint(eqn.outvars)
+    }
+    kept = [eqn for place, eqn in enumerate(changed) if place not in dead]
+    return kept, boundary - sum(place < boundary for place in dead)
+
+
+def _changed(eqns: Sequence[Equation]) -> list[Equation]:
+    """The equations, of which each scan takes the operands of what it can repeat itself."""
+    made: dict[Var, Equation] = {}
+    out: list[Equation] = []
+    for eqn in eqns:
+        if _is_repeated(eqn):
+            made[eqn.outvars[0]] = eqn
+        out.append(_with_own(eqn, made) if eqn.primitive.name == SCAN else eqn)
+    return out
+
+
+def _is_repeated(eqn: Equation) -> bool:
+    """Whether an equation repeats a plain array or number, without asking for a sharding."""
+    if eqn.primitive.name not in REPEATING or len(eqn.invars) != 1 or eqn.params.get("sharding") is not None:
+        return False
+    (source,), (result,) = eqn.invars, eqn.outvars
+    is_plain = jaxprs.is_plain(source.aval) and jaxprs.is_plain(result.aval) and not jaxprs.is_on_host(source.aval)
+    return is_plain and 2 * jaxprs.aval_bytes(source.aval) <= jaxprs.aval_bytes(result.aval)
+
+
+def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
+    """A scan that repeats those of its constants itself which only loops over elements read, or nothing."""
+    layout = jaxprs.scan_layout(scan)
+    if layout.body_consts:
+        return scan
+    read_whole = _read_whole(layout.body)
+    operands, inputs, first = list(scan.invars), list(layout.body.invars), list[Equation]()
+    for place in range(layout.num_consts):
+        operand, inner = operands[place], inputs[place]
+        maker = made.get(operand) if isinstance(operand, Var) else None
+        if maker is None or inner in read_whole:
+            continue
+        (source,) = maker.invars
+        operands[place], inputs[place] = source, jaxprs.fresh(source.aval)
+        first.append(jaxprs.rebound(maker, [source if isinstance(source, Literal) else inputs[place]], [inner]))
+
+    def own(body: Jaxpr) -> Jaxpr:
+        return body.replace(invars=inputs, eqns=_changed([*first, *body.eqns]), debug_info=body.debug_info)
+
+    if not first:
+        return (
+            with_bodies(scan, lambda body: body.replace(eqns=_changed(body.eqns))) if _has_scan(layout.body) else scan
+        )
+    return jaxprs.rebound(with_bodies(scan, own), operands, scan.outvars)
+
+
+def _has_scan(body: Jaxpr) -> bool:
+    return any(eqn.primitive.name == SCAN for eqn in body.eqns)
+
+
+def _read_whole(body: Jaxpr) -> Collection[Atom]:
+    """The inputs of a body that something else than a loop over elements reads, or that it returns."""
+    whole = {v for v in body.outvars if isinstance(v, Var)}
+    for eqn in body.eqns:
+        whole.update(v for v, is_whole in zip(eqn.invars, _reads_whole(eqn), strict=True) if is_whole)
+    return whole.intersection(body.invars)
+
+
+def _reads_whole(eqn: Equation) -> list[bool]:
+    """For each operand, whether an equation reads it otherwise than in a loop over elements.
+
+    A call reads as its program does. A scan that takes a constant may repeat it itself.
+    """
+    if (inner := callee(eqn)) is not None:
+        whole = _read_whole(inner)
+        return [v in whole for v in inner.invars]
+    constants = jaxprs.scan_layout(eqn).num_consts if eqn.primitive.name == SCAN else 0
+    return [isinstance(v, Var) and eqn.primitive.name not in ELEMENTWISE and place >= constants
+            for place, v in enumerate(eqn.invars)]  # fmt: skip
