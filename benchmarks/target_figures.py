@@ -21,6 +21,9 @@ FEW_BYTES = 1 << 16
 #: How much longer than a placement of `jax.checkpoint` a plan may take that matches it, as a share of its step.
 SLACK = 0.01
 
+#: How far a prediction may be off that counts as near.
+NEAR = 0.1
+
 #: What the default plan may take of plain JAX's temporaries before the program is told of.
 MORE = 1.01
 
@@ -39,6 +42,8 @@ class Row:
         strategy: how a plan of ours was found.
         predicted_bytes: temporaries that the planner predicts of a plan of ours.
         least_bytes: the least temporaries that were found for a budget that was refused.
+        first_fits: whether the first plan that XLA weighed for a budget holds it.
+        used: the share of a budget that its plan takes.
     """
 
     name: str
@@ -50,6 +55,8 @@ class Row:
     strategy: str = ""
     predicted_bytes: int | None = None
     least_bytes: int | None = None
+    first_fits: bool | None = None
+    used: float | None = None
 
     @property
     def is_placement(self) -> bool:
@@ -209,11 +216,23 @@ def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"placements of jax.checkpoint that a plan of ours matches: {count - len(missed)} of {count}"
         yield from (f"    not matched: {program}, {name}" for program, name in missed)
     yield from more_than_plain(whole)
+    yield from of_budgets(whole)
+    ours = [prediction(row) for outcome in whole for row in outcome.rows if row.is_ours and row.is_built]
+    near = sum(abs(ratio - 1.0) <= NEAR for ratio in ours)
+    yield f"predicted within {NEAR:.0%} of XLA's temporaries: {near} of {len(ours)} plans"
     if ratios := sorted(prediction(row) for outcome in whole if (row := outcome.row(DEFAULT))):
         low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (ratios[0],) * 3
         spread = f"quartiles {low:.2f} and {high:.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
         yield f"default's predicted temporaries over XLA's: median {median(ratios):.2f}, {spread}"
     yield from (f"failed: {outcome.name}: {outcome.failed}" for outcome in outcomes if outcome.failed)
+
+
+def of_budgets(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """How often the first plan that was tried for a budget holds it, and what the plans use of their budgets."""
+    rows = [row for outcome in outcomes for row in outcome.rows if row.used is not None]
+    if rows:
+        first, used = sum(bool(row.first_fits) for row in rows), [row.used for row in rows if row.used is not None]
+        yield f"budgets that the first plan holds: {first} of {len(rows)}; they use {median(used):.2f} at the median"
 
 
 def more_than_plain(outcomes: Iterable[Outcome]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.targets                                    # all programs on an H100: an hour or so
     python -m benchmarks.targets gpt-scan vit --targets h100 v5e-4  # some programs, on two targets
+    python -m benchmarks.targets nnx-denoiser haiku-agent           # models that are no part of the suite
     python -m benchmarks.targets --placements '*: nothing' 'block: dots' --budgets 0.0
     python -m benchmarks.targets --size large --resume              # go on where a run was stopped
 
@@ -36,9 +37,11 @@ from typing import Any, cast
 import jax
 from tqdm import tqdm
 
+from benchmarks import outside, programs
 from benchmarks.measure import machine, memory_of, wide_console
 from benchmarks.methods import PLAIN, placements, residual_bytes
-from benchmarks.programs import PROGRAMS, SIZES, Program, Size, load
+from benchmarks.outside import MODELS
+from benchmarks.programs import PROGRAMS, SIZES, Program, Size
 from benchmarks.target_figures import (
     CHECKPOINT,
     DEFAULT,
@@ -112,7 +115,13 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.targets", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)}; all when none")
+    parser.add_argument(
+        "programs",
+        nargs="*",
+        metavar="PROGRAM",
+        help=f"of the suite ({', '.join(PROGRAMS)}; all when none), or of models that are no part of it "
+        f"({', '.join(MODELS)})",
+    )
     parser.add_argument("--targets", nargs="+", default=["h100"], metavar="TARGET", help="as aot.target takes them")
     parser.add_argument("--size", choices=SIZES, default="small", help="how large the programs are (%(default)s)")
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, metavar="FRACTION", help="of plain's")
@@ -120,8 +129,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=POINTS, help="points of the menu to compile (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     options = parser.parse_args()
-    if unknown := sorted(set(options.programs) - set(PROGRAMS)):
-        parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    if unknown := sorted(set(options.programs).difference(PROGRAMS, MODELS)):
+        parser.error(f"unknown program {', '.join(unknown)}; there are {', '.join((*PROGRAMS, *MODELS))}")
     options.choice = Choice(tuple(options.placements), tuple(options.budgets), options.points)
     return options
 
@@ -200,7 +209,8 @@ def check(target: str, words: "Queue[str]") -> None:
 
 def measure(before: Outcome, target: str, choice: Choice, words: "Queue[str]") -> Outcome:
     """Weigh and price all methods that were chosen on one program, but for those that were measured before."""
-    place = Place(load(before.name, cast(Size, before.size)), aot.target(target))
+    source = outside if before.name in MODELS else programs
+    place = Place(source.load(before.name, cast(Size, before.size)), aot.target(target))
     rows = {row.name: row for row in before.rows}
     for name, build in place.methods(choice).items():
         if name not in rows:
@@ -279,7 +289,13 @@ class Place:
         """A budget as a fraction of plain JAX's temporaries; where it is refused, the least that was found."""
         start, name = time.perf_counter(), budget_name(budget)
         try:
-            return self.of_plan(name, budget=budget)
+            row = self.of_plan(name, budget=budget)
+            fitted = self.traced.partition(budget=budget).fitted  # which the traced program keeps
+            assert fitted is not None, "a cut within a budget knows what was tried"
+            used = (
+                row.temp_bytes / (budget * self.traced.plain_memory.temp_bytes) if budget and row.temp_bytes else None
+            )
+            return replace(row, first_fits=fitted.trail[0].fits, used=used)
         except aot.BudgetError as error:
             fixed = self.traced.plain_memory.peak_bytes - self.traced.plain_memory.temp_bytes
             least = None if error.least_bytes is None else error.least_bytes - fixed

@@ -82,7 +82,9 @@ class Backend:
         if len(platforms) > 1:
             return PORTABLE
         name = platforms[0]
-        return CPU if name == "cpu" else replace(GPU, name=name) if name in _GPUS else cls(name)
+        return (
+            CPU if name == "cpu" else replace(GPU, name=name) if name in _GPUS else TPU if name == "tpu" else cls(name)
+        )
 
     def written_forward(self, graph: Graph, saved: Collection[int], again: Collection[int]) -> frozenset[int]:
         """Values that the forward writes to memory for one of its ops, although the backward computes them again.
@@ -184,7 +186,18 @@ CPU = Backend(
 #: GPT in a scan 18.4 and not 21.0. Where other elementwise chains are written too, a perceptron takes 42 and not 38.
 #:
 #: A VGG takes 403 MB and not 432 (662) where the zeros of its poolings' gradients are not those of its relus.
-GPU = Backend("gpu", most_read=1, sums_alone=True, sums_late=True, shares_zeros=True, moves_in_nested=False)
+GPU = Backend(
+    "gpu",
+    most_read=1,
+    sums_alone=True,
+    sums_late=True,
+    shares_zeros=True,
+    moves_in_nested=False,
+    calibration=1.0,
+)
+
+#: By XLA's account for a v5e.
+TPU = Backend("tpu", calibration=1.0)
 
 
 def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:
