@@ -209,6 +209,17 @@ def test_every_example_of_a_help_is_a_command_that_is_there():
         assert {word for word in words if word.startswith("--")} <= options, words
 
 
+def test_explain_answers_by_the_model_before_xla_does(place):
+    arguments = ["explain", "spoken:loss", "--example", "args"]
+    result = call(*arguments)
+    first = result.stderr.removeprefix("the module speaks\n").splitlines()
+    assert first[0].startswith("spoken:loss: ")
+    words = r"spoken:loss: \d+ B are kept for the backward, in plain JAX \d+ B; temporaries of about \d+ B by the model, "
+    assert re.fullmatch(words + "XLA's follow", " ".join(map(str.strip, first)))
+    assert "by the model" not in call(*arguments, "--json").stderr
+    assert "by the model" not in call(*arguments, "--no-compile").stderr
+
+
 def test_the_script_and_the_module_are_one_command(place):
     script = Path(sys.executable).with_name("jointcut")
     for start in ([script], [sys.executable, "-c", "from jointcut.aot.command import main; main()"]):
