@@ -87,6 +87,7 @@ from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
+from jointcut.partition.errors import RoomError as RoomError
 from jointcut.partition.errors import SpillError as SpillError
 from jointcut.partition.errors import TargetError as TargetError
 from jointcut.partition.errors import UncachedWarning as UncachedWarning
@@ -119,6 +120,7 @@ __all__ = [
     "Pareto",
     "PolicyError",
     "Report",
+    "RoomError",
     "SpillError",
     "Stacked",
     "Taped",

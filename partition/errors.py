@@ -6,6 +6,8 @@ The tree of everything that jointcut raises on its own account::
     ├── PlanError          a plan does not close, or two rules contradict each other
     │   └── PolicyError    a policy that names nothing, or that contradicts itself or a rule
     ├── BudgetError        a budget that is not valid, or one for which no plan was found
+    ├── TargetError        a device to plan for that is unknown, or that lacks what is asked for
+    │   └── RoomError          a step that takes more memory than its target has
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
@@ -64,6 +66,19 @@ class BudgetError(JointcutError, ValueError):
 
 class TargetError(JointcutError, ValueError):
     """A device to plan for is unknown, its compiler is missing, or what was asked needs it here."""
+
+
+class RoomError(TargetError):
+    """A step takes more memory than its target has. `temp_bytes` are those of its temporaries there, by XLA."""
+
+    def __init__(self, text: str = "", temp_bytes: int = 0) -> None:
+        """An error with a text; the bytes are kept when it is pickled."""
+        super().__init__(text, temp_bytes)
+        self.temp_bytes = temp_bytes
+
+    def __str__(self) -> str:
+        """The text."""
+        return str(self.args[0])
 
 
 class StrategyError(JointcutError, ValueError):

@@ -267,11 +267,21 @@ def backend_for(goal: Target | None) -> Backend:
 
 def rates_for(goal: Target | None) -> Roofline | None:
     """The rates of a target, or of JAX's default device; None where nobody knows them without measuring."""
-    if goal is not None:
-        return goal.rates
-    device = jax.local_devices()[0]
-    chip = None if device.platform == "cpu" else chip_of(device.device_kind)
+    chip = _chip_for(goal)
     return None if chip is None else chip.rates
+
+
+def memory_for(goal: Target | None) -> int | None:
+    """The bytes of memory of a device of a target, or of JAX's default device; None where nobody knows them."""
+    chip = _chip_for(goal)
+    return None if chip is None else chip.memory_bytes
+
+
+def _chip_for(goal: Target | None) -> Chip | None:
+    if goal is not None:
+        return goal.chip
+    device = jax.local_devices()[0]
+    return None if device.platform == "cpu" else chip_of(device.device_kind)
 
 
 def refuse_to_run(name: str, goal: Target | None) -> None:

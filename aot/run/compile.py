@@ -13,6 +13,8 @@ from typing import Any
 import jax
 
 from jointcut.aot.choices.target import Target
+from jointcut.partition.errors import RoomError, message
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program import jaxprs
 from jointcut.wrappers.record import Record
@@ -40,10 +42,28 @@ _UNTIMED: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 _BY_LIBRARIES = {**_UNTIMED, "xla_gpu_enable_triton_gemm": False}
 
 
+#: What XLA:TPU says of a program for which the device has too little memory.
+_NO_ROOM = re.compile(r"Ran out of memory.*temporaries \(([\d.]+)([KMG])\)")
+_POWERS = {"K": 10, "M": 20, "G": 30}
+
+
 def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Compiled:
-    """Compile a program, which was lowered for the devices of a target if there is one."""
-    is_unseen_gpu = goal is not None and not goal.is_here and goal.platform != "tpu"
-    return compiled_unseen(lowered) if is_unseen_gpu else lowered.compile()
+    """Compile a program, which was lowered for the devices of a target if there is one.
+
+    Raises `RoomError` where XLA finds no room for it on a target that is not here.
+    """
+    if goal is None or goal.is_here:
+        return lowered.compile()
+    try:
+        return lowered.compile() if goal.platform == "tpu" else compiled_unseen(lowered)
+    except jax.errors.JaxRuntimeError as error:
+        if (found := _NO_ROOM.search(str(error))) is None:
+            raise
+        temp_bytes = round(float(found[1]) * 2 ** _POWERS[found[2]])
+        needed, has = human_bytes(temp_bytes), human_bytes(goal.memory_bytes)
+        what = f"takes {needed} for temporaries, more than XLA finds on {goal.name}, which has {has} a device."
+        cure = "Give a budget, such as aot.function(budget='device'), or a smaller batch."
+        raise RoomError(message("The step", what, cure), temp_bytes) from error
 
 
 def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -74,6 +94,13 @@ class ProgramMemory(Record):
         XLA's own `peak_memory_in_bytes` leaves out temporaries on CPU.
         """
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+    @classmethod
+    def without_room(cls, lowered: jax.stages.Lowered, temp_bytes: int) -> ProgramMemory:
+        """The account of a program that XLA did not compile, as its temporaries take too much."""
+        arguments, outputs = jax.tree.leaves(lowered.in_avals), jax.tree.leaves(lowered.out_info)
+        sizes = [sum(jaxprs.aval_bytes(x) for x in arrays) for arrays in (arguments, outputs)]
+        return cls(sizes[0], sizes[1], temp_bytes, 0)
 
     @classmethod
     def of(cls, executable: Any, on_host: tuple[int, int] = (0, 0)) -> ProgramMemory:

@@ -24,6 +24,7 @@ import jax
 
 from jointcut.aot.choices.target import Target
 from jointcut.aot.run.compile import ProgramMemory, compiled
+from jointcut.partition.errors import RoomError
 from jointcut.partition.program import jaxprs
 
 #: The name of the function that is not registered, which XLA's error has, and the shape by which its result is known.
@@ -63,7 +64,10 @@ def weigh(lowered: jax.stages.Lowered, goal: Target | None = None) -> ProgramMem
     is compiled in full.
     """
     if not can_weigh(goal):
-        return ProgramMemory.of(compiled(lowered, goal))
+        try:
+            return ProgramMemory.of(compiled(lowered, goal))
+        except RoomError as error:
+            return ProgramMemory.without_room(lowered, error.temp_bytes)
     if (assigned := _assigned(lowered)) is not None:
         return assigned
     unoptimised: dict[str, Any] = {"xla_backend_optimization_level": 0}

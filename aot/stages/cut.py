@@ -34,7 +34,7 @@ from jointcut.aot.stages.gradient import Gradient, gradient
 from jointcut.aot.trace.signature import graph_signature
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
-from jointcut.partition.errors import CallError, message
+from jointcut.partition.errors import CallError, RoomError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, Residual
@@ -152,8 +152,7 @@ class Cut:
         if measure:
             run = None if self.plan.strategy == "save_all" else self.compile()
             with Stage("compile", f"{traced.name}, plain JAX"):
-                plain = traced.plain_program
-            measured = Measurements.of(run, plain)
+                measured = self._measured(run)
         return gather(
             self,  # pyright: ignore[reportArgumentType]
             planner=traced.planner,
@@ -162,6 +161,17 @@ class Cut:
             partition=lambda budget: traced._within(limit(budget), to_run=False),
             measured=measured,
         )
+
+    def _measured(self, run: Compiled | None) -> Measurements:
+        """The figures of a compiled step (None if it is plain JAX's own) beside those of plain JAX's."""
+        try:
+            return Measurements.of(run, self.traced.plain_program)
+        except RoomError as error:
+            if run is None:
+                raise
+            return Measurements.beside(
+                run, compiling.ProgramMemory.without_room(self.traced.plain_lowered, error.temp_bytes)
+            )
 
     def check_forms(self, *args: Any, **kwargs: Any) -> CheckedForms:
         """Measure what the smaller forms of saved values (see `aot.SAVE_AS`) do to the gradient at these arguments.

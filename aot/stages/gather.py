@@ -53,6 +53,11 @@ class Measurements:
         lives = None if mine is None or plains is None else (mine, plains)
         return cls(Account(*figures, uncut.temp_bytes, uncut.peak_bytes), lives)
 
+    @classmethod
+    def beside(cls, run: Compiled, plain: ProgramMemory) -> Measurements:
+        """A compiled step's beside the account of plain JAX's, which has no room."""
+        return cls(Account(run.activation_bytes, run.peak_bytes, plain.temp_bytes, plain.peak_bytes), None)
+
 
 def _held(run: Compiled) -> Lifetimes | None:
     lives = [life for program in run.programs if (life := held(program)) is not None]

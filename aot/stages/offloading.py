@@ -21,7 +21,7 @@ from jax import lax
 from jointcut.aot.choices.limits import default_device
 from jointcut.aot.choices.options import Options, demands
 from jointcut.aot.choices.policies import has_forms, read_policy, stored_forms
-from jointcut.aot.choices.target import Target, backend_for, rates_for
+from jointcut.aot.choices.target import Target, backend_for, memory_for, rates_for
 from jointcut.aot.fitting.rates import device_name, note, noted, on_a_thread, rates
 from jointcut.aot.fitting.scopes import bounded
 from jointcut.aot.hooks.saving import WHICH
@@ -99,10 +99,18 @@ def _rates(goal: Target | None, backend: Backend) -> CostModel | None:
     return rates()
 
 
-def remarked(problem: Problem, arrays: Iterable[Any]) -> Problem:
-    """The problem of a program with these arguments, with a remark where its bytes are those of several devices."""
+def on_devices(problem: Problem, goal: Target | None, arrays: Iterable[Any]) -> Problem:
+    """The problem of a program with these arguments: what room their devices have, and a remark where they are several.
+
+    Bytes of a problem are those of all devices together.
+    """
     placed = (getattr(x, "sharding", None) for x in arrays)
     count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
+    if (memory_bytes := memory_for(goal)) is not None:
+        graph = problem.graph
+        ends = {v for v, _ in (*graph.inputs, *graph.outputs) if v is not None}
+        taken = sum(graph.values[v].bytes for v in ends)
+        problem = replace(problem, room_bytes=max(0, count * memory_bytes - taken))
     if count == 1:
         return problem
     line = f"what is saved, arguments and results are bytes of all {count} devices together; peaks are of one device"

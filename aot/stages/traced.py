@@ -31,7 +31,7 @@ from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.aot.run.weigh import begin
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.aot.stages.cut import Cut
-from jointcut.aot.stages.offloading import problem_for, remarked
+from jointcut.aot.stages.offloading import on_devices, problem_for
 from jointcut.aot.stages.weighing import Weighing
 from jointcut.aot.trace.analyse import analyse, plain_meta
 from jointcut.aot.trace.joint import Joint
@@ -193,15 +193,16 @@ class Traced:
 
     @cached_property
     def _plain_weighed(self) -> Future[ProgramMemory]:
-        return begin(self._plain_lowered, self.options.goal)
+        return begin(self.plain_lowered, self.options.goal)
 
     @cached_property
     def plain_program(self) -> jax.stages.Compiled:
         """`jax.jit(jax.value_and_grad(f))`, compiled from the joint program uncut."""
-        return compiled(self._plain_lowered, self.options.goal)
+        return compiled(self.plain_lowered, self.options.goal)
 
     @cached_property
-    def _plain_lowered(self) -> jax.stages.Lowered:
+    def plain_lowered(self) -> jax.stages.Lowered:
+        """`jax.jit(jax.value_and_grad(f))`, not compiled."""
         plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
         closed, structs = plain.closed, self.placed([*map(struct, plain.consts), *self.bound.unique])
         others = jaxprs.input_structs(closed)[len(structs) + len(ones) :]
@@ -277,7 +278,8 @@ class Traced:
         places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
         differentiated = sorted({places[i] - count for i in self.program.differentiated})
         problem = problem_for(self.graph, self.options, differentiated, self.forms)
-        return problem if jaxprs.tracing() else remarked(problem, (*self.consts, *self.bound.leaves))
+        arrays = (*self.consts, *self.bound.leaves)
+        return problem if jaxprs.tracing() else on_devices(problem, self.options.goal, arrays)
 
     @cached_property
     def planner(self) -> Planner:

@@ -53,6 +53,7 @@ class Problem:
         remarks: what is to be said of the demands beside any plan.
         rates: what the device does in a second, by which the default plan of ops without prices is chosen; None where
             the strategy has rates of its own, as for a CPU, or nobody knows any.
+        room_bytes: what the device has for temporaries; None where it is not known.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class Problem:
     bounds: tuple[Allowance, ...] = ()
     remarks: tuple[str, ...] = ()
     rates: CostModel | None = None
+    room_bytes: int | None = None
 
     @classmethod
     def of(

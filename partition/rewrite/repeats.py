@@ -86,7 +86,8 @@ def _read_whole(body: Jaxpr) -> Collection[Atom]:
     """The inputs of a body that something else than a loop over elements reads, or that it returns."""
     whole = {v for v in body.outvars if isinstance(v, Var)}
     for eqn in body.eqns:
-        whole.update(v for v, is_whole in zip(eqn.invars, _reads_whole(eqn), strict=True) if is_whole)
+        reads = zip(eqn.invars, _reads_whole(eqn), strict=True)
+        whole.update(v for v, is_whole in reads if is_whole and isinstance(v, Var))
     return whole.intersection(body.invars)
 
 

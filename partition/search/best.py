@@ -14,7 +14,8 @@ second.
 
 On a GPU or TPU whose rates are known (`prices.targets`), writing and reading what is saved takes as long as many of the
 products that would be computed again. So all plans of the menu are looked at, not those of the front alone, and the
-smallest is taken that takes hardly longer than the minimum cut, and no longer than JAX's own plan.
+smallest is taken that takes hardly longer than the minimum cut, and no longer than JAX's own plan. Where the device
+has too little memory for it, the fastest plan is taken that should fit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.program.primitives import CALLS
 from jointcut.partition.search import mincut
 from jointcut.partition.search.budget import Planner
-from jointcut.partition.search.candidates import FRONT
+from jointcut.partition.search.candidates import FRONT, Candidate
 from jointcut.partition.search.front import spread
 
 #: How much longer a flop of a convolution takes than one of a matrix product, in XLA's code for a CPU.
@@ -68,6 +69,9 @@ TRIED = 3
 #: How much longer than the minimum cut a plan may take on a GPU or TPU, as a share of the step's time. The model knows
 #: the time of a step less well. For a GPT of 12 layers on an H100, 3% more time spares two thirds of the memory.
 SLOWER = 0.03
+
+#: Which share of the device's memory plans are expected to find.
+ROOM = 0.9
 
 #: The shares of the peak and of the step's time that count as a gain over JAX's own plan. Programs for which JAX keeps
 #: fewer bytes than `NOTICED` are too small for either.
@@ -121,7 +125,22 @@ def leanest(planner: Planner, default: Plan) -> Plan:
     if plain is not None:
         most_seconds = min(most_seconds, whole.step_seconds)
     found = [c for c in planner.ranked if c.step_seconds <= most_seconds]
-    return found[-1].plan if found and found[-1].peak_bytes < whole.peak_bytes else whole.plan
+    chosen = found[-1] if found and found[-1].peak_bytes < whole.peak_bytes else whole
+    return _with_room(planner, chosen, whole).plan
+
+
+def _with_room(planner: Planner, chosen: Candidate, whole: Candidate) -> Candidate:
+    """The chosen plan, or the fastest one that should fit on the device; where none does, the smallest.
+
+    Where none does and the compiler computes again by itself, it gets JAX's own plan, in which it may.
+    """
+    room_bytes = planner.problem.room_bytes
+    if room_bytes is None or chosen.predicted_bytes <= ROOM * room_bytes:
+        return chosen
+    fitting = [c for c in planner.ranked if c.predicted_bytes <= ROOM * room_bytes]
+    if fitting:
+        return fitting[0]
+    return whole if planner.problem.backend.remats else planner.ranked[-1]
 
 
 def better(planner: Planner, default: Plan) -> Plan | None:

@@ -214,7 +214,9 @@ def test_explain_answers_by_the_model_before_xla_does(place):
     result = call(*arguments)
     first = result.stderr.removeprefix("the module speaks\n").splitlines()
     assert first[0].startswith("spoken:loss: ")
-    words = r"spoken:loss: \d+ B are kept for the backward, in plain JAX \d+ B; temporaries of about \d+ B by the model, "
+    words = (
+        r"spoken:loss: \d+ B are kept for the backward, in plain JAX \d+ B; temporaries of about \d+ B by the model, "
+    )
     assert re.fullmatch(words + "XLA's follow", " ".join(map(str.strip, first)))
     assert "by the model" not in call(*arguments, "--json").stderr
     assert "by the model" not in call(*arguments, "--no-compile").stderr

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from compilers import FOLDER
 from jointcut import aot
-from jointcut.partition.errors import BudgetError, TargetError
+from jointcut.partition.errors import BudgetError, RoomError, TargetError
 
 
 def struct(*shape, sharding=None):
@@ -89,6 +89,24 @@ def test_a_budget_is_held_by_its_account(h100):
         assert (error.least_bytes or 0) > 0.6 * plain  # the compiler keeps little of its own accord
     else:
         assert cut.compile().activation_bytes <= 0.6 * plain
+
+
+def test_a_step_without_room_on_a_tpu_is_refused_in_words_and_weighed_for_a_report():
+    tpu = installed("v5e-1")
+    large = [struct(1024, 1024)] * 3, struct(1 << 23, 1024)
+    traced = aot.function(written_out, target=tpu).trace(*large)
+    with pytest.raises(RoomError) as error:
+        traced.partition("min_cut").compile()
+    first, second = str(error.value).splitlines()
+    told = re.fullmatch(
+        r"The step takes ([\d.]+) GB for temporaries, more than XLA finds on v5e-1, which has 17.2 GB a device.", first
+    )
+    assert told is not None
+    assert float(told[1]) > 17.2
+    assert second == "Give a budget, such as aot.function(budget='device'), or a smaller batch."
+    memory = traced.plain_memory
+    assert memory.temp_bytes > tpu.memory_bytes
+    assert memory.argument_bytes == 4 * (3 << 20) + (4 << 33)
 
 
 def test_a_report_speaks_of_the_target(h100):

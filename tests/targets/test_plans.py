@@ -67,6 +67,24 @@ def test_the_default_of_a_gpu_is_smaller_than_the_minimum_cut_and_as_fast_as_pla
     assert found.step_seconds <= least.step_seconds + 0.03 * (planner.common_seconds + least.step_seconds)
 
 
+DEEP = [jax.ShapeDtypeStruct((1024, 1024), "float32")] * 64, jax.ShapeDtypeStruct((262144, 1024), "float32")
+
+
+def test_where_the_default_has_no_room_the_fastest_plan_that_should_fit_is_taken():
+    small, large = (aot.function(layers, target=name).trace(*DEEP) for name in ("l4", "b200"))
+    room = small.options.goal.memory_bytes - small.program.fixed_bytes
+    wanted, fitting = large.partition().plan, small.partition().plan
+    predicted = [small.planner.known(small.planner.priced(plan)).predicted_bytes for plan in (wanted, fitting)]
+    assert predicted[1] <= 0.9 * room < predicted[0]
+
+
+def test_where_nothing_should_fit_a_tpu_gets_plain_jax_and_a_gpu_the_smallest():
+    deeper = DEEP[0], jax.ShapeDtypeStruct((1 << 24, 1024), "float32")
+    tpu, gpu = (aot.function(layers, target=name).trace(*deeper) for name in ("v5e-1", "l4"))
+    assert tpu.partition().plan.strategy == "save_all"  # XLA computes again by itself
+    assert gpu.partition().plan.key == gpu.planner.ranked[-1].plan.key
+
+
 def test_a_device_that_nobody_knows_is_measured_for_its_default(monkeypatch):
     asked = []
     monkeypatch.setattr(offloading, "backend_for", lambda goal: Backend("gpu"))
