@@ -285,6 +285,21 @@ def timed_on_gpu(name: str) -> str:
     return f"{plain / 1e9:.0f} GB in plain JAX and {share(default)} of that by default, at {share(ratio)} of the time"
 
 
+def without_device(which: str, version: str = "0.11.2") -> list[float]:
+    """Temporaries over those by XLA's account without an H200, as a version of JAX makes it, by program.
+
+    Those of a "device" that timed no kernels, of one that "timed" them, or without one but with all products by
+    "libraries".
+    """
+    rows = [row for row in stored(f"account-h200-jax{version}")["programs"] if not row["failed"]]
+    return [row[f"{which}_bytes"] / row["here_bytes"] for row in rows if row[f"{which}_bytes"] is not None]
+
+
+def to_the_byte() -> int:
+    """For how many programs an H200 took what the account without it says, to the byte."""
+    return without_device("device").count(1.0)
+
+
 def within_a_tenth(name: str) -> str:
     """The share of predicted peaks that lie within a tenth of XLA's."""
     rows = [row for rows in stored(name)["programs"].values() for row in rows]

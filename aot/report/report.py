@@ -210,7 +210,7 @@ class Report:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks on the totals: how accurate they are, the cost of what runs twice, and `bounds`."""
-        peak = "the peak is that of the compiled step, as XLA tells it" if self.account else PEAKS
+        peak = f"the peak is that {table.of_account(self.target)}" if self.account else PEAKS
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
         there = table.on_target(self.target, self.peak_bytes, self.time_share is not None, TIMES)
         return (peak, *there, *again, *self.bounds, *in_words(self.derived))
@@ -289,7 +289,7 @@ class Report:
     def _first(self) -> Iterator[JSON]:
         """Peak and time, which the page shows large."""
         ours, plain = self.peak_bytes, self.plain_peak_bytes
-        how = PEAKS if self.account is None else "of the compiled step, as XLA tells it"
+        how = PEAKS if self.account is None else table.of_account(self.target)
         detail = how if self.is_plain or plain is None else f"{self._against(ours, plain)}; {how}"
         yield {"label": self._peak_name, "value": human_bytes(ours), "detail": detail, "main": True}
         if self.time_share is not None:

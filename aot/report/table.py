@@ -20,6 +20,7 @@ from jointcut.aot.choices.target import Target
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.sections import HEAVY, ends, extra_time, modules, promises, saved_change, sentence, within
 from jointcut.aot.report.tried import Tried
+from jointcut.aot.run.compile import ON_H200, is_unseen_gpu
 from jointcut.partition.drawing.picture import reason, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.plans.saved import alike
@@ -240,6 +241,18 @@ def module_within(path: str, width: int) -> str:
 def ratio(part: float, whole: float) -> str:
     """One figure divided by another; empty where the other is 0."""
     return f"{part / whole:.2f}" if whole else ""
+
+
+def of_account(target: Target | None) -> str:
+    """What a peak by XLA's account is of; for a GPU that is not here, also how good such accounts were found to be."""
+    told = "of the compiled step, as XLA tells it"
+    if target is None or not is_unseen_gpu(target):
+        return told
+    if target.platform != "cuda":
+        return f"{told} without the device; how much one takes was not measured"
+    least, most, count = ON_H200
+    took = f"took {least:.2f} to {most:.2f} times as much for {count} programs"
+    return f"{told} without the device, where it times no kernels: an H200 that timed none {took}"
 
 
 def on_target(target: Target | None, peak_bytes: int, is_timed: bool, times: str) -> Iterator[str]:

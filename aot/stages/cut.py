@@ -203,6 +203,8 @@ class Cut:
         `executables` is the number of programs of `value_and_grad`: 1 (the default for a scalar output) or 2. One
         program needs less memory, since it frees residuals early; two are a little faster (`make bench` shows both).
         For a plan that offloads the default is 2 on a CPU, where one program keeps all its arrays in one memory.
+
+        For a GPU that is not here XLA times no kernels: `explain` says how much a device took over such an account.
         """
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))

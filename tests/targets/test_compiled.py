@@ -13,8 +13,12 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks.account import RESULTS, read
 from compilers import FOLDER
 from jointcut import aot
+from jointcut.aot.choices.target import Target
+from jointcut.aot.report.table import of_account
+from jointcut.aot.run.compile import BY_LIBRARIES, ON_H200, compiled_unseen
 from jointcut.partition.errors import BudgetError, RoomError, TargetError
 
 
@@ -115,7 +119,48 @@ def test_a_report_speaks_of_the_target(h100):
     assert re.search(rf"on {h100.name}, JAX", text)
     assert re.search(rf"[\d.]+ MB fits on {h100.name}, with [\d.]+ GB a device\.", text)
     assert f"imes are by 75% to 85% of the figures of {h100.source}." in text.replace("\n", " ")
+    least, most, count = ON_H200
+    told = (
+        "of the compiled step, as XLA tells it without the device, where it times no kernels: an H200 that timed none"
+    )
+    told += f" took {least:.2f} to {most:.2f} times as much for {count} programs"
+    assert f"The peak is that {told}." in " ".join(text.split())
+    assert told in report.html
     assert json.loads(json.dumps(report.to_dict()))["device_bytes"] == h100.memory_bytes
+
+
+def test_only_a_gpu_that_is_not_here_has_an_account_without_the_device(monkeypatch):
+    told = "of the compiled step, as XLA tells it"
+    assert of_account(None) == of_account(aot.target("v5e-4")) == told
+    assert of_account(aot.target("mi300x")) == f"{told} without the device; how much one takes was not measured"
+    assert of_account(aot.target("h100")).startswith(f"{told} without the device, ")
+    monkeypatch.setattr(Target, "is_here", True)
+    assert of_account(aot.target("h100")) == told
+
+
+def test_how_far_accounts_without_the_device_were_off_is_what_was_measured():
+    found = [row for path in RESULTS.glob("account-h200-jax*.json") for row in read(path).values() if not row.failed]
+    shares = [row.share for row in found]
+    assert (round(min(shares), 2), round(max(shares), 2), len({row.name for row in found})) == ON_H200
+
+
+class Lowered:
+    """A program that XLA compiles only with libraries."""
+
+    def __init__(self):
+        self.asked = []
+
+    def compile(self, compiler_options=None):
+        self.asked.append(compiler_options)
+        if compiler_options is None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes")
+        return "compiled"
+
+
+def test_a_product_without_a_kernel_goes_to_libraries():
+    lowered = Lowered()
+    assert compiled_unseen(lowered) == "compiled"
+    assert lowered.asked == [None, BY_LIBRARIES]
 
 
 def test_what_is_exported_is_for_its_platform(there, tmp_path):
