@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,12 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
     return compiled_unseen(lowered) if is_unseen_gpu else lowered.compile()
 
 
-def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program for a GPU that is not here."""
+def compiled_unseen(lowered: jax.stages.Lowered, flags: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
+    """Compile a program for a GPU that is not here, with more of XLA's flags than those of `XLA_FLAGS`."""
     try:
-        return lowered.compile(compiler_options=_UNTIMED)
+        return lowered.compile(compiler_options={**_UNTIMED, **(flags or {})})
     except jax.errors.JaxRuntimeError:
-        return lowered.compile(compiler_options=_BY_LIBRARIES)
+        return lowered.compile(compiler_options={**_BY_LIBRARIES, **(flags or {})})
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,9 @@ class Followed(ABC, Generic[Atom]):
                     self.segments(step)
                 case Parts():
                     self.parts(step)
-            if self.before and not (isinstance(step, Wait | Settle | Write | Round | Fetch | Restore) or _is_again(step)):
+            if self.before and not (
+                isinstance(step, Wait | Settle | Write | Round | Fetch | Restore) or _is_again(step)
+            ):
                 self.env.update(self.before)
                 self.before.clear()
 

@@ -189,7 +189,9 @@ CPU = Backend(
 #: and without that scheduler, they are what they were.
 #:
 #: A VGG takes 403 MB and not 432 (662) where the zeros of its poolings' gradients are not those of its relus.
-GPU = Backend("gpu", most_read=1, sums_alone=True, sums_late=True, shares_zeros=True, moves_in_nested=False, puts_off=True)
+GPU = Backend(
+    "gpu", most_read=1, sums_alone=True, sums_late=True, shares_zeros=True, moves_in_nested=False, puts_off=True
+)
 
 
 def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:

@@ -351,7 +351,7 @@ def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
 
 def as_before(eqn: Equation) -> Equation:
     """A region of `jax.checkpoint`, or a name, as JAX wrote it before `jax_remat3`; any other equation as it is."""
-    inner = eqn.params.get("_prim")
+    inner: Any = eqn.params.get("_prim")
     match type(inner).__name__:
         case "RematTraced":
             primitive: Any = _checkpoint.remat_p

@@ -51,9 +51,13 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(_opened(jaxpr, ()), consts)
 
 
-def has_regions(*programs: ClosedJaxpr) -> bool:
-    """Whether there is a region in some programs, of JAX's newer kind (`jax_remat3`) too."""
-    return any(holds(closed, name) for closed in programs for name in (REGION, HIGH))
+def has_regions(closed: ClosedJaxpr) -> bool:
+    """Whether a program holds a region, however deep, in JAX's newer form (`jax_remat3`) too."""
+    return holds(closed, REGION) or (holds(closed, HIGH) and _is_newer(opened(closed)[0]))
+
+
+def _is_newer(jaxpr: Jaxpr) -> bool:
+    return any(as_before(eqn) is not eqn or any(map(_is_newer, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 @dataclass(frozen=True)

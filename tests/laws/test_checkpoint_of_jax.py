@@ -1,4 +1,4 @@
-"""How JAX itself writes `jax.checkpoint` changes no plan and no gradient: its newer form, and what its barriers hold."""
+"""In whichever form JAX writes `jax.checkpoint`, and whatever its barriers hold, plans and gradients are the same."""
 
 from __future__ import annotations
 

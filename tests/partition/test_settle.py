@@ -88,7 +88,9 @@ def test_each_gradient_is_settled_within_two_layers():
     assert terms.issuperset(settled) and len(settled) >= len(gradients) - 4
     for place, step in enumerate(steps):
         if isinstance(step, Settle):
-            made = [i for i, s in enumerate(steps) if isinstance(s, Run) and {*graph.ops[s.op].outputs} & {*step.values}]
+            made = [
+                i for i, s in enumerate(steps) if isinstance(s, Run) and {*graph.ops[s.op].outputs} & {*step.values}
+            ]
             again = [s for s in steps[min(made) : place] if isinstance(s, Run) and s.again]
             assert sum(graph.ops[s.op].name == "dot_general" for s in again) <= 2
 
