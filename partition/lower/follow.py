@@ -220,9 +220,7 @@ class Followed(ABC, Generic[Atom]):
                     self.segments(step)
                 case Parts():
                     self.parts(step)
-            if self.before and not (
-                isinstance(step, Wait | Settle | Write | Round | Fetch | Restore) or _is_again(step)
-            ):
+            if self.before and not _is_ahead(step):
                 self.env.update(self.before)
                 self.before.clear()
 
@@ -268,8 +266,10 @@ class Followed(ABC, Generic[Atom]):
         self.forms[v] = forms[:-1]
 
 
-def _is_again(step: Step) -> bool:
-    return isinstance(step, Run | Enter) and step.again
+def _is_ahead(step: Step) -> bool:
+    """Whether a step belongs to the next op that does not run again."""
+    is_again = isinstance(step, Run | Enter) and step.again
+    return is_again or isinstance(step, Wait | Settle | Write | Round | Fetch | Restore)
 
 
 def flat(atoms: Iterable[Any]) -> list[Any]:

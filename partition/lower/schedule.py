@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.moves import fetched, restored, sent, stored
+from jointcut.partition.lower.among.moves import fetched, restored, sent, stored
+from jointcut.partition.lower.among.settle import settled
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable, shortened
-from jointcut.partition.lower.settle import settled
 from jointcut.partition.lower.steps import (
     Enter,
     Keep,

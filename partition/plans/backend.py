@@ -48,7 +48,7 @@ class Backend:
             arrays that pass from one program to another do.
         moves_in_nested: whether it can move what a loop inside a loop makes.
         puts_off: whether the compiler may run last what nothing else reads, such as gradients of weights, and hold what
-            these are products of. So cotangents wait for them; see `lower/settle`.
+            these are products of. So cotangents wait for them; see `lower/among`.
         widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
         runs_early: whether the compiler runs first what is ready first, such as the zeros that loops fill and random
             numbers. So these wait; see `nesting.stacks` and `rewrite.draws`.

@@ -125,7 +125,7 @@ def test_arguments_on_devices_that_only_compile_name_the_target():
 
 
 def test_products_for_weights_are_not_put_off_where_devices_share_a_batch():
-    """XLA would run them last, and hold what all layers computed again; see `partition/lower/settle`."""
+    """XLA would run them last, and hold what all layers computed again; see `partition/lower/among/settle`."""
     eight = installed("h100x8")
     whole, rows = (NamedSharding(eight.mesh((8,), ("data",)), PartitionSpec(*axes)) for axes in ((), ("data",)))
     x = struct(8 * 4096, 256, sharding=rows)
