@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +75,17 @@ def is_unseen_gpu(goal: Target | None) -> bool:
     return goal is not None and goal.platform != "tpu" and not goal.is_here
 
 
-def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def compiled_unseen(lowered: jax.stages.Lowered, flags: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
     """Compile a program for a GPU that is not here, with kernels that XLA chooses without timing any.
 
     No option asks for that. With `xla_gpu_autotune_level=0` XLA would take the first kernel that it can build, and
     without the device it can build none for some products, so that these went to libraries and took other buffers.
+    `flags` are XLA's, beside those of `XLA_FLAGS`.
     """
     try:
-        return lowered.compile()
+        return lowered.compile(compiler_options=dict(flags) if flags else None)
     except jax.errors.JaxRuntimeError:
-        return lowered.compile(compiler_options=BY_LIBRARIES)
+        return lowered.compile(compiler_options={**BY_LIBRARIES, **(flags or {})})
 
 
 @dataclass(frozen=True)

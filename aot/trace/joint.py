@@ -365,7 +365,7 @@ def _joint(
         [leaves[i] for i in residuals.references],
         [jaxprs.struct(jaxprs.cotangent_aval(a)) for a, on in cotangents if on],
     )
-    has_checkpoint, front, back = simplify.holds(back, "remat2"), simplify.inlined(front), simplify.inlined(back)
+    has_checkpoint, front, back = regions.has_regions(back), simplify.inlined(front), simplify.inlined(back)
     if (guards := conventions.zero_cotangent) != "jax":
         back = guard.guarded(front, back, len(results.avals), {*compress(places, mask)}, guards == "everywhere")
     return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint

@@ -11,7 +11,7 @@ Files, in reading order:
     steps: The schedule: the steps of both halves, in the order in which they run.
     written: Read a schedule back from the text that it prints (see `steps`).
     reruns: Say which loops can run in segments, and what that takes.
-    moves: Say where values are copied to host memory or brought to other forms, and back: steps among the others.
+    among: Put more steps among those of a half, once these are in order.
     follow: Follow a schedule: say what stands for each value at each level of the program.
     schedule: Say when each op runs: the plan as steps of both halves (`steps`), for one backend.
     emit: Write a schedule out as two jaxprs.

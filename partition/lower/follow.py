@@ -22,6 +22,7 @@ from jointcut.partition.lower.steps import (
     Round,
     Run,
     Segments,
+    Settle,
     Step,
     Store,
     Wait,
@@ -198,6 +199,8 @@ class Followed(ABC, Generic[Atom]):
                     self.loop(step)
                 case Wait():
                     self.wait(step.value, step.cotangent)
+                case Settle():
+                    self.define(step.cotangent, self.barrier([self.want(v) for v in (step.cotangent, *step.values)])[0])
                 case Write():
                     self.write(step.value)
                 case Round():
@@ -217,7 +220,7 @@ class Followed(ABC, Generic[Atom]):
                     self.segments(step)
                 case Parts():
                     self.parts(step)
-            if self.before and not (isinstance(step, Wait | Write | Round | Fetch | Restore) or _is_again(step)):
+            if self.before and not _is_ahead(step):
                 self.env.update(self.before)
                 self.before.clear()
 
@@ -263,8 +266,10 @@ class Followed(ABC, Generic[Atom]):
         self.forms[v] = forms[:-1]
 
 
-def _is_again(step: Step) -> bool:
-    return isinstance(step, Run | Enter) and step.again
+def _is_ahead(step: Step) -> bool:
+    """Whether a step belongs to the next op that does not run again."""
+    is_again = isinstance(step, Run | Enter) and step.again
+    return is_again or isinstance(step, Wait | Settle | Write | Round | Fetch | Restore)
 
 
 def flat(atoms: Iterable[Any]) -> list[Any]:

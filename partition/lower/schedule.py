@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.moves import fetched, restored, sent, stored
+from jointcut.partition.lower.among.moves import fetched, restored, sent, stored
+from jointcut.partition.lower.among.settle import settled
 from jointcut.partition.lower.order import Order, ordered
 from jointcut.partition.lower.reruns import Segmentable, needed_again, segmentable, shortened
 from jointcut.partition.lower.steps import (
@@ -180,7 +181,8 @@ class _Halves:
             sides, apart = self.problem.sides, self.problem.backend.taken_apart
             return tuple(_Pass(self.graph, sides.backward, exported, self.sums, apart=apart).steps(TOP))
         orders = ordered(self.problem, self.plan)
-        return tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.sums).steps(TOP))
+        steps = tuple(_Turns(self.graph, orders, exported, self.plan.runs_again, self.sums).steps(TOP))
+        return settled(self.graph, steps) if self.problem.backend.puts_off else steps
 
     def read(self, steps: Iterable[Step]) -> set[int]:
         """The values that some steps read, whole or step by step."""

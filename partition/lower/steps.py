@@ -16,7 +16,8 @@
         }
 
 A number after `#` is an op of the graph, one after `%` a value. `emit` writes what stands here and decides nothing, and
-`replay` counts its bytes. `written` reads the text back. What waits in host memory is copied there where it is made
+`replay` counts its bytes. `written` reads the text back. For a compiler that puts gradients off, a cotangent waits for
+those that are complete (`settle %9 after %7 %8`). What waits in host memory is copied there where it is made
 (`offload %5`), and back ahead of its reader (`fetch %5`, or `fetch %5 after %1` once a cotangent is there), in a loop
 step by step. What waits in a smaller form is brought to it behind the step that makes it (`store %5 as bfloat16`) and
 back ahead of its first reader (`restore %5 from bfloat16`). A loop in segments has two blocks around it:
@@ -87,6 +88,14 @@ class Wait:
 
     value: int
     cotangent: int
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Let a cotangent wait for gradients that nothing but their sums reads, for all that reads it from here on."""
+
+    cotangent: int
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -213,7 +222,7 @@ class Parts:
     rest: Enter
 
 
-Step = Run | Wait | Write | Round | Offload | Fetch | Store | Restore | Enter | Keep | Segments | Parts
+Step = Run | Wait | Settle | Write | Round | Offload | Fetch | Store | Restore | Enter | Keep | Segments | Parts
 
 
 @dataclass(frozen=True)
@@ -315,6 +324,8 @@ def _lines(steps: Iterable[Step], graph: Graph, pad: str) -> Iterator[str]:
                 yield f"{pad}{words}{' apart' * step.apart} #{step.op} {graph.ops[step.op].name}"
             case Wait():
                 yield f"{pad}wait %{step.value} for %{step.cotangent}"
+            case Settle():
+                yield f"{pad}settle %{step.cotangent} after{_values(step.values)}"
             case Write():
                 yield f"{pad}write %{step.value}"
             case Round():

@@ -19,6 +19,7 @@ from jointcut.partition.lower.steps import (
     Run,
     Schedule,
     Segments,
+    Settle,
     Step,
     Store,
     Wait,
@@ -39,6 +40,7 @@ def parse(text: str, graph: Graph) -> Schedule:
 _LINES = (
     (re.compile(r"(run|again)( apart)? #(\d+) (\S+)"), "run"),
     (re.compile(r"wait %(\d+) for %(\d+)"), "wait"),
+    (re.compile(r"settle %(\d+) after((?: %\d+)+)"), "settle"),
     (re.compile(r"(write|round|offload) %(\d+)"), "touch"),
     (re.compile(r"fetch %(\d+)(?: after %(\d+))?"), "fetch"),
     (re.compile(r"store %(\d+) as (\w+)"), "store"),
@@ -134,6 +136,11 @@ class _Reader:
     def wait(self, value: str, cotangent: str) -> None:
         step = Wait(self.value(value), self.value(cotangent))
         self.note((step.value, step.cotangent))
+        self.steps().append(step)
+
+    def settle(self, cotangent: str, values: str) -> None:
+        step = Settle(self.value(cotangent), self.values(values))
+        self.note((step.cotangent, *step.values))
         self.steps().append(step)
 
     def touch(self, how: str, value: str) -> None:

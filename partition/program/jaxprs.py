@@ -26,6 +26,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax import lax
+from jax._src import ad_checkpoint as _checkpoint
 from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
@@ -346,6 +347,20 @@ def barrier(atoms: Sequence[Var]) -> tuple[Equation, list[Var]]:
     outs = [fresh(v.aval) for v in atoms]
     eqn = jex.new_jaxpr_eqn(list(atoms), outs, _barrier_p(), {}, frozenset())
     return eqn, outs
+
+
+def as_before(eqn: Equation) -> Equation:
+    """A region of `jax.checkpoint`, or a name, as JAX wrote it before `jax_remat3`; any other equation as it is."""
+    inner: Any = eqn.params.get("_prim")
+    match type(inner).__name__:
+        case "RematTraced":
+            primitive: Any = _checkpoint.remat_p
+            params = {**inner.params, "differentiated": False}
+        case "CheckpointName" | "CheckpointNameFwd":
+            primitive, params = _checkpoint.name_p, dict(inner.params)
+        case _:
+            return eqn
+    return eqn.replace(primitive=primitive, params=params)
 
 
 def called(eqn: Equation) -> Equation:

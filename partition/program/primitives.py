@@ -22,6 +22,9 @@ DRAWN = "random_bits"
 #: The primitive of a region under `jax.checkpoint`.
 REGION = "remat2"
 
+#: An op of JAX's newer kind, such as a region under `jax_remat3`.
+HIGH = "call_hi_primitive"
+
 WORDS: dict[str, str] = {
     "elementwise": "one instruction or a short polynomial for each element (not a series, as `lgamma` is)",
     "dear": "a polynomial or more for each element: XLA does not compute it again within the loop of each reader",

@@ -24,6 +24,7 @@ from jointcut.partition.program.jaxprs import (
     Jaxpr,
     Literal,
     Var,
+    as_before,
     asked,
     fresh,
     has_effects,
@@ -35,7 +36,7 @@ from jointcut.partition.program.jaxprs import (
     struct,
 )
 from jointcut.partition.program.places import RESULT, SAVED, region_scope
-from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, LOOPS, REGION
+from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, HIGH, LOOPS, REGION
 from jointcut.partition.rewrite.simplify import holds, with_bodies
 
 #: A region that holds one of these stays closed.
@@ -44,10 +45,19 @@ _CLOSED = LOOPS | COLLECTIVES | {"cond"}
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Open all regions under `jax.checkpoint` that can be, and put scopes on all equations under one, however deep."""
-    if not holds(closed, REGION):
+    if not has_regions(closed):
         return closed
     jaxpr, consts = opened(closed)
     return ClosedJaxpr(_opened(jaxpr, ()), consts)
+
+
+def has_regions(closed: ClosedJaxpr) -> bool:
+    """Whether a program holds a region, however deep, in JAX's newer form (`jax_remat3`) too."""
+    return holds(closed, REGION) or (holds(closed, HIGH) and _is_newer(opened(closed)[0]))
+
+
+def _is_newer(jaxpr: Jaxpr) -> bool:
+    return any(as_before(eqn) is not eqn or any(map(_is_newer, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
     eqns: list[Equation] = []
     names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
-        eqn = rebound(eqn, [v if isinstance(v, Literal) else names.get(v, v) for v in eqn.invars], eqn.outvars)
+        eqn = rebound(as_before(eqn), [_read(names, v) for v in eqn.invars], eqn.outvars)
         if eqn.primitive.name != REGION:
             eqn = with_bodies(eqn, partial(_opened, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
             eqns.append(_scoped(eqn, regions))
@@ -76,8 +86,11 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
             names.update(zip(eqn.outvars, _in_place(eqn, regions, eqns), strict=True))
         else:
             eqns.append(with_bodies(eqn, _under))
-    outvars = [v if isinstance(v, Literal) else names.get(v, v) for v in jaxpr.outvars]
-    return jaxpr.replace(eqns=eqns, outvars=outvars)
+    return jaxpr.replace(eqns=eqns, outvars=[_read(names, v) for v in jaxpr.outvars])
+
+
+def _read(names: dict[Var, Atom], atom: Atom) -> Atom:
+    return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
 def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:
@@ -109,7 +122,7 @@ def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) 
 
 def _under(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr in a region that stays as it is, with the scope that says so on all its equations."""
-    eqns = [with_bodies(eqn, _under) if any(inner_jaxprs(eqn)) else eqn for eqn in jaxpr.eqns]
+    eqns = [with_bodies(eqn, _under) if any(inner_jaxprs(eqn)) else eqn for eqn in map(as_before, jaxpr.eqns)]
     return jaxpr.replace(eqns=[_in_scopes(eqn, [CHECKPOINT_SCOPE]) for eqn in eqns])
 
 
@@ -134,7 +147,7 @@ def _can_be_open(eqn: Equation) -> bool:
         jaxpr = work.pop()
         if jaxpr.constvars:
             return False
-        for inner in jaxpr.eqns:
+        for inner in map(as_before, jaxpr.eqns):
             if inner.primitive.name in _CLOSED or inner.primitive.name.startswith("jointcut") or has_effects(inner):
                 return False
             if inner.primitive.name == REGION and not _can_be_open(inner):

@@ -11,7 +11,7 @@ import pytest
 from jointcut import aot
 from jointcut.partition import Plan, Problem
 from jointcut.partition.lower import verify
-from jointcut.partition.lower.moves import is_read_within
+from jointcut.partition.lower.among.moves import is_read_within
 from jointcut.partition.lower.written import parse
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import PORTABLE, Backend

@@ -184,3 +184,32 @@ def test_arguments_on_devices_that_only_compile_name_the_target():
         "The arguments lie on NVIDIA H100 80GB HBM3, and the target is h200, NVIDIA H200.",
         "Lay them on the target's devices, or leave the target out.",
     ]
+
+
+def test_products_for_weights_are_not_put_off_where_devices_share_a_batch():
+    """XLA would run them last, and hold what all layers computed again; see `partition/lower/among/settle`."""
+    eight = installed("h100x8")
+    whole, rows = (NamedSharding(eight.mesh((8,), ("data",)), PartitionSpec(*axes)) for axes in ((), ("data",)))
+    x = struct(8 * 4096, 256, sharding=rows)
+    stacked = [struct(8, 256, 1024, sharding=whole), struct(8, 1024, 256, sharding=whole)]
+    layers = [(struct(256, 1024, sharding=whole), struct(1024, 256, sharding=whole))] * 8
+
+    def block(x, layer):
+        up, down = layer
+        return x + jnp.tanh(jax.nn.gelu(x @ up) @ down)
+
+    def unrolled(layers, x):
+        for layer in layers:
+            x = block(x, layer)
+        return jnp.mean(x**2)
+
+    def looped(layers, x):
+        return jnp.mean(lax.scan(lambda x, layer: (block(x, layer), None), x, tuple(layers))[0] ** 2)
+
+    cuts = [aot.function(f).trace(*args).partition() for f, args in ((looped, (stacked, x)), (unrolled, (layers, x)))]
+    in_scan, written = (cut.compile().activation_bytes for cut in cuts)
+    assert written <= 1.1 * in_scan
+    hides = {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_enable_analytical_sol_latency_estimator": False}
+    lowered = (compiled_unseen(cut.jits.lowered("step"), hides) for cut in cuts)
+    in_scan, written = (program.memory_analysis().temp_size_in_bytes for program in lowered)
+    assert written <= 1.1 * in_scan
