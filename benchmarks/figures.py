@@ -11,7 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.methods import PLAIN
 from benchmarks.report import Result, geometric_mean, result_of
+from benchmarks.target_figures import DEFAULT, Outcome, Row, read_outcomes, time_ratio
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS, BENCH = "budgets-cpu-py3.11.7-jax0.10.2", "bench-cpu-py3.11.7-jax0.10.2"
@@ -19,6 +21,13 @@ MIN_CUT, INSIDE = "jointcut min_cut", "jointcut min_cut in jax.jit"
 #: The programs of the README's table: one of each kind.
 FIRST = ("mlp", "gpt-scan", "vit", "resnet", "moe", "lstm", "ode", "flax-linen")
 Rows = Sequence[Mapping[str, Any]]
+
+#: The ways to take a step for a target beside plain JAX.
+WAYS: dict[str, Callable[[Outcome], Row | None]] = {
+    "checkpoint": lambda outcome: outcome.best_placement,
+    "default": lambda outcome: outcome.row(DEFAULT),
+    "least": lambda outcome: outcome.least,
+}
 
 
 @cache
@@ -243,31 +252,59 @@ def examples() -> str:
     return table(["", "activations ÷", "time ÷"], lines)
 
 
-def on_target(file: str) -> str:
-    """The table of a target: temporaries of each step over plain JAX's, and its predicted time over plain's."""
+def outcomes(file: str, size: str) -> list[Outcome]:
+    """What was measured for a target at one size of the programs."""
+    found = read_outcomes(RESULTS / f"{file}.json").values()
+    return [outcome for outcome in found if outcome.size == size and outcome.row(DEFAULT) is not None]
+
+
+def on_target(file: str, size: str, names: Sequence[str] = ()) -> str:
+    """The table of a target: temporaries of each step over plain JAX's, and its time over plain's.
+
+    The last line is of all programs; the others are of those named, or all. Times are XLA's cycles where it tells any,
+    else those by the rates.
+    """
+    found = outcomes(file, size)
+    headings = ["program", "plain JAX", "best `jax.checkpoint`", "time", "default", "time", "`budget=0.0`", "time"]
+    ways = list(WAYS) if all(outcome.least for outcome in found) else list(WAYS)[:2]
     lines = []
-    for program in stored(file)["programs"]:
-        steps = {row["name"]: row for row in program["rows"] if row["temp_bytes"] is not None}
-        plain = steps["plain"]
-        checkpoints = [row for name, row in steps.items() if name.startswith("checkpoint")]
-        best = min(checkpoints, key=lambda row: row["temp_bytes"])
-        found = [best, steps["default"], steps.get("budget=0.0")]
-        sizes = [None if row is None else row["temp_bytes"] / plain["temp_bytes"] for row in found]
-        texts = bold(["" if size is None else share(size) for size in sizes], sizes)
-        times = ["" if row is None else share(row["seconds"] / plain["seconds"]) for row in found]
-        cells = [text for pair in zip(texts, times, strict=True) for text in pair]
-        lines.append((program["name"], mb(plain["temp_bytes"]), *cells))
-    headings = ("program", "plain JAX", "best `jax.checkpoint`", "time", "default", "time", "`budget=0.0`", "time")
-    return table(headings, lines)
+    for outcome in [outcome for outcome in found if not names or outcome.name in names]:
+        plain, rows = outcome.row(PLAIN), [WAYS[way](outcome) for way in ways]
+        assert plain is not None, "a program with a default has a plain step"
+        pairs = [(row.taken_bytes / plain.taken_bytes, time_of(row, plain)) if row else None for row in rows]
+        lines.append((outcome.name, mb(plain.temp_bytes or 0), *paired(pairs)))
+    means = [(target_mean(file, size, "memory", way), target_mean(file, size, "time", way)) for way in ways]
+    lines.append((f"*mean of all {len(found)}*", "", *paired(means)))
+    return table(headings[: 2 + 2 * len(ways)], lines)
 
 
-def target_mean(file: str, what: str) -> float:
-    """The geometric mean over a target's programs of the default's "temp_bytes" or "seconds" over plain JAX's."""
-    pairs = []
-    for program in stored(file)["programs"]:
-        steps = {row["name"]: row[what] for row in program["rows"]}
-        pairs.append(steps["default"] / steps["plain"])
-    return geometric_mean(pairs)
+def paired(pairs: Sequence[tuple[float, float] | None]) -> list[str]:
+    """Cells of memory and time; the least of each is bold."""
+    shown = [["" if pair is None else share(pair[which]) for pair in pairs] for which in (0, 1)]
+    cells = [bold(shown[which], [pair and pair[which] for pair in pairs]) for which in (0, 1)]
+    return [text for both in zip(*cells, strict=True) for text in both]
+
+
+def target_mean(file: str, size: str, what: str, way: str = "default") -> float:
+    """The geometric mean of a way's "memory" or "time" over plain JAX's, over all programs of a target."""
+    ratios = []
+    for outcome in outcomes(file, size):
+        row, plain = WAYS[way](outcome), outcome.row(PLAIN)
+        if row is not None and plain is not None:
+            ratios.append(row.taken_bytes / plain.taken_bytes if what == "memory" else time_of(row, plain))
+    return geometric_mean(ratios)
+
+
+def time_of(row: Row, plain: Row) -> float:
+    """A step's time over plain's: XLA's cycles where it tells any, else by the rates."""
+    return row.cycles / plain.cycles if row.cycles and plain.cycles else time_ratio(row, plain)
+
+
+def matched(file: str, size: str) -> str:
+    """How many placements of `jax.checkpoint` a plan matches in memory and time."""
+    found = outcomes(file, size)
+    count = sum(len(outcome.placements) for outcome in found)
+    return f"{count - sum(len(outcome.unmatched) for outcome in found)} of {count}"
 
 
 def on_gpu(what: str) -> list[float]:

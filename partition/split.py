@@ -33,8 +33,8 @@ from jointcut.partition.plans.saved import PackedBytes
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.roles import Roles
-from jointcut.partition.rewrite.draws import drawn_late
-from jointcut.partition.rewrite.fills import zeros_apart
+from jointcut.partition.rewrite.habits.draws import drawn_late
+from jointcut.partition.rewrite.habits.fills import zeros_apart
 from jointcut.partition.search.best import STRATEGIES
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.stored.packing import BFLOAT16, FLOAT16, HOOK

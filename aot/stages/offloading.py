@@ -37,6 +37,7 @@ from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.prices.policies import without_effect
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jaxprs import tracing
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.search.forms.exact import chosen_from, kept_exact, without_form
 from jointcut.partition.search.mincut import save_all
@@ -102,8 +103,10 @@ def _rates(goal: Target | None, backend: Backend) -> CostModel | None:
 def on_devices(problem: Problem, goal: Target | None, arrays: Iterable[Any]) -> Problem:
     """The problem of a program with these arguments: what room their devices have, and a remark where they are several.
 
-    Bytes of a problem are those of all devices together.
+    Bytes of a problem are those of all devices together. Inside a trace of JAX's nothing is known of them.
     """
+    if tracing():
+        return problem
     placed = (getattr(x, "sharding", None) for x in arrays)
     count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
     if (memory_bytes := memory_for(goal)) is not None:

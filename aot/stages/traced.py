@@ -278,8 +278,7 @@ class Traced:
         places, count = self.bound.places, len(self.bound.unique)  # an array that is passed twice is one input
         differentiated = sorted({places[i] - count for i in self.program.differentiated})
         problem = problem_for(self.graph, self.options, differentiated, self.forms)
-        arrays = (*self.consts, *self.bound.leaves)
-        return problem if jaxprs.tracing() else on_devices(problem, self.options.goal, arrays)
+        return on_devices(problem, self.options.goal, (*self.consts, *self.bound.leaves))
 
     @cached_property
     def planner(self) -> Planner:
@@ -311,8 +310,7 @@ class Traced:
 
     def _inexact(self, budget: Limit, given: Traced, examples: Examples | None) -> Fitted[Compiled]:
         """The plan for a budget, with values in smaller forms where that is faster and the gradient stays near."""
-        most = self.options.error or 0.0
-        exact, refusal = None, None
+        most, exact, refusal = self.options.error or 0.0, None, None
         try:
             exact = self._settled(budget, given, True)
         except BudgetError as error:

@@ -383,11 +383,10 @@ def _joined(front: Any, back: Any, references: Sequence[int], results: Results, 
     rename |= {v: known[id(c)] for v, c in zip(second.constvars, second_consts, strict=True) if id(c) in known}
     late, gradients = simplify.renamed(second, rename)
     cotangents = second.invars[len(residuals) :]
-    outvars = [*first.outvars[:num_outputs], *gradients]
-    late = hooks.called_early(late, gradients)
-    eqns, outvars, boundary = simplify.merged([*first.eqns, *late], outvars, len(first.eqns))
-    inputs = [*first.constvars, *second.constvars, *first.invars]
+    outvars, joined = [*first.outvars[:num_outputs], *gradients], [*first.eqns, *hooks.called_early(late, gradients)]
+    eqns, outvars, boundary = simplify.merged(joined, outvars, len(first.eqns))
     eqns, boundary = repeats.repeated_inside(eqns, outvars, boundary)
+    inputs = [*first.constvars, *second.constvars, *first.invars]
     eqns, boundary = views.read_back(eqns, boundary, inputs, outvars[:num_outputs])
     consts = [*first.constvars, *(v for v, twice in zip(second.constvars, shared, strict=True) if not twice)]
     values = [*first_consts, *(c for c, twice in zip(second_consts, shared, strict=True) if not twice)]

@@ -41,7 +41,7 @@ class Backend:
             again for each of these, and the sums of a deep network grow with its depth: so they are written out.
         sums_alone: whether of these chains those alone are written out that end in a sum of cotangents.
         shares_zeros: whether the compiler takes all zeros of a shape for one array, which it makes where a scatter
-            fills it; see `rewrite.fills`.
+            fills it; see `rewrite.habits.fills`.
         sums_late: whether the compiler adds up the cotangents of a value in one loop at the end, and holds all of them
             until then: so each sum of two is written out where there are many.
         moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
@@ -51,7 +51,7 @@ class Backend:
             these are products of. So cotangents wait for them; see `lower/among`.
         widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
         runs_early: whether the compiler runs first what is ready first, such as the zeros that loops fill and random
-            numbers. So these wait; see `nesting.stacks` and `rewrite.draws`.
+            numbers. So these wait; see `nesting.stacks` and `rewrite.habits.draws`.
         is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
             it runs them as they are scheduled.
         remats: whether the compiler computes again by itself where the device has too little memory. It does not across

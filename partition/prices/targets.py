@@ -17,8 +17,7 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.graph import Graph, Op
 
 #: The shares of a data sheet's figures that programs attain. On an H100 a large product in TF32 reaches 0.8 of its
-#: peak, and a loop over elements 0.85 of the memory's rate. By the cycles that XLA:TPU writes into its programs, products
-#: reach 0.8 there, too.
+#: peak, and a loop over elements 0.85 of the memory's rate. By the cycles that XLA:TPU tells, products reach 0.8, too.
 ATTAINED = {"products": 0.8, "elementwise": 0.75, "memory": 0.85, "links": 0.8}
 
 _CONFIGURATION = """gpu_device_info {{

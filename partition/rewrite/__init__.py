@@ -18,8 +18,7 @@ Files, in reading order:
     numbers: Follow numbers that a program computes from literals, such as how many elements a mean is over.
     guard: Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
     hooks: Call the hooks of complete gradients as soon as these are there.
-    draws: Draw random numbers where they are used, not when the program starts.
     repeats: Repeat an array inside the loops that read it, not before them.
-    fills: Keep the zeros that a scatter adds to apart from the zeros that loops over elements read.
+    habits: Rewrite a half for a habit of the compiler, once it is written.
     specialise: Leave out of a backward the equations that zero cotangents make needless.
 """

@@ -10,7 +10,7 @@ from jointcut import aot
 from jointcut.partition.lower import verify
 from jointcut.partition.plans.backend import GPU, PORTABLE
 from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.fills import zeros_apart
+from jointcut.partition.rewrite.habits.fills import zeros_apart
 
 
 def pooled(w, x):

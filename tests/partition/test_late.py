@@ -17,7 +17,7 @@ from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.primitives import BARRIER
-from jointcut.partition.rewrite.draws import drawn_late
+from jointcut.partition.rewrite.habits.draws import drawn_late
 from jointcut.partition.rewrite.simplify import inlined
 from jointcut.partition.split import split
 

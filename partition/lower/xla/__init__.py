@@ -9,7 +9,7 @@ together. All of it was read off compiled programs, with XLA's sources beside th
 
 Files, in reading order:
 
-    late: Say what waits, and for what: stacks as `nesting.stacks` writes them, random numbers as `rewrite.draws` does.
+    late: Say what waits, and for what: stacks as `nesting.stacks` writes them, random numbers as `habits.draws` does.
     instructions: Hold what a level computes as XLA's instructions, one result each.
     layouts: Say which operands and results of products and convolutions are copied into another order.
     reading: Read the rows of a level as instructions.

@@ -1,4 +1,4 @@
-"""Say what waits, and for what: stacks as `nesting.stacks` writes them, random numbers as `rewrite.draws` does."""
+"""Say what waits, and for what: stacks as `nesting.stacks` writes them, random numbers as `habits.draws` does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Set
 from jointcut.partition.lower.memory import Level
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.primitives import DRAWN, REORDERING
-from jointcut.partition.rewrite.draws import Last
+from jointcut.partition.rewrite.habits.draws import Last
 
 
 def note(level: Level, forward: int) -> None:
