@@ -24,9 +24,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 #: The ways to take a step for a target beside plain JAX.
 WAYS: dict[str, Callable[[Outcome], Row | None]] = {
-    "checkpoint": lambda outcome: outcome.best_placement,
     "default": lambda outcome: outcome.row(DEFAULT),
     "least": lambda outcome: outcome.least,
+    "checkpoint": lambda outcome: outcome.best_placement,
 }
 
 
@@ -259,30 +259,37 @@ def outcomes(file: str, size: str) -> list[Outcome]:
 
 
 def on_target(file: str, size: str, names: Sequence[str] = ()) -> str:
-    """The table of a target: temporaries of each step over plain JAX's, and its time over plain's.
+    """The table of a target: temporaries and time of each way over plain JAX's, for the programs named, or all.
 
-    The last line is of all programs; the others are of those named, or all. Times are XLA's cycles where it tells any,
-    else those by the rates.
+    The last line is of all programs. Times are XLA's cycles where it tells any, else those by the rates.
     """
     found = outcomes(file, size)
-    headings = ["program", "plain JAX", "best `jax.checkpoint`", "time", "default", "time", "`budget=0.0`", "time"]
-    ways = list(WAYS) if all(outcome.least for outcome in found) else list(WAYS)[:2]
+    ways = [way for way in WAYS if all(WAYS[way](outcome) for outcome in found)]
     lines = []
     for outcome in [outcome for outcome in found if not names or outcome.name in names]:
         plain, rows = outcome.row(PLAIN), [WAYS[way](outcome) for way in ways]
         assert plain is not None, "a program with a default has a plain step"
-        pairs = [(row.taken_bytes / plain.taken_bytes, time_of(row, plain)) if row else None for row in rows]
+        pairs = [(row.taken_bytes / plain.taken_bytes, time_of(row, plain)) for row in rows if row is not None]
         lines.append((outcome.name, mb(plain.temp_bytes or 0), *paired(pairs)))
     means = [(target_mean(file, size, "memory", way), target_mean(file, size, "time", way)) for way in ways]
     lines.append((f"*mean of all {len(found)}*", "", *paired(means)))
-    return table(headings[: 2 + 2 * len(ways)], lines)
+    names_of = {"default": "default", "least": "`budget=0.0`", "checkpoint": "best `jax.checkpoint`"}
+    return table(("program", "plain JAX", *(names_of[way] for way in ways)), lines)
 
 
-def paired(pairs: Sequence[tuple[float, float] | None]) -> list[str]:
+def paired(pairs: Sequence[tuple[float, float]]) -> list[str]:
     """Cells of memory and time; the least of each is bold."""
-    shown = [["" if pair is None else share(pair[which]) for pair in pairs] for which in (0, 1)]
-    cells = [bold(shown[which], [pair and pair[which] for pair in pairs]) for which in (0, 1)]
-    return [text for both in zip(*cells, strict=True) for text in both]
+    memory, time = (bold([share(pair[which]) for pair in pairs], [pair[which] for pair in pairs]) for which in (0, 1))
+    return [f"{bytes_}, {seconds}" for bytes_, seconds in zip(memory, time, strict=True)]
+
+
+def leads(file: str, size: str, way: str) -> str:
+    """For how many programs of a target a way takes the least memory of all, as the table prints it."""
+    found = outcomes(file, size)
+    sizes = [{name: row.taken_bytes for name in WAYS if (row := WAYS[name](outcome))} for outcome in found]
+    plain = [row.taken_bytes for outcome in found if (row := outcome.row(PLAIN))]
+    shares = [{name: share(size / of) for name, size in row.items()} for row, of in zip(sizes, plain, strict=True)]
+    return f"{sum(row.get(way) == min(row.values(), key=float) for row in shares)} of {len(found)}"
 
 
 def target_mean(file: str, size: str, what: str, way: str = "default") -> float:

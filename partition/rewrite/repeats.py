@@ -13,6 +13,7 @@ from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal, Var
 from jointcut.partition.program.primitives import ELEMENTWISE, REPEATING
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite.simplify import callee, with_bodies
 
 
@@ -44,12 +45,14 @@ def _changed(eqns: Sequence[Equation]) -> list[Equation]:
 
 
 def _is_repeated(eqn: Equation) -> bool:
-    """Whether an equation repeats a plain array or number, without asking for a sharding."""
+    """Whether an equation repeats a plain array or number of known size, without asking for a sharding."""
     if eqn.primitive.name not in REPEATING or len(eqn.invars) != 1 or eqn.params.get("sharding") is not None:
         return False
     (source,), (result,) = eqn.invars, eqn.outvars
-    is_plain = jaxprs.is_plain(source.aval) and jaxprs.is_plain(result.aval) and not jaxprs.is_on_host(source.aval)
-    return is_plain and 2 * jaxprs.aval_bytes(source.aval) <= jaxprs.aval_bytes(result.aval)
+    if not (jaxprs.is_plain(source.aval) and jaxprs.is_plain(result.aval)) or jaxprs.is_on_host(source.aval):
+        return False
+    has_sizes = not (is_symbolic(source.aval.shape) or is_symbolic(result.aval.shape))
+    return has_sizes and 2 * jaxprs.aval_bytes(source.aval) <= jaxprs.aval_bytes(result.aval)
 
 
 def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
