@@ -17,6 +17,7 @@ from benchmarks.target_figures import DEFAULT, Outcome, Row, read_outcomes, time
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS, BENCH = "budgets-cpu-py3.11.7-jax0.10.2", "bench-cpu-py3.11.7-jax0.10.2"
+H100, V5E = "targets-h100-jax0.10.2", "targets-v5e-4-jax0.10.2"
 MIN_CUT, INSIDE = "jointcut min_cut", "jointcut min_cut in jax.jit"
 #: The programs of the README's table: one of each kind.
 FIRST = ("mlp", "gpt-scan", "vit", "resnet", "moe", "lstm", "ode", "flax-linen")
@@ -112,19 +113,6 @@ def wins(way: str, which: int) -> int:
     """For how many programs a way is the best of the three in memory (0) or time (1), as the table prints them."""
     found = [{name: share(figures[which]) for name, figures in ways(program).items()} for program in programs()]
     return sum(texts[way] == min(texts.values(), key=float) for texts in found)
-
-
-def slower(way: str, other: str) -> int:
-    """For how many programs a way takes more time than another, as the table prints them."""
-    found = [{name: share(time) for name, (_, time, _) in ways(program).items()} for program in programs()]
-    return sum(float(times[way]) > float(times[other]) for times in found)
-
-
-def told(name: str, way: str) -> str:
-    """Memory and time of a way for one program, over plain JAX's."""
-    (program,) = (program for program in programs() if program["name"] == name)
-    peak, time, _ = ways(program)[way]
-    return f"{share(peak)} and {share(time)}"
 
 
 def points() -> Rows:
@@ -300,6 +288,15 @@ def target_mean(file: str, size: str, what: str, way: str = "default") -> float:
         if row is not None and plain is not None:
             ratios.append(row.taken_bytes / plain.taken_bytes if what == "memory" else time_of(row, plain))
     return geometric_mean(ratios)
+
+
+def told_on(file: str, size: str, name: str, way: str) -> str:
+    """Memory and time of a way for one program on a target, over plain JAX's."""
+    (outcome,) = (outcome for outcome in outcomes(file, size) if outcome.name == name)
+    row, plain = WAYS[way](outcome), outcome.row(PLAIN)
+    assert row is not None, "the way was measured"
+    assert plain is not None, "a program with a default has a plain step"
+    return f"{share(row.taken_bytes / plain.taken_bytes)} and {share(time_of(row, plain))}"
 
 
 def time_of(row: Row, plain: Row) -> float:

@@ -234,7 +234,9 @@ class Report:
             lines.append(
                 f"the backward of {self.plan.baseline} reads more than its step holds: XLA computes the rest twice"
             )
-        if self.is_plain and self.default_saved_bytes is not None:
+        if self.is_plain and self.default_saved_bytes == self.plan.bytes_saved:
+            lines.append("the default of aot.function is this plan, too: none that is clearly better is found")
+        elif self.is_plain and self.default_saved_bytes is not None:
             default = human_bytes(self.default_saved_bytes)
             lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
         return tuple(lines)

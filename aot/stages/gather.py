@@ -21,12 +21,15 @@ from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.stages.compiled import Compiled
 from jointcut.partition.drawing.displays import table
 from jointcut.partition.drawing.picture import graph_view, timeline
+from jointcut.partition.errors import PlanError
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, lifetimes
 from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.outline import outline
 from jointcut.partition.program.places import place_of
 from jointcut.partition.program.roles import Side
+from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate
 from jointcut.partition.search.mincut import save_all
@@ -73,6 +76,14 @@ def _residuals(run: Compiled) -> list[Lifetime]:
     return [Lifetime(s.bytes, s.dtype, s.op, place_of(op.payload), 0, 0) for s, op in makers]
 
 
+def _default(problem: Problem) -> Plan | None:
+    """The default plan; None where none fits the rules of cost and the demands."""
+    try:
+        return best(problem)
+    except PlanError:
+        return None
+
+
 def gather(
     cut: jointcut.aot.stages.cut.Cut,
     planner: Planner,
@@ -98,7 +109,7 @@ def gather(
     mine, plains = lives or (_replayed(planner, plan), _replayed(plain, uncut))
     again, tried = rows.again(plan), _tried(account, fixed, front, scale, partition)
     less = rows.less(plan, front, here) if tried is None else rows.tried(plan, tried.met, here)
-    flops, default = rows.step_flops(), planner.default() if plan.strategy == uncut.strategy else None
+    flops, default = rows.step_flops(), _default(cut.traced.problem) if plan.strategy == uncut.strategy else None
     report = Report(
         name, plan, _totals(mine, plan, here, fixed, again, flops), _totals(plains, uncut, there, fixed, (), flops),
         rows.saved(plan), again, less, scale.front(front, there, account), account,

@@ -86,6 +86,13 @@ def test_a_function_that_is_not_ours_is_told_what_plain_jax_keeps():
     assert report.subtitle.startswith("what jax.vjp keeps; on cpu, JAX ")
 
 
+def test_a_report_of_plain_jax_says_that_it_is_the_default_where_it_is():
+    few = aot.function(lambda x: jnp.sum(jnp.tanh(x)), target="h100").trace(jnp.ones(8))
+    report = few.partition().explain(measure=False)
+    assert report.is_plain
+    assert "The default of aot.function is this plan, too: none that is clearly better is found." in report.table()
+
+
 def test_the_options_of_explain_are_those_of_jax():
     def told(x, w, times):
         y = x
