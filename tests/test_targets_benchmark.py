@@ -142,13 +142,17 @@ def test_a_placement_is_matched_by_a_plan_that_takes_no_more_of_either():
 
 def test_the_summary_tells_means_matches_and_what_takes_more_than_plain():
     worse = replace(DEFAULT, temp_bytes=11_000_000, strategy="min_cut")
-    other = Outcome("vit", "small", (PLAIN, worse), failed="")
+    half = replace(LEAST, name="budget=0.5", first_fits=True, used=0.6)
+    other = Outcome("vit", "small", (PLAIN, worse, half), failed="")
     assert list(target_figures.summary([OUTCOME, other, Outcome("gru", "small", failed="it died")])) == [
         "best checkpoint: geometric mean of 1: memory 0.400, time 1.300, 1.300 by XLA's cycles of plain's",
         "default: geometric mean of 2: memory 0.742, time 0.900, 0.950 by XLA's cycles of plain's",
+        "budget=0.5: geometric mean of 1: memory 0.300, time 1.310 of plain's",
         "budget=0.0: geometric mean of 1: memory 0.300, time 1.310 of plain's",
         "placements of jax.checkpoint that a plan of ours matches: 1 of 1",
         "the default takes more than plain JAX: vit, 11,000,000 bytes for 10,000,000 (1.10), by min_cut",
+        "budgets that the first plan holds: 1 of 1; they use 0.60 at the median",
+        "predicted within 10% of XLA's temporaries: 0 of 4 plans",
         "default's predicted temporaries over XLA's: median 0.87, quartiles 0.71 and 1.04, from 0.55 to 1.20",
         "failed: gru: it died",
     ]
