@@ -266,8 +266,10 @@ def on_target(file: str, size: str, names: Sequence[str] = ()) -> str:
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> list[str]:
-    """Cells of memory and time; the least of each is bold."""
-    memory, time = (bold([share(pair[which]) for pair in pairs], [pair[which] for pair in pairs]) for which in (0, 1))
+    """Cells of memory and time; the least of each is bold, if there are several."""
+    memory, time = ([share(pair[which]) for pair in pairs] for which in (0, 1))
+    if len(pairs) > 1:
+        memory, time = bold(memory, [pair[0] for pair in pairs]), bold(time, [pair[1] for pair in pairs])
     return [f"{bytes_}, {seconds}" for bytes_, seconds in zip(memory, time, strict=True)]
 
 
