@@ -252,25 +252,29 @@ def on_target(file: str, size: str, names: Sequence[str] = ()) -> str:
     The last line is of all programs. Times are XLA's cycles where it tells any, else those by the rates.
     """
     found = outcomes(file, size)
-    ways = [way for way in WAYS if all(WAYS[way](outcome) for outcome in found)]
-    lines = []
+    counts = {way: sum(pick(outcome) is not None for outcome in found) for way, pick in WAYS.items()}
+    ways, lines = [way for way in WAYS if counts[way]], []
     for outcome in [outcome for outcome in found if not names or outcome.name in names]:
         plain, rows = outcome.row(PLAIN), [WAYS[way](outcome) for way in ways]
         assert plain is not None, "a program with a default has a plain step"
-        pairs = [(row.taken_bytes / plain.taken_bytes, time_of(row, plain)) for row in rows if row is not None]
+        pairs = [row and (row.taken_bytes / plain.taken_bytes, time_of(row, plain)) for row in rows]
         lines.append((outcome.name, mb(plain.temp_bytes or 0), *paired(pairs)))
-    means = [(target_mean(file, size, "memory", way), target_mean(file, size, "time", way)) for way in ways]
+    whole = [way if counts[way] == len(found) else None for way in ways]
+    means = [way and (target_mean(file, size, "memory", way), target_mean(file, size, "time", way)) for way in whole]
     lines.append((f"*mean of all {len(found)}*", "", *paired(means)))
     names_of = {"default": "default", "least": "`budget=0.0`", "checkpoint": "best `jax.checkpoint`"}
     return table(("program", "plain JAX", *(names_of[way] for way in ways)), lines)
 
 
-def paired(pairs: Sequence[tuple[float, float]]) -> list[str]:
-    """Cells of memory and time; the least of each is bold, if there are several."""
-    memory, time = ([share(pair[which]) for pair in pairs] for which in (0, 1))
-    if len(pairs) > 1:
-        memory, time = bold(memory, [pair[0] for pair in pairs]), bold(time, [pair[1] for pair in pairs])
-    return [f"{bytes_}, {seconds}" for bytes_, seconds in zip(memory, time, strict=True)]
+def paired(pairs: Sequence[tuple[float, float] | None]) -> list[str]:
+    """Cells of memory and time, empty where a way was not measured; the least of each is bold, if there are several."""
+    memory, time = (["" if pair is None else share(pair[which]) for pair in pairs] for which in (0, 1))
+    if sum(pair is not None for pair in pairs) > 1:
+        memory, time = (
+            bold(memory, [pair and pair[0] for pair in pairs]),
+            bold(time, [pair and pair[1] for pair in pairs]),
+        )
+    return [f"{bytes_}, {seconds}" if bytes_ else "" for bytes_, seconds in zip(memory, time, strict=True)]
 
 
 def leads(file: str, size: str, way: str) -> str:
@@ -290,15 +294,6 @@ def target_mean(file: str, size: str, what: str, way: str = "default") -> float:
         if row is not None and plain is not None:
             ratios.append(row.taken_bytes / plain.taken_bytes if what == "memory" else time_of(row, plain))
     return geometric_mean(ratios)
-
-
-def told_on(file: str, size: str, name: str, way: str) -> str:
-    """Memory and time of a way for one program on a target, over plain JAX's."""
-    (outcome,) = (outcome for outcome in outcomes(file, size) if outcome.name == name)
-    row, plain = WAYS[way](outcome), outcome.row(PLAIN)
-    assert row is not None, "the way was measured"
-    assert plain is not None, "a program with a default has a plain step"
-    return f"{share(row.taken_bytes / plain.taken_bytes)} and {share(time_of(row, plain))}"
 
 
 def time_of(row: Row, plain: Row) -> float:

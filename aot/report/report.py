@@ -231,14 +231,12 @@ class Report:
             rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
             lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}")
         if self._is_held_less:
-            lines.append(
-                f"the backward of {self.plan.baseline} reads more than its step holds: XLA computes the rest twice"
-            )
-        if self.is_plain and self.default_saved_bytes == self.plan.bytes_saved:
-            lines.append("the default of aot.function is this plan, too: none that is clearly better is found")
-        elif self.is_plain and self.default_saved_bytes is not None:
-            default = human_bytes(self.default_saved_bytes)
-            lines.append(f"with jointcut it would keep {default}: aot.function({self.name})")
+            holds = "reads more than its step holds: XLA computes the rest twice"
+            lines.append(f"the backward of {self.plan.baseline} {holds}")
+        if self.is_plain and (default := self.default_saved_bytes) is not None:
+            keeps = f"with jointcut it would keep {human_bytes(default)}: aot.function({self.name})"
+            same = "the default of aot.function is this plan, too: none that is clearly better is found"
+            lines.append(same if default == self.plan.bytes_saved else keeps)
         return tuple(lines)
 
     @property
