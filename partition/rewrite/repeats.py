@@ -8,6 +8,7 @@ itself. So where the body of a scan has only such loops for it, the operand that
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
@@ -48,11 +49,12 @@ def _is_repeated(eqn: Equation) -> bool:
     """Whether an equation repeats a plain array or number of known size, without asking for a sharding."""
     if eqn.primitive.name not in REPEATING or len(eqn.invars) != 1 or eqn.params.get("sharding") is not None:
         return False
-    (source,), (result,) = eqn.invars, eqn.outvars
-    if not (jaxprs.is_plain(source.aval) and jaxprs.is_plain(result.aval)) or jaxprs.is_on_host(source.aval):
+    source: Any = eqn.invars[0].aval
+    result: Any = eqn.outvars[0].aval
+    if not (jaxprs.is_plain(source) and jaxprs.is_plain(result)) or jaxprs.is_on_host(source):
         return False
-    has_sizes = not (is_symbolic(source.aval.shape) or is_symbolic(result.aval.shape))
-    return has_sizes and 2 * jaxprs.aval_bytes(source.aval) <= jaxprs.aval_bytes(result.aval)
+    has_sizes = not (is_symbolic(source.shape) or is_symbolic(result.shape))
+    return has_sizes and 2 * jaxprs.aval_bytes(source) <= jaxprs.aval_bytes(result)
 
 
 def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
