@@ -31,7 +31,6 @@ from benchmarks.measure import machine, memory_of, wide_console
 from benchmarks.programs import gpt
 from benchmarks.programs.program import Wrap, identity
 from jointcut import aot
-from jointcut.aot.run.compile import compiled_unseen
 
 RESULTS = Path(__file__).parent / "results"
 VOCABULARY, ROWS = 8192, 16
@@ -131,7 +130,7 @@ def measured(goal: aot.Target, head: str, way: str, form: str) -> Iterator[Row]:
         yield from (Row(goal.name, head, way, form, name, None, error.least_bytes) for name in SCHEDULERS)
         return
     for name, flags in SCHEDULERS.items():
-        yield Row(goal.name, head, way, form, name, memory_of(compiled_unseen(lowered, flags)).temp)
+        yield Row(goal.name, head, way, form, name, memory_of(lowered.compile(compiler_options={**flags})).temp)
 
 
 def lowered_as(way: str, function: Callable[..., Array], structs: tuple[Any, Any]) -> Lowered:

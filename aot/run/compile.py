@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,6 @@ BY_LIBRARIES: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 #: and for four programs of 0.10.2 and 0.12. By `benchmarks.account`.
 ON_H200 = (0.99, 1.01, 20)
 
-
 #: What XLA:TPU says of a program for which the device has too little memory.
 _NO_ROOM = re.compile(r"Ran out of memory.*temporaries \(([\d.]+)([KMG])\)")
 _POWERS = {"K": 10, "M": 20, "G": 30}
@@ -75,17 +73,16 @@ def is_unseen_gpu(goal: Target | None) -> bool:
     return goal is not None and goal.platform != "tpu" and not goal.is_here
 
 
-def compiled_unseen(lowered: jax.stages.Lowered, flags: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
+def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile a program for a GPU that is not here, with kernels that XLA chooses without timing any.
 
     No option asks for that. With `xla_gpu_autotune_level=0` XLA would take the first kernel that it can build, and
     without the device it can build none for some products, so that these went to libraries and took other buffers.
-    `flags` are XLA's, beside those of `XLA_FLAGS`.
     """
     try:
-        return lowered.compile(compiler_options=dict(flags) if flags else None)
+        return lowered.compile()
     except jax.errors.JaxRuntimeError:
-        return lowered.compile(compiler_options={**BY_LIBRARIES, **(flags or {})})
+        return lowered.compile(compiler_options=BY_LIBRARIES)
 
 
 @dataclass(frozen=True)

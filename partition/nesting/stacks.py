@@ -17,10 +17,10 @@ from jax import lax
 from jointcut.partition.nesting.scans import Steps, operands_of, struct_of, traced
 from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
+from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Var
 from jointcut.partition.program.primitives import REGION, REORDERING
 from jointcut.partition.program.sizes import is_symbolic
-from jointcut.partition.rewrite.simplify import renamed, with_bodies
+from jointcut.partition.rewrite.simplify import named, renamed, with_bodies
 
 
 def made_late(half: ClosedJaxpr) -> ClosedJaxpr:
@@ -49,7 +49,7 @@ def _late(jaxpr: Jaxpr, late: Sequence[Var], left: Sequence[Atom] = ()) -> Jaxpr
     names, eqns = dict[Var, Atom](), list[Equation]()
     for eqn in jaxpr.eqns:
         if names:
-            eqn = jaxprs.rebound(eqn, [_read(names, v) for v in eqn.invars], eqn.outvars)
+            eqn = jaxprs.rebound(eqn, [named(names, v) for v in eqn.invars], eqn.outvars)
         reads = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)))
         waited = [v for v in reads if v in made and jaxprs.is_plain(v.aval)]
         waited = [v for v in waited if v not in moved] or waited
@@ -67,11 +67,7 @@ def _late(jaxpr: Jaxpr, late: Sequence[Var], left: Sequence[Atom] = ()) -> Jaxpr
         moved.update(eqn.outvars if eqn.primitive.name in REORDERING else ())
         if any(v in made or v in inputs for v in reads):
             made.update(eqn.outvars)
-    return jaxpr.replace(eqns=eqns, outvars=[_read(names, v) for v in jaxpr.outvars])
-
-
-def _read(names: dict[Var, Atom], atom: Atom) -> Atom:
-    return atom if isinstance(atom, Literal) else names.get(atom, atom)
+    return jaxpr.replace(eqns=eqns, outvars=[named(names, v) for v in jaxpr.outvars])
 
 
 def _held(region: Equation) -> tuple[Equation, list[Equation]]:
@@ -81,7 +77,7 @@ def _held(region: Equation) -> tuple[Equation, list[Equation]]:
         return region, []
     barrier, held = jaxprs.barrier(reads)
     names: dict[Var, Atom] = dict(zip(reads, held, strict=True))
-    return jaxprs.rebound(region, [_read(names, v) for v in region.invars], region.outvars), [barrier]
+    return jaxprs.rebound(region, [named(names, v) for v in region.invars], region.outvars), [barrier]
 
 
 def _places(eqn: Equation, left: Collection[Atom]) -> list[int]:

@@ -88,9 +88,9 @@ class Backend:
         if len(platforms) > 1:
             return PORTABLE
         name = platforms[0]
-        return (
-            CPU if name == "cpu" else replace(GPU, name=name) if name in _GPUS else TPU if name == "tpu" else cls(name)
-        )
+        if name in _GPUS:
+            return replace(GPU, name=name)
+        return {"cpu": CPU, "tpu": TPU}.get(name) or cls(name)
 
     def written_forward(self, graph: Graph, saved: Collection[int], again: Collection[int]) -> frozenset[int]:
         """Values that the forward writes to memory for one of its ops, although the backward computes them again.

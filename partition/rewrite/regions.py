@@ -37,7 +37,7 @@ from jointcut.partition.program.jaxprs import (
 )
 from jointcut.partition.program.places import RESULT, SAVED, region_scope
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, HIGH, LOOPS, REGION
-from jointcut.partition.rewrite.simplify import holds, with_bodies
+from jointcut.partition.rewrite.simplify import holds, named, with_bodies
 
 #: A region that holds one of these stays closed.
 _CLOSED = LOOPS | COLLECTIVES | {"cond"}
@@ -78,7 +78,7 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
     eqns: list[Equation] = []
     names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
-        eqn = rebound(as_before(eqn), [_read(names, v) for v in eqn.invars], eqn.outvars)
+        eqn = rebound(as_before(eqn), [named(names, v) for v in eqn.invars], eqn.outvars)
         if eqn.primitive.name != REGION:
             eqn = with_bodies(eqn, partial(_opened, regions=regions)) if any(inner_jaxprs(eqn)) else eqn
             eqns.append(_scoped(eqn, regions))
@@ -86,11 +86,7 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
             names.update(zip(eqn.outvars, _in_place(eqn, regions, eqns), strict=True))
         else:
             eqns.append(with_bodies(eqn, _under))
-    return jaxpr.replace(eqns=eqns, outvars=[_read(names, v) for v in jaxpr.outvars])
-
-
-def _read(names: dict[Var, Atom], atom: Atom) -> Atom:
-    return atom if isinstance(atom, Literal) else names.get(atom, atom)
+    return jaxpr.replace(eqns=eqns, outvars=[named(names, v) for v in jaxpr.outvars])
 
 
 def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:

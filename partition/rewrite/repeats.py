@@ -25,11 +25,7 @@ def repeated_inside(eqns: Sequence[Equation], ends: Sequence[Atom], boundary: in
     """
     changed = _changed(eqns)
     read = {v for eqn in changed for v in eqn.invars if isinstance(v, Var)} | {v for v in ends if isinstance(v, Var)}
-    dead = {
-        place
-        for place, (eqn, before) in enumerate(zip(changed, eqns, strict=True))
-        if eqn is before and _is_repeated(eqn) and read.isdisjoint(eqn.outvars)
-    }
+    dead = {place for place, eqn in enumerate(changed) if _is_repeated(eqn) and read.isdisjoint(eqn.outvars)}
     kept = [eqn for place, eqn in enumerate(changed) if place not in dead]
     return kept, boundary - sum(place < boundary for place in dead)
 
@@ -76,15 +72,9 @@ def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
     def own(body: Jaxpr) -> Jaxpr:
         return body.replace(invars=inputs, eqns=_changed([*first, *body.eqns]), debug_info=body.debug_info)
 
-    if not first:
-        return (
-            with_bodies(scan, lambda body: body.replace(eqns=_changed(body.eqns))) if _has_scan(layout.body) else scan
-        )
+    if not first and all(eqn.primitive.name != SCAN for eqn in layout.body.eqns):
+        return scan
     return jaxprs.rebound(with_bodies(scan, own), operands, scan.outvars)
-
-
-def _has_scan(body: Jaxpr) -> bool:
-    return any(eqn.primitive.name == SCAN for eqn in body.eqns)
 
 
 def _read_whole(body: Jaxpr) -> Collection[Atom]:

@@ -6,7 +6,7 @@ stand here too. All keep every equation's name stack, source line and context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
@@ -36,6 +36,11 @@ from jointcut.partition.program.jaxprs import (
 )
 from jointcut.partition.program.places import user_line
 from jointcut.partition.program.primitives import OPENED
+
+
+def named(names: Mapping[Var, Atom], atom: Atom) -> Atom:
+    """The atom that one stands for under some names: itself where it has none."""
+    return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
 def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
@@ -103,11 +108,8 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
     out: list[Equation] = []
 
     def visit(body: Jaxpr, names: dict[Var, Atom], stack: Any, caller: Any) -> list[Atom]:
-        def read(v: Atom) -> Atom:
-            return v if isinstance(v, Literal) else names.get(v, v)
-
         for eqn in body.eqns:
-            invars = [read(v) for v in eqn.invars]
+            invars = [named(names, v) for v in eqn.invars]
             info = eqn.source_info if caller is None else eqn.source_info.replace(traceback=caller)
             if stack is not None:
                 info = info.replace(name_stack=stack + info.name_stack)
@@ -129,7 +131,7 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
             names.update(
                 zip(eqn.outvars, visit(inner, local, deeper, info.traceback if nowhere else None), strict=True)
             )
-        return [read(v) for v in body.outvars]
+        return [named(names, v) for v in body.outvars]
 
     return out, visit(jaxpr, rename, None, None)
 
@@ -205,16 +207,12 @@ def _at_line(jaxpr: Jaxpr, traceback: Any) -> Jaxpr:
 
 def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
     """The equations and outputs of a jaxpr once some of its inputs stand for other atoms."""
-
-    def read(v: Atom) -> Atom:
-        return v if isinstance(v, Literal) else rename.get(v, v)
-
     eqns = []
     for eqn in jaxpr.eqns:
-        invars = [read(v) for v in eqn.invars]
+        invars = [named(rename, v) for v in eqn.invars]
         same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
         eqns.append(eqn if same else rebound(eqn, invars, eqn.outvars))
-    return eqns, [read(v) for v in jaxpr.outvars]
+    return eqns, [named(rename, v) for v in jaxpr.outvars]
 
 
 def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
@@ -227,7 +225,7 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
     kept: list[Equation] = []
     leading = 0
     for place, eqn in enumerate(eqns):
-        invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
+        invars = [named(rename, v) for v in eqn.invars]
         key = None if eqn.effects else fingerprint(eqn, invars)
         twin = seen.get(key) if key is not None else None
         if twin is not None:
@@ -238,7 +236,7 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
         leading += place < boundary
         if key is not None and not any(map(is_dropped, eqn.outvars)):
             seen[key] = eqn.outvars
-    return kept, [v if isinstance(v, Literal) else rename.get(v, v) for v in outvars], leading
+    return kept, [named(rename, v) for v in outvars], leading
 
 
 def fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:

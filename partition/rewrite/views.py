@@ -25,7 +25,7 @@ from jointcut.partition.program.jaxprs import (
     rebound,
     struct,
 )
-from jointcut.partition.rewrite.simplify import live
+from jointcut.partition.rewrite.simplify import live, named
 
 _MOVES = ("reshape", "rev", "squeeze", "transpose")  # they can be undone, as can a broadcast that only adds axes
 
@@ -101,6 +101,6 @@ def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
 
 
 def _redirected(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
-    invars = [v if isinstance(v, Literal) else rename.get(v, v) for v in eqn.invars]
+    invars = [named(rename, v) for v in eqn.invars]
     same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
     return eqn if same else rebound(eqn, invars, eqn.outvars)
